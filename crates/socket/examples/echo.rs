@@ -15,10 +15,7 @@ fn main() -> std::io::Result<()> {
     ) else {
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, usage));
     };
-    let stack = Stack::embedded(EmbeddedConfig {
-        interface,
-        ..Default::default()
-    })?;
+    let stack = Stack::embedded(EmbeddedConfig::new(interface))?;
     let socket = UdpSocket::bind(&stack, ([0, 0, 0, 0], port).into())?;
     loop {
         let mut failed = None;

@@ -182,10 +182,7 @@ fn main() -> io::Result<()> {
     ) else {
         return Err(io::Error::new(ErrorKind::InvalidInput, usage));
     };
-    let stack = Stack::embedded(EmbeddedConfig {
-        interface,
-        ..Default::default()
-    })?;
+    let stack = Stack::embedded(EmbeddedConfig::new(interface))?;
     Echo::new(&stack, ([0, 0, 0, 0], port).into())?
         .run()
         .map(drop)

@@ -40,7 +40,8 @@ const TRACE_TIME: Duration = Duration::from_secs(2);
 const IO_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A frame as the driver saw it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TracedFrame {
     /// Number that the driver gave it.
     pub frame: u32,
@@ -62,6 +63,7 @@ pub struct TracedFrame {
 
 /// An answer to `trace`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Trace {
     /// Frames in the driver.
     pub frames: Vec<TracedFrame>,

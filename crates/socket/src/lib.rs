@@ -6,6 +6,19 @@
 //! operator sees of a live stack ([`snapshot`], [`control`]). Does not live
 //! here: packet formats, protocol rules, demultiplexing.
 //!
+//! # Ways to wait
+//!
+//! | way | for whom |
+//! |---|---|
+//! | a call that blocks, with a timeout if need be | a thread a socket |
+//! | [`Stack::wait`] | a few UDP sockets, by priority |
+//! | [`Selector`] | many connections, in a program written for this stack |
+//! | `select`, `poll` and `epoll_wait` of [`Descriptors`] | programs written for Linux, kernel files among the sockets |
+//! | `get_next_event` of [`Descriptors`] | threads that share a table and want events alone |
+//! | `mio` (a feature) | event loops that sleep in the kernel |
+//!
+//! One thread at a time that waits, in whichever way, also polls the device for all.
+//!
 //! Read first: LRP §3 (protocol processing in the receiver's context);
 //! docs/deviations.md for the differences from Linux sockets.
 //!
@@ -38,15 +51,20 @@ mod stack;
 pub mod tcp;
 pub mod trace;
 mod udp;
+/// What comparisons and measurements set of a stack, and in which bounds.
+pub mod tuning {
+    pub use tidewall_receive::architecture::Architecture;
+    pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
+}
 mod virtual_time;
 mod wait_queue;
 
 pub use descriptor::{Descriptors, OpenFile};
 pub use receiver::TrafficClass;
-pub use stack::{EmbeddedConfig, MemoryConfig, Stack, TapConfig};
+#[cfg(any(test, feature = "testutil"))]
+pub use stack::MemoryConfig;
+pub use stack::{EmbeddedConfig, Stack, TapConfig};
 pub use tcp::{ConnectOptions, ListenOptions, Selector, StreamOptions, TcpListener, TcpStream};
 pub use tidewall_manager::XdpMode;
-pub use tidewall_receive::architecture::Architecture;
-pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
 pub use udp::{BindOptions, MtuDiscover, Received, UdpSocket};
 pub use virtual_time::{Sleep, VirtualTime};

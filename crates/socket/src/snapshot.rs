@@ -77,6 +77,7 @@ impl Causes {
 
 /// One moment of a stack. Counters only grow; take two for rates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct StackSnapshot {
     /// Process that owns the stack.
     pub process: u32,
@@ -107,6 +108,18 @@ pub struct StackSnapshot {
     /// TCP connections.
     #[serde(default)]
     pub tcp: TcpSnapshot,
+    /// What the stages after the channel count.
+    #[serde(flatten)]
+    pub counters: StackCounters,
+    /// What does not work as it should ([`crate::Stack::warnings`]).
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
+/// What the stages after the channel count.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StackCounters {
     /// Drops of the protocol stage by cause; only causes that occurred.
     pub protocol: BTreeMap<String, u64>,
     /// Reassembly counters by name; only those that are not zero.
@@ -122,13 +135,11 @@ pub struct StackSnapshot {
     /// Datagrams that came through the kernel while polls were learned.
     #[serde(rename = "strays")]
     pub kernel_delivered: u64,
-    /// What does not work as it should ([`crate::Stack::warnings`]).
-    #[serde(default)]
-    pub warnings: Vec<String>,
 }
 
 /// Frames that an interface's device has lost, as the kernel counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeviceLosses {
     /// Frames for which its receive ring had no room.
     pub receive_ring: u64,
@@ -169,7 +180,8 @@ impl DeviceLosses {
 }
 
 /// The device of an embedded stack, as it was opened.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeviceSnapshot {
     /// Name of its driver; empty where that does not tell.
     pub driver: String,
@@ -223,7 +235,8 @@ impl fmt::Display for DeviceSnapshot {
 }
 
 /// One queue.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct QueueSnapshot {
     /// The driver program's counters by name; only those that are not zero.
     pub driver: BTreeMap<String, u64>,
@@ -262,6 +275,7 @@ pub struct QueueSnapshot {
 
 /// Receive control of one queue.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ControlSnapshot {
     /// Policy that decides, by name.
     pub policy: String,
@@ -284,7 +298,8 @@ pub struct ControlSnapshot {
 }
 
 /// One socket.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SocketSnapshot {
     /// Channel number.
     pub channel: u16,
@@ -308,6 +323,7 @@ pub struct SocketSnapshot {
 
 /// TCP connections of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TcpSnapshot {
     /// Connections by state, those in TIME-WAIT included; only states that
     /// occur. Names as in RFC 9293, in small letters.
@@ -605,22 +621,24 @@ impl StackSnapshot {
             queues: queues.collect(),
             sockets: sockets.chain(listeners).collect(),
             tcp: TcpSnapshot::take(core),
-            protocol: DropReason::ALL
-                .iter()
-                .zip(&core.causes.protocol)
-                .map(|(cause, count)| (cause.name().to_owned(), read(count)))
-                .filter(|(_, count)| *count > 0)
-                .collect(),
-            fragments: named
-                .into_iter()
-                .filter(|(_, count)| *count > 0)
-                .map(|(name, count)| (name.to_owned(), count))
-                .collect(),
-            no_socket: read(&core.causes.no_socket),
-            socket_full: read(&core.causes.socket_full),
-            icmp_errors: read(&core.causes.icmp_errors),
-            copied_out: read(&core.causes.copied_out),
-            kernel_delivered: read(&core.causes.kernel_delivered),
+            counters: StackCounters {
+                protocol: DropReason::ALL
+                    .iter()
+                    .zip(&core.causes.protocol)
+                    .map(|(cause, count)| (cause.name().to_owned(), read(count)))
+                    .filter(|(_, count)| *count > 0)
+                    .collect(),
+                fragments: named
+                    .into_iter()
+                    .filter(|(_, count)| *count > 0)
+                    .map(|(name, count)| (name.to_owned(), count))
+                    .collect(),
+                no_socket: read(&core.causes.no_socket),
+                socket_full: read(&core.causes.socket_full),
+                icmp_errors: read(&core.causes.icmp_errors),
+                copied_out: read(&core.causes.copied_out),
+                kernel_delivered: read(&core.causes.kernel_delivered),
+            },
             warnings: core.netdev.warnings(&core.receiver.queues),
         };
         if core.netdev.owner.has_driver() {

@@ -16,7 +16,8 @@ use crate::lock::{Mutex, lock, rank};
 const LINES: usize = 65_536;
 
 /// One stage of one frame.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Line {
     /// Number that the driver gave the frame.
     pub frame: u32,

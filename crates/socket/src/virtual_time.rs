@@ -8,11 +8,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidewall_device::memory::LinkPort;
 use tidewall_protocol::tcp::Sysctl;
 
 use crate::lock::lock;
-use crate::stack::{Core, MemoryConfig, Stack};
+use crate::stack::{Core, Stack};
 use tidewall_sys::SignalSet;
 
 /// The clock of a stack on virtual time, and how its threads sleep.
@@ -60,6 +59,7 @@ pub(crate) struct Clock {
 enum Source {
     /// Time since any fixed moment; threads sleep in real time.
     Given(Box<dyn Fn() -> Duration + Send + Sync>),
+    #[cfg_attr(not(any(test, feature = "testutil")), allow(dead_code))]
     Virtual(Arc<dyn VirtualTime>),
 }
 
@@ -88,6 +88,12 @@ impl Clock {
     /// `clock`: time since any fixed moment.
     pub(crate) fn given(clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self::new(Source::Given(Box::new(clock)))
+    }
+
+    /// Virtual time.
+    #[cfg(any(test, feature = "testutil"))]
+    pub(crate) fn of(time: Arc<dyn VirtualTime>) -> Self {
+        Self::new(Source::Virtual(time))
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -133,19 +139,6 @@ impl Core {
 }
 
 impl Stack {
-    /// As [`Stack::in_memory`], on virtual time: timeouts of calls that wait are on
-    /// that clock too.
-    ///
-    /// # Errors
-    /// ENOMEM.
-    pub fn on_virtual_time(
-        end: LinkPort,
-        config: MemoryConfig,
-        time: Arc<dyn VirtualTime>,
-    ) -> io::Result<Self> {
-        Self::on_link(end, config, Clock::new(Source::Virtual(time)), false)
-    }
-
     /// Does once what the helper thread does when it wakes: receives, runs the
     /// protocol of sockets that nobody is at, and sends. True if there was anything.
     /// Only stacks without that thread (in memory, on a clock) need it.

@@ -541,11 +541,12 @@ mod tests {
         let account = |overflowed, rounds, interrupts| Account {
             drops: Drops::from([("channel".to_owned(), overflowed)]),
             rounds,
-            control: Some(tidewall_socket::snapshot::ControlSnapshot {
-                interrupts,
-                exhausted_rounds: rounds / 2,
-                budget: 75,
-                ..Default::default()
+            control: Some({
+                let mut control = tidewall_socket::snapshot::ControlSnapshot::default();
+                control.interrupts = interrupts;
+                control.exhausted_rounds = rounds / 2;
+                control.budget = 75;
+                control
             }),
         };
         let window = window(&account(10, 100, 5), &account(20, 300, 6), 0.5);

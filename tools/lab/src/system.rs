@@ -1,7 +1,8 @@
 //! The systems that are compared, by name.
 
 use tidewall_service::linux::{self, BusyPoll, Receive};
-use tidewall_socket::{Architecture, PolicyKind, XdpMode};
+use tidewall_socket::XdpMode;
+use tidewall_socket::tuning::{Architecture, PolicyKind};
 
 use crate::bench::{Defence, SYN_LIMIT};
 use crate::testbed::Mode;

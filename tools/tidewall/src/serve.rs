@@ -15,10 +15,8 @@ use clap::ValueEnum;
 use tidewall_service::linux::{Linux, Options, Receive};
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{Host, Kind, ServiceCounts, ServiceSpec, serve};
-use tidewall_socket::{
-    Architecture, BUDGET_MAX, BUDGET_MIN, EmbeddedConfig, INTERVAL_MAX, PolicyKind, Stack,
-    TrafficClass, XdpMode,
-};
+use tidewall_socket::tuning::{Architecture, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
+use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use crate::units::{self, count, per_second};
@@ -418,21 +416,20 @@ pub fn run(arguments: &Arguments) -> Outcome {
         (On::Tidewall, Some(interface)) => {
             check_interface(interface)?;
             let architecture = arguments.architecture.unwrap_or_default();
-            let stack = Stack::embedded(EmbeddedConfig {
-                interface: interface.clone(),
-                // None: as many as there are.
-                queues: arguments.queues.unwrap_or(0),
-                architecture,
-                policy: arguments.policy.unwrap_or_default(),
-                budget: arguments.budget,
-                interrupt_interval: arguments.interval,
-                classes: arguments.classes.clone(),
-                receiver_cpu: arguments.cpu,
-                spin: arguments.spin,
-                xdp: arguments.xdp,
-                tcp_memory: arguments.tcp_memory.map(|mebibytes| mebibytes << 20),
-                ..EmbeddedConfig::default()
-            })
+            let stack = Stack::embedded(
+                EmbeddedConfig::new(interface)
+                    // None: as many as there are.
+                    .queues(arguments.queues.unwrap_or(0))
+                    .architecture(architecture)
+                    .policy(arguments.policy.unwrap_or_default())
+                    .budget(arguments.budget)
+                    .interrupt_interval(arguments.interval)
+                    .classes(arguments.classes.clone())
+                    .receiver_cpu(arguments.cpu)
+                    .spin(arguments.spin)
+                    .xdp(arguments.xdp)
+                    .tcp_memory(arguments.tcp_memory.map(|mebibytes| mebibytes << 20)),
+            )
             .map_err(|error| Failure::io(&format!("taking over {interface}"), &error))?;
             for warning in stack.warnings() {
                 eprintln!("tidewall: warning: {warning}");

@@ -8,6 +8,7 @@ use tidewall_protocol::tcp::Sysctl;
 use tidewall_receive::architecture::Architecture;
 use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind};
 
+use super::Receiving;
 use crate::receiver::TrafficClass;
 use crate::tcp::memory::ORPHANS_MAX;
 
@@ -16,84 +17,235 @@ use crate::tcp::memory::ORPHANS_MAX;
 /// anybody can read, and after each pause a policy tries the largest again
 /// (RHIP lost 15,000 frames/s so).
 const OWN_BUDGET: u32 = crate::udp::DEFAULT_RECEIVE_LIMIT / 2;
+/// Least [`EmbeddedConfig::frames`].
+const FRAMES_MIN: u32 = 4096;
 
 /// How to start an embedded stack: one process that owns an interface's queues
 /// and everything above them.
+///
+/// Nothing but the interface has to be said. Each other parameter has a setter, whose
+/// text says what it is, its range and what it is otherwise, why one would set it, and
+/// by which symptom one sees that it is wrong. All are checked by [`Stack::embedded`],
+/// before anything is touched.
+///
+/// ```no_run
+/// use tidewall_socket::{EmbeddedConfig, Stack};
+///
+/// let stack = Stack::embedded(EmbeddedConfig::new("eth0").tcp_memory(1 << 30))?;
+/// # std::io::Result::Ok(())
+/// ```
+///
+/// [`Stack::embedded`]: crate::Stack::embedded
 #[derive(Clone, Debug)]
 pub struct EmbeddedConfig {
-    /// Interface name, in the caller's network namespace.
-    pub interface: String,
-    /// Receive queues of the interface, all of which are taken; 0: as many as
-    /// it has, 8 at most.
-    pub queues: u32,
-    /// Who runs which stage; [`Architecture::NiLrp`] outside comparisons.
-    pub architecture: Architecture,
-    /// CPU of the threads that the host architectures need; `None`: any.
-    pub receiver_cpu: Option<usize>,
-    /// Receive control policy, which sets Bp and T.
-    pub policy: PolicyKind,
-    /// Largest Bp, frames a round, 2 to 3000; of `napi` the Bp. `None`: 3000,
-    /// or 256 where the receiver polls for itself.
-    pub budget: Option<u32>,
-    /// Longest T, up to 1 ms; of `napi` the T. `None`: 200 µs, in which a device
-    /// ring of 256 frames does not overflow; of `napi` zero.
-    pub interrupt_interval: Option<Duration>,
-    /// Traffic classes, the first of which comes on queue 0 and is polled first.
-    /// None: all queues are equal.
-    pub classes: Vec<TrafficClass>,
-    /// How long, at most, a blocking call polls before it sleeps; zero: not at
-    /// all. It does so after a wait that would have ended within that time and
-    /// in which an answer was owed, and until one does not: a client that asks
-    /// again at once is answered without a wake-up (3.6 µs for 19.8 µs,
-    /// docs/results.md), and an idle stack polls for nobody.
-    pub spin: Duration,
-    /// Frames of memory a queue, 2 KiB each; a power of two from 4096.
-    pub frames: u32,
-    /// Where the driver program is to run. `None`: in the driver, or, on a card
-    /// whose driver has no native XDP, generically.
-    pub xdp: Option<XdpMode>,
-    /// What TCP connections begin with. `None`: what the caller's network namespace
-    /// says when the stack starts (`/proc/sys/net/ipv4/tcp_…`, those of
-    /// [`Sysctl::NAMES`]), as a program on Linux has it.
-    pub tcp: Option<Sysctl>,
-    /// Bytes of memory that data of all TCP connections may take
-    /// ([`crate::Stack::set_tcp_memory`]). `None`: 3/32 of the memory that there is for this
-    /// process, as Linux's `tcp_mem`.
-    pub tcp_memory: Option<u64>,
-    /// Closed TCP connections that the stack drives at most
-    /// ([`crate::Stack::set_tcp_orphans`]).
-    pub tcp_orphans: u64,
-    /// Serve `tidewall stat` and `tidewall trace` for this process.
-    pub control: bool,
+    pub(super) interface: String,
+    pub(super) queues: u32,
+    pub(super) frames: u32,
+    pub(super) xdp: Option<XdpMode>,
+    pub(super) receiving: Receiving,
+    budget: Option<u32>,
+    interrupt_interval: Option<Duration>,
+    pub(super) tcp: Option<Sysctl>,
+    pub(super) tcp_memory: Option<u64>,
+    pub(super) tcp_orphans: u64,
+    pub(super) control: bool,
 }
 
-impl Default for EmbeddedConfig {
-    fn default() -> Self {
+impl EmbeddedConfig {
+    /// Of the interface of this name, in the caller's network namespace.
+    ///
+    /// Wrong: ENODEV; EINVAL for a VLAN, bridge or bond, with the name of the interface
+    /// below.
+    pub fn new(interface: impl Into<String>) -> Self {
         EmbeddedConfig {
-            interface: String::new(),
+            interface: interface.into(),
             queues: 0,
-            architecture: Architecture::NiLrp,
-            receiver_cpu: None,
-            policy: PolicyKind::default(),
-            budget: None,
-            interrupt_interval: None,
-            classes: Vec::new(),
-            spin: Duration::from_micros(20),
             frames: 8192,
             xdp: None,
+            receiving: Receiving {
+                spin: Duration::from_micros(20),
+                ..Receiving::default()
+            },
+            budget: None,
+            interrupt_interval: None,
             tcp: None,
             tcp_memory: None,
             tcp_orphans: ORPHANS_MAX,
             control: true,
         }
     }
-}
 
-impl EmbeddedConfig {
-    /// The limits of receive control, checked before anything is touched.
-    pub(super) fn limits(&self) -> io::Result<Limits> {
+    // ---- The device ---------------------------------------------------------
+
+    /// Receive queues of the interface, all of which are taken, 1 to 8. 0, which is the
+    /// default: as many as it has, 8 at most.
+    ///
+    /// Why: an interface with more than 8 must have fewer first
+    /// (`ethtool -L IF combined 8`). Wrong: EINVAL names how many there are; `stat`:
+    /// `no-socket` grows where queues were added later.
+    #[must_use]
+    pub fn queues(mut self, queues: u32) -> Self {
+        self.queues = queues;
+        self
+    }
+
+    /// Frames of memory a queue, 2 KiB each (4 KiB where the MTU or zero-copy mode needs
+    /// it); a power of two from 4096. 8192 by default.
+    ///
+    /// Why: many sockets with long queues. Wrong: `stat`: `copied-out` or
+    /// `no-transmit-frame` grows.
+    #[must_use]
+    pub fn frames(mut self, frames: u32) -> Self {
+        self.frames = frames;
+        self
+    }
+
+    /// Where the driver program is to run. `None`, which is the default: in the driver,
+    /// or, on a card whose driver has no native XDP, generically.
+    ///
+    /// Why: to measure the difference. Wrong: `doctor` says generic on a driver that has
+    /// native XDP.
+    #[must_use]
+    pub fn xdp(mut self, mode: impl Into<Option<XdpMode>>) -> Self {
+        self.xdp = mode.into();
+        self
+    }
+
+    // ---- Receiving ----------------------------------------------------------
+
+    /// Who runs which stage. [`Architecture::NiLrp`] by default, and outside comparisons.
+    #[must_use]
+    pub fn architecture(mut self, architecture: Architecture) -> Self {
+        self.receiving.architecture = architecture;
+        self
+    }
+
+    /// CPU of the threads that the architectures to compare with need. `None`, which is
+    /// the default: any. Wrong: EINVAL for a CPU that is not there.
+    #[must_use]
+    pub fn receiver_cpu(mut self, cpu: impl Into<Option<usize>>) -> Self {
+        self.receiving.receiver_cpu = cpu.into();
+        self
+    }
+
+    /// Receive control policy, which sets Bp (frames a round) and T (least time between
+    /// two interrupts). [`PolicyKind::Adaptive`] by default.
+    ///
+    /// Why: to compare. Wrong: `stat --watch`: the mode alternates, or the device's ring
+    /// overflows.
+    #[must_use]
+    pub fn policy(mut self, policy: PolicyKind) -> Self {
+        self.receiving.policy = policy;
+        self
+    }
+
+    /// Largest Bp, frames a round, [`BUDGET_MIN`] to [`BUDGET_MAX`]; of `napi` the Bp.
+    /// `None`, which is the default: 3000, or 256 where the receiver polls for itself.
+    ///
+    /// Why: a round takes too long for other queues or classes. Wrong: classes below the
+    /// first starve.
+    #[must_use]
+    pub fn budget(mut self, frames: impl Into<Option<u32>>) -> Self {
+        self.budget = frames.into();
+        self
+    }
+
+    /// Longest T, up to [`INTERVAL_MAX`]; of `napi` the T. `None`, which is the default:
+    /// 200 µs, in which a device ring of 256 frames does not overflow; of `napi` zero.
+    ///
+    /// Why: the ring is large and processor time matters more than latency. Wrong:
+    /// `stat`: the ring overflows at rates that the processor bears.
+    #[must_use]
+    pub fn interrupt_interval(mut self, interval: impl Into<Option<Duration>>) -> Self {
+        self.interrupt_interval = interval.into();
+        self
+    }
+
+    /// Traffic classes, as many as receive queues at most: the first comes on queue 0
+    /// and is polled first. None by default: all queues are equal.
+    ///
+    /// Why: one service must keep its rate while another is flooded. Wrong: the flooded
+    /// class delays the others; `doctor` says whether flows can be steered.
+    #[must_use]
+    pub fn classes(mut self, classes: impl Into<Vec<TrafficClass>>) -> Self {
+        self.receiving.classes = classes.into();
+        self
+    }
+
+    /// How long, at most, a blocking call polls before it sleeps; zero: not at all.
+    /// 20 µs by default. It does so after a wait that would have ended within that time
+    /// and in which an answer was owed, and until one does not: a client that asks again
+    /// at once is answered without a wake-up (3.6 µs for 19.8 µs, docs/results.md), and
+    /// an idle stack polls for nobody.
+    ///
+    /// Why: answers are owed at intervals longer than that. Wrong: processor time of a
+    /// service that seldom hears anything.
+    #[must_use]
+    pub fn spin(mut self, spin: Duration) -> Self {
+        self.receiving.spin = spin;
+        self
+    }
+
+    // ---- TCP ----------------------------------------------------------------
+
+    /// What TCP connections begin with. `None`, which is the default: what the caller's
+    /// network namespace says when the stack starts (`/proc/sys/net/ipv4/tcp_…`, those
+    /// of [`Sysctl::NAMES`]), as a program on Linux has it.
+    ///
+    /// Why: this program's connections are to differ from the host's.
+    #[must_use]
+    pub fn tcp(mut self, sysctl: impl Into<Option<Sysctl>>) -> Self {
+        self.tcp = sysctl.into();
+        self
+    }
+
+    /// Bytes of memory that data of all TCP connections may take
+    /// ([`crate::Stack::set_tcp_memory`]). `None`, which is the default: 3/32 of the
+    /// memory that there is for this process, as Linux's `tcp_mem`.
+    ///
+    /// Why: other programs need the memory, or windows are large. Wrong: `stat`:
+    /// `no-memory` and pruned out-of-order data grow.
+    #[must_use]
+    pub fn tcp_memory(mut self, bytes: impl Into<Option<u64>>) -> Self {
+        self.tcp_memory = bytes.into();
+        self
+    }
+
+    /// Closed TCP connections that the stack drives at most
+    /// ([`crate::Stack::set_tcp_orphans`]). 65,536 by default, as `tcp_max_orphans`.
+    ///
+    /// Why: very many slow clients. Wrong: `stat`: `orphans-reset` grows.
+    #[must_use]
+    pub fn tcp_orphans(mut self, connections: u64) -> Self {
+        self.tcp_orphans = connections;
+        self
+    }
+
+    // ---- The operator -------------------------------------------------------
+
+    /// Serve `tidewall stat` and `tidewall trace` for this process. True by default.
+    ///
+    /// Why: a process that may not write to `/run`. Wrong: `stat` does not list it.
+    #[must_use]
+    pub fn control(mut self, serve: bool) -> Self {
+        self.control = serve;
+        self
+    }
+
+    /// Checks everything that can be before anything is touched, and finds the limits of
+    /// receive control.
+    pub(super) fn checked(mut self) -> io::Result<Self> {
         let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        let of_classes = self.classes.iter().filter_map(|class| class.budget);
+        if self.frames < FRAMES_MIN {
+            return invalid(format!("frames must be at least {FRAMES_MIN}"));
+        }
+        let Receiving {
+            architecture,
+            classes,
+            policy,
+            ..
+        } = &self.receiving;
+        let of_classes = classes.iter().filter_map(|class| class.budget);
         for budget in self.budget.into_iter().chain(of_classes) {
             if !(BUDGET_MIN..=BUDGET_MAX).contains(&budget) {
                 return invalid(format!(
@@ -101,19 +253,14 @@ impl EmbeddedConfig {
                 ));
             }
         }
-        if self
-            .classes
-            .iter()
-            .flat_map(|class| &class.ports)
-            .any(|&port| port == 0)
-        {
+        let mut ports = classes.iter().flat_map(|class| &class.ports);
+        if ports.any(|&port| port == 0) {
             return invalid("port 0 is nobody's traffic class".to_owned());
         }
-        if !self.classes.is_empty() && self.architecture.has_threads() {
+        if !classes.is_empty() && architecture.has_threads() {
             return invalid(format!(
-                "traffic classes are for {}: under {} threads receive, a queue each",
+                "traffic classes are for {}: under {architecture} threads receive, a queue each",
                 Architecture::NiLrp,
-                self.architecture
             ));
         }
         if let Some(interval) = self.interrupt_interval
@@ -123,14 +270,15 @@ impl EmbeddedConfig {
                 "interval is {interval:?}; it must be at most {INTERVAL_MAX:?}"
             ));
         }
-        let usual = self.policy.limits();
-        let preempts = self.architecture.has_threads();
+        let usual = policy.limits();
+        let preempts = architecture.has_threads();
         let most = if preempts { usual.budget } else { OWN_BUDGET };
-        Ok(Limits {
+        self.receiving.limits = Limits {
             budget: self.budget.unwrap_or(usual.budget.min(most)),
             interrupt_interval: self.interrupt_interval.unwrap_or(usual.interrupt_interval),
             preempts,
             ..usual
-        })
+        };
+        Ok(self)
     }
 }

@@ -12,7 +12,6 @@ use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
 use tidewall_device::interface::queue_count;
-use tidewall_device::memory::LinkPort;
 use tidewall_device::queue::{KernelDelivered, Queue};
 use tidewall_manager::ethtool::NtupleRule;
 use tidewall_manager::{AfXdp, Config};
@@ -47,16 +46,6 @@ use crate::wait_queue::Waitable;
 
 /// Frames a queue keeps for transmission.
 const TRANSMIT_FRAMES: usize = 2048;
-/// How to start a stack on the in-memory device.
-#[derive(Clone, Debug)]
-pub struct MemoryConfig {
-    /// Addresses of this end.
-    pub addresses: Vec<IpAddr>,
-    /// Link address of this end.
-    pub mac: MacAddress,
-    /// Link address of the other end.
-    pub peer: MacAddress,
-}
 
 /// A stack. Clones share it; it closes its device when the last clone and the
 /// last socket are gone.
@@ -121,21 +110,16 @@ impl Stack {
     /// CAP_SYS_NICE for host architectures); EBUSY when something else is
     /// attached to the interface; EINVAL for a configuration out of range.
     pub fn embedded(config: EmbeddedConfig) -> io::Result<Self> {
-        if config.frames < 4096 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "frames must be at least 4096",
-            ));
-        }
-        let limits = config.limits()?;
+        let config = config.checked()?;
+        let classes = &config.receiving.classes;
         let interface = Interface::read(&config.interface)?;
         let present = queue_count(&config.interface);
-        if present.is_some_and(|present| config.classes.len() > present as usize) {
+        if present.is_some_and(|present| classes.len() > present as usize) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!(
                     "{} traffic classes need as many receive queues; {} has {} (see: ethtool -L)",
-                    config.classes.len(),
+                    classes.len(),
                     config.interface,
                     present.unwrap_or(0)
                 ),
@@ -148,13 +132,15 @@ impl Stack {
             ..Config::new(&config.interface)
         })?;
         let tables = device.tables();
-        tables.trusted.set_raw(config.architecture.has_threads());
+        tables
+            .trusted
+            .set_raw(config.receiving.architecture.has_threads());
         // XDP_TX leaves a veth's peer only where that has a program of its own.
         tables
             .embedded
             .set_cookie_redirect(device.checksum_offload_possible);
         tables.trusted.limit_kernel_frames(interface.forwards);
-        for (queue, class) in config.classes.iter().enumerate() {
+        for (queue, class) in classes.iter().enumerate() {
             for &port in &class.ports {
                 for protocol in [Protocol::Udp, Protocol::Tcp] {
                     let flow = NtupleRule {
@@ -178,16 +164,11 @@ impl Stack {
             mac: interface.mac,
             mtu: interface.mtu,
             routes: Routes::of_interface(interface.index)?,
-            architecture: config.architecture,
-            receiver_cpu: config.receiver_cpu,
+            receiving: config.receiving,
             input_options: InputOptions {
                 checksum_offload_possible,
                 verified: false,
             },
-            spin: config.spin,
-            policy: config.policy,
-            limits,
-            classes: config.classes.clone(),
             has_kernel: true,
             helper: true,
             sysctl: config.tcp.unwrap_or_else(host::sysctl),
@@ -204,70 +185,6 @@ impl Stack {
         Ok(stack)
     }
 
-    /// A stack on one end of an in-memory link: no privileges, no kernel, and
-    /// whatever clock the link has.
-    ///
-    /// # Errors
-    /// ENOMEM.
-    pub fn in_memory(port: LinkPort, config: MemoryConfig) -> io::Result<Self> {
-        Self::on_link(port, config, Clock::real(), true)
-    }
-
-    /// As [`Stack::in_memory`], with `clock` for the protocols' own timers:
-    /// time since any fixed moment. Timeouts of calls that wait are in real time
-    /// all the same. Nothing happens by itself: frames and timers are seen to
-    /// when somebody calls, and connections that were closed are driven by
-    /// calls about others, or not at all.
-    ///
-    /// # Errors
-    /// ENOMEM.
-    pub fn in_memory_on_clock(
-        port: LinkPort,
-        config: MemoryConfig,
-        clock: impl Fn() -> Duration + Send + Sync + 'static,
-    ) -> io::Result<Self> {
-        Self::on_link(port, config, Clock::given(clock), false)
-    }
-
-    pub(crate) fn on_link(
-        port: LinkPort,
-        config: MemoryConfig,
-        clock: Clock,
-        helper: bool,
-    ) -> io::Result<Self> {
-        let owner = DeviceOwner::new(&port.tables, None);
-        owner.set_locals(&config.addresses)?;
-        let parts = Parts {
-            queues: port.queues,
-            tables: port.tables.embedded,
-            mac: config.mac,
-            mtu: port.mtu.into(),
-            routes: Routes::fixed(config.addresses, config.peer),
-            architecture: Architecture::NiLrp,
-            receiver_cpu: None,
-            input_options: InputOptions {
-                checksum_offload_possible: true,
-                verified: false,
-            },
-            spin: Duration::ZERO,
-            policy: PolicyKind::default(),
-            // It has no timer that would end a deferral.
-            limits: Limits {
-                interrupt_interval: Duration::ZERO,
-                ..Limits::default()
-            },
-            classes: Vec::new(),
-            has_kernel: false,
-            helper,
-            sysctl: Sysctl::default(),
-            name: "memory".to_owned(),
-            warnings: Vec::new(),
-            snapshot: None,
-            owner,
-        };
-        Self::assemble(parts, false, clock)
-    }
-
     fn assemble(parts: Parts, control: bool, clock: Clock) -> io::Result<Self> {
         let Parts {
             queues,
@@ -275,13 +192,13 @@ impl Stack {
             mac,
             mtu,
             routes,
-            architecture,
-            receiver_cpu,
+            receiving,
             owner,
             snapshot,
             helper,
             ..
         } = parts;
+        let architecture = receiving.architecture;
         let watch = owner
             .has_driver()
             .then(|| LinkWatch::open(routes.interface()));
@@ -296,13 +213,13 @@ impl Stack {
             fragment_channels.push(poller.open_channel(fragment_id, FRAGMENT_LIMIT)?);
             let memory = shared.memory().clone();
             if architecture.is_controlled() {
-                let class = parts.classes.get(number);
+                let class = receiving.classes.get(number);
                 let budget = class.and_then(|class| class.budget);
                 let limits = Limits {
-                    budget: budget.unwrap_or(parts.limits.budget),
-                    ..parts.limits
+                    budget: budget.unwrap_or(receiving.limits.budget),
+                    ..receiving.limits
                 };
-                poller.set_policy(parts.policy, limits);
+                poller.set_policy(receiving.policy, limits);
             }
             let transmitter = Transmitter::new(transmit, memory, frames, mac, mtu);
             handles.push(QueueHandle::new(poller, shared, transmitter));
@@ -322,8 +239,8 @@ impl Stack {
             handles,
             transmit_queues.max(1),
             architecture,
-            parts.spin,
-            !parts.classes.is_empty(),
+            receiving.spin,
+            !receiving.classes.is_empty(),
         );
         let ip = Ip::new(
             routes,
@@ -376,7 +293,7 @@ impl Stack {
                     architecture,
                     queue.poller.share(),
                     upcalls,
-                    receiver_cpu,
+                    receiving.receiver_cpu,
                 )?);
             }
         }
@@ -451,6 +368,7 @@ impl Stack {
         }
     }
 
+    #[doc(hidden)] // For `tidewall serve --record`.
     /// Records what receive control sees of the next `rounds` rounds of each
     /// queue, from the beginning.
     pub fn record_rounds(&self, rounds: usize) {
@@ -459,6 +377,7 @@ impl Stack {
         }
     }
 
+    #[doc(hidden)]
     /// What [`Stack::record_rounds`] recorded: of each queue a CSV text whose
     /// first line names the columns.
     pub fn recorded_rounds(&self) -> Vec<String> {
@@ -498,20 +417,15 @@ impl Stack {
     }
 }
 
-/// What the two kinds of stack bring.
+/// What each kind of stack brings.
 struct Parts {
     queues: Vec<Queue>,
     tables: Arc<ApplicationTables>,
     mac: MacAddress,
     mtu: usize,
     routes: Routes,
-    architecture: Architecture,
-    receiver_cpu: Option<usize>,
+    receiving: Receiving,
     input_options: InputOptions,
-    spin: Duration,
-    policy: PolicyKind,
-    limits: Limits,
-    classes: Vec<TrafficClass>,
     has_kernel: bool,
     /// Whether a thread may see to connections that the application leaves
     /// alone.
@@ -521,6 +435,34 @@ struct Parts {
     warnings: Vec<String>,
     owner: DeviceOwner,
     snapshot: Option<DeviceSnapshot>,
+}
+
+/// How a stack receives.
+#[derive(Clone, Debug)]
+struct Receiving {
+    architecture: Architecture,
+    receiver_cpu: Option<usize>,
+    policy: PolicyKind,
+    limits: Limits,
+    classes: Vec<TrafficClass>,
+    spin: Duration,
+}
+
+impl Default for Receiving {
+    /// Without an interface of Linux, which has the timer that would end a deferral.
+    fn default() -> Self {
+        Receiving {
+            architecture: Architecture::NiLrp,
+            receiver_cpu: None,
+            policy: PolicyKind::default(),
+            limits: Limits {
+                interrupt_interval: Duration::ZERO,
+                ..Limits::default()
+            },
+            classes: Vec::new(),
+            spin: Duration::ZERO,
+        }
+    }
 }
 
 fn upcalls(core: &Arc<Core>) -> Upcalls {
@@ -556,9 +498,13 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
 }
 
 mod config;
+#[cfg(any(test, feature = "testutil"))]
+mod memory;
 mod tap;
 
 pub use config::EmbeddedConfig;
+#[cfg(any(test, feature = "testutil"))]
+pub use memory::MemoryConfig;
 pub use tap::TapConfig;
 
 impl Core {

@@ -76,20 +76,14 @@ impl Stack {
             mac: device.own,
             mtu: usize::from(config.mtu),
             routes: Routes::fixed(addresses, config.peer.unwrap_or(device.kernel)),
-            architecture: Architecture::NiLrp,
-            receiver_cpu: None,
+            receiving: Receiving {
+                spin: config.spin,
+                ..Receiving::default()
+            },
             input_options: InputOptions {
                 checksum_offload_possible: true,
                 verified: false,
             },
-            spin: config.spin,
-            policy: PolicyKind::default(),
-            // It has no timer that would end a deferral.
-            limits: Limits {
-                interrupt_interval: Duration::ZERO,
-                ..Limits::default()
-            },
-            classes: Vec::new(),
             has_kernel: false,
             helper: true,
             sysctl: host::sysctl(),

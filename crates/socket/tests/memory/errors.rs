@@ -88,7 +88,7 @@ fn port_unreachable_refuses_a_connected_socket_once() {
     let error = socket.recv(&mut [0; 8]).unwrap_err();
     assert_eq!(errno(error), libc::ECONNREFUSED);
     assert_eq!(drain(&socket), []);
-    assert_eq!(bed.far.snapshot().icmp_errors, 1);
+    assert_eq!(bed.far.snapshot().counters.icmp_errors, 1);
     assert_eq!(bed.outstanding(), 0);
     // The flow goes on.
     bed.inject(&datagram(at(NEAR4, 5000), service(), b"here after all"));
@@ -147,7 +147,7 @@ fn a_path_mtu_is_kept_to_by_all_sockets_and_for_its_destination_only() {
         bed.inject(&too_big(1300, &sent));
         // Nobody is told: the socket has no peer.
         assert_eq!(drain(&socket), []);
-        assert_eq!(bed.far.snapshot().icmp_errors, 1);
+        assert_eq!(bed.far.snapshot().counters.icmp_errors, 1);
         // Here is no kernel that could cut it.
         let refused = send(near, 1300 - headers + 1).unwrap_err();
         assert_eq!(errno(refused), libc::EMSGSIZE);
@@ -202,7 +202,7 @@ fn soft_errors_are_not_told() {
         bed.inject(&unreachable(OTHER4, code, &sent));
     }
     assert_eq!(drain(&socket), []);
-    assert_eq!(bed.far.snapshot().icmp_errors, 5);
+    assert_eq!(bed.far.snapshot().counters.icmp_errors, 5);
 }
 
 #[test]

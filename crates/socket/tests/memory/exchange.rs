@@ -34,7 +34,7 @@ fn echo_over_ipv4_in_every_size_that_fits() {
         );
     }
     assert_eq!(bed.outstanding(), 0);
-    assert_eq!(bed.far.snapshot().protocol.len(), 0);
+    assert_eq!(bed.far.snapshot().counters.protocol.len(), 0);
 }
 
 fn service_address() -> SocketAddr {
@@ -383,7 +383,7 @@ fn a_checksum_left_to_offload_is_no_damage_here() {
     ));
     assert_eq!(payloads(&service), [&b"left to offload"[..], b"none"]);
     assert_eq!(payloads(&six), [b"left too"]);
-    assert!(bed.far.snapshot().protocol.is_empty());
+    assert!(bed.far.snapshot().counters.protocol.is_empty());
 }
 
 #[test]

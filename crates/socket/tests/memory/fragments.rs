@@ -249,12 +249,12 @@ fn a_fragment_bomb_is_bounded_and_other_traffic_goes_on() {
         }
     }
     let seen = bed.far.snapshot();
-    assert_eq!(seen.fragments["fragments"], 6000);
+    assert_eq!(seen.counters.fragments["fragments"], 6000);
     // At most 1024 datagrams are held.
     assert!(
-        seen.fragments["evicted"] >= 3000 - 1024,
+        seen.counters.fragments["evicted"] >= 3000 - 1024,
         "{:?}",
-        seen.fragments
+        seen.counters.fragments
     );
     assert_eq!(bed.outstanding(), 0);
     inject(&bed, cut(8000, 60_000, 1480));
@@ -282,7 +282,7 @@ fn a_socket_that_closes_takes_its_unfinished_datagrams_along() {
     let again = bed.service();
     inject(&bed, all[1..].iter().cloned());
     assert_eq!(drain(&again), []);
-    assert_eq!(bed.far.snapshot().no_socket, 1);
+    assert_eq!(bed.far.snapshot().counters.no_socket, 1);
     assert_eq!(bed.outstanding(), 0);
 }
 
@@ -318,7 +318,7 @@ fn reassembled_datagrams_that_nobody_reads_are_bounded() {
             drain(&other);
         }
     }
-    assert_eq!(bed.far.snapshot().socket_full, 44);
+    assert_eq!(bed.far.snapshot().counters.socket_full, 44);
     assert_eq!(payloads(&socket), vec![payload(100); 256]);
     assert_eq!(bed.outstanding(), 0);
 }

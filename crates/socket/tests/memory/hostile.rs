@@ -132,7 +132,7 @@ fn options_and_extension_headers_are_stepped_over() {
     extended.extend(&plain[54..]);
     bed.inject(&extended);
     assert_eq!(payloads(&socket), [b"payload!", b"payload!"]);
-    assert!(bed.far.snapshot().protocol.is_empty());
+    assert!(bed.far.snapshot().counters.protocol.is_empty());
 }
 
 #[test]

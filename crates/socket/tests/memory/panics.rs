@@ -67,7 +67,7 @@ fn what_waits_outside_the_channels_survives_a_panic_too() {
         send(&bed, SERVICE, round * 50..round * 50 + 50);
         drain(&quick);
     }
-    assert!(bed.far.snapshot().copied_out > 0);
+    assert!(bed.far.snapshot().counters.copied_out > 0);
     let mut seen = receive_until(&slow, 0);
     seen.extend(receive_until(&slow, 5));
     seen.extend(numbers(&slow));

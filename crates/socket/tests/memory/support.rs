@@ -107,13 +107,20 @@ impl Bed {
 
     /// A counter of the far protocol stage.
     pub fn protocol(&self, name: &str) -> u64 {
-        self.far.snapshot().protocol.get(name).copied().unwrap_or(0)
+        self.far
+            .snapshot()
+            .counters
+            .protocol
+            .get(name)
+            .copied()
+            .unwrap_or(0)
     }
 
     /// A reassembly counter of the far stack.
     pub fn fragments(&self, name: &str) -> u64 {
         self.far
             .snapshot()
+            .counters
             .fragments
             .get(name)
             .copied()

@@ -3,7 +3,8 @@
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use tidewall_socket::{Architecture, EmbeddedConfig, Stack};
+use tidewall_socket::Stack;
+use tidewall_socket::tuning::Architecture;
 
 use super::support::*;
 
@@ -17,11 +18,7 @@ pub fn all_architectures_on_two_queues() {
 
 /// A stack of that architecture, if its threads may run as they must.
 fn start(architecture: Architecture) -> Option<Stack> {
-    let started = Stack::embedded(EmbeddedConfig {
-        architecture,
-        receiver_cpu: Some(1),
-        ..config()
-    });
+    let started = Stack::embedded(config().architecture(architecture).receiver_cpu(1));
     match started {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
             let what = format!("CAP_SYS_NICE for SCHED_FIFO ({error})");

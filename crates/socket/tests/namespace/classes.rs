@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_socket::{Architecture, EmbeddedConfig, Stack, TrafficClass, UdpSocket};
+use tidewall_socket::tuning::Architecture;
+use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, UdpSocket};
 
 use super::support::*;
 
@@ -25,10 +26,8 @@ fn class(port: u16) -> TrafficClass {
 }
 
 fn classed(ports: &[u16]) -> EmbeddedConfig {
-    EmbeddedConfig {
-        classes: ports.iter().copied().map(class).collect(),
-        ..config()
-    }
+    let classes: Vec<_> = ports.iter().copied().map(class).collect();
+    config().classes(classes)
 }
 
 fn refused(config: EmbeddedConfig) -> String {
@@ -48,10 +47,7 @@ pub fn more_classes_than_queues_are_refused() {
     let text = refused(classed(&[SERVICE, BELOW, 7002]));
     assert!(text.contains("3 traffic classes"), "{text}");
     assert!(text.contains("has 2"), "{text}");
-    let text = refused(EmbeddedConfig {
-        architecture: Architecture::Softirq,
-        ..classed(&[SERVICE, BELOW])
-    });
+    let text = refused(classed(&[SERVICE, BELOW]).architecture(Architecture::Softirq));
     assert!(
         text.contains("ni-lrp") && text.contains("softirq"),
         "{text}"

@@ -37,11 +37,15 @@ pub fn echo_to_kernel_peers_in_every_size() {
     let snapshot = stack.snapshot();
     let answered = echo.finish();
     assert!(answered >= asked, "{answered} of {asked}");
-    assert!(snapshot.protocol.is_empty(), "{:?}", snapshot.protocol);
     assert!(
-        snapshot.fragments["reassembled"] >= 20,
+        snapshot.counters.protocol.is_empty(),
         "{:?}",
-        snapshot.fragments
+        snapshot.counters.protocol
+    );
+    assert!(
+        snapshot.counters.fragments["reassembled"] >= 20,
+        "{:?}",
+        snapshot.counters.fragments
     );
     let queue = &snapshot.queues[0];
     assert!(queue.driver["channel"] > 60, "{queue:?}");
@@ -72,7 +76,7 @@ pub fn connected_sockets_hear_that_nobody_listens() {
         assert_eq!(refused, 4);
     }
     assert!(
-        stack.snapshot().icmp_errors > 0,
+        stack.snapshot().counters.icmp_errors > 0,
         "every error came through the kernel"
     );
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use tidewall_socket::control::{self, Trace};
 use tidewall_socket::snapshot::StackSnapshot;
-use tidewall_socket::{Architecture, EmbeddedConfig, Stack, TcpListener, UdpSocket};
+use tidewall_socket::tuning::Architecture;
+use tidewall_socket::{EmbeddedConfig, Stack, TcpListener, UdpSocket};
 
 use super::kernel::peer_index;
 use super::raw_system::Packets;
@@ -88,14 +89,12 @@ pub fn stacks_can_follow_each_other_at_once() {
     }
     assert!(!attached());
     assert_eq!(knobs(), before);
-    let missing = EmbeddedConfig {
-        interface: "tw-none".to_owned(),
-        ..config()
-    };
+    let missing = EmbeddedConfig::new("tw-none");
     assert!(Stack::embedded(missing).is_err());
     for queues in [1, 3] {
-        let config = EmbeddedConfig { queues, ..config() };
-        let error = Stack::embedded(config).map(drop).unwrap_err();
+        let error = Stack::embedded(config().queues(queues))
+            .map(drop)
+            .unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
         assert!(error.to_string().contains("2 receive queues"), "{error}");
     }
@@ -190,10 +189,7 @@ pub fn its_own_interface_goes_down_and_up_and_is_polled_again() {
         Architecture::Softirq,
         Architecture::Bsd,
     ] {
-        goes_down_and_up(&stack_with(EmbeddedConfig {
-            architecture,
-            ..config()
-        }));
+        goes_down_and_up(&stack_with(config().architecture(architecture)));
     }
 }
 
@@ -358,7 +354,7 @@ pub fn strangers_do_not_reach_the_helpers() {
         }
     };
     let stack = stack();
-    let kernel_delivered = || stack.snapshot().kernel_delivered;
+    let kernel_delivered = || stack.snapshot().counters.kernel_delivered;
     // Before the first owned datagram, between the probes, and after them.
     blast();
     assert!(sends_until(&stack, HERE4, || kernel_delivered() == 1
@@ -375,7 +371,7 @@ pub fn strangers_do_not_reach_the_helpers() {
         "two probes, and nobody else's datagrams"
     );
     let snapshot = stack.snapshot();
-    assert_eq!(snapshot.no_socket, 0, "{snapshot:?}");
+    assert_eq!(snapshot.counters.no_socket, 0, "{snapshot:?}");
     // Nothing waits in a helper, where the next poll would take it.
     for table in ["udp", "udp6"] {
         let sockets = std::fs::read_to_string(format!("/proc/self/net/{table}")).unwrap();
@@ -447,10 +443,7 @@ pub fn probes_that_the_kernel_drops_are_warned_of() {
 
 /// As a cleaner of /run does, or systemd at the end of its RuntimeDirectory.
 pub fn a_stack_whose_socket_was_removed_ends() {
-    let stack = stack_with(EmbeddedConfig {
-        control: true,
-        ..config()
-    });
+    let stack = stack_with(config().control(true));
     fs::remove_file(own_socket()).unwrap();
     let (ended, has_ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -469,10 +462,7 @@ fn own_socket() -> PathBuf {
 }
 
 pub fn a_live_stack_answers_stat_and_trace() {
-    let stack = stack_with(EmbeddedConfig {
-        control: true,
-        ..config()
-    });
+    let stack = stack_with(config().control(true));
     let echo = Echo::start(&stack, SERVICE);
     let client = peer_socket(PEER4);
     for n in 0..5u8 {

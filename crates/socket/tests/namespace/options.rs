@@ -5,9 +5,7 @@ use std::net::TcpListener as KernelListener;
 use std::time::Duration;
 
 use tidewall_socket::tcp::{Congestion, Keepalive, Sysctl};
-use tidewall_socket::{
-    ConnectOptions, EmbeddedConfig, ListenOptions, StreamOptions, TcpListener, TcpStream,
-};
+use tidewall_socket::{ConnectOptions, ListenOptions, StreamOptions, TcpListener, TcpStream};
 
 use crate::support::{HERE4, PEER4, SERVICE, at, config, in_peer, shell, stack, stack_with};
 
@@ -37,10 +35,7 @@ pub fn streams_begin_with_what_the_namespace_says() {
     assert_eq!(agreed(&own, SERVICE), [false, false]);
     drop(own);
     // Read once, when the stack starts; what the caller says goes before.
-    let told = stack_with(EmbeddedConfig {
-        tcp: Some(Sysctl::default()),
-        ..config()
-    });
+    let told = stack_with(config().tcp(Sysctl::default()));
     assert_eq!(told.sysctl(), Sysctl::default());
     assert_eq!(agreed(&told, SERVICE + 1), [true, true]);
 }

@@ -89,7 +89,9 @@ pub fn answers_longer_than_the_path_allows_arrive_whole() {
         assert!(!kernel_knows(address));
         // The client's own kernel cuts the question; the answer does not fit.
         assert!(!ask_once(&socket, to, &[1; LONG]));
-        assert!(wait_until(|| stack.snapshot().icmp_errors == errors));
+        assert!(wait_until(
+            || stack.snapshot().counters.icmp_errors == errors
+        ));
         assert!(wait_until(|| kernel_knows(address)), "{address}");
         // Also once the route has been asked for again.
         for round in 0..20 {
@@ -102,7 +104,7 @@ pub fn answers_longer_than_the_path_allows_arrive_whole() {
             assert!(ask_once(&socket, to, &vec![3; fits]));
         }
         assert_eq!(sent_by_itself(&stack), before + 10, "{address}");
-        assert_eq!(stack.snapshot().icmp_errors, errors);
+        assert_eq!(stack.snapshot().counters.icmp_errors, errors);
     }
     echo.finish();
     assert_eq!(stack.warnings(), [] as [String; 0]);
@@ -242,7 +244,7 @@ pub fn the_mtu_of_a_route_is_kept_to() {
             assert!(ask_once(&socket, at(here(address), SERVICE), &[9; LONG]));
         }
     }
-    assert_eq!(stack.snapshot().icmp_errors, 0);
+    assert_eq!(stack.snapshot().counters.icmp_errors, 0);
     echo.finish();
 }
 
@@ -266,8 +268,15 @@ pub fn forged_size_errors_change_nothing() {
     let mut frame = ethernet_from_peer();
     frame.extend(ipv4(1, PEER4, HERE4, &message));
     packets.send(&frame).unwrap();
-    assert!(wait_until(|| stack.snapshot().icmp_errors == 1));
-    let ignored = || stack.snapshot().protocol.get("icmp-ignored").copied();
+    assert!(wait_until(|| stack.snapshot().counters.icmp_errors == 1));
+    let ignored = || {
+        stack
+            .snapshot()
+            .counters
+            .protocol
+            .get("icmp-ignored")
+            .copied()
+    };
     assert!(
         wait_until(|| ignored() == Some(1)),
         "{:?}",

@@ -4,13 +4,14 @@
 use std::fs;
 use std::time::Duration;
 
-use tidewall_socket::{Architecture, EmbeddedConfig, PolicyKind, Stack};
+use tidewall_socket::tuning::{Architecture, PolicyKind};
+use tidewall_socket::{EmbeddedConfig, Stack};
 
 use super::support::*;
 
 /// The knob that T becomes on a virtual device.
 fn timer() -> u64 {
-    let path = format!("/sys/class/net/{}/gro_flush_timeout", config().interface);
+    let path = format!("/sys/class/net/{}/gro_flush_timeout", HERE);
     fs::read_to_string(path).unwrap().trim().parse().unwrap()
 }
 
@@ -18,12 +19,12 @@ pub fn every_policy_serves_in_both_places() {
     let before = timer();
     for architecture in [Architecture::NiLrp, Architecture::Softirq] {
         for policy in PolicyKind::ALL {
-            let started = Stack::embedded(EmbeddedConfig {
-                architecture,
-                policy,
-                receiver_cpu: Some(1),
-                ..config()
-            });
+            let started = Stack::embedded(
+                config()
+                    .architecture(architecture)
+                    .policy(policy)
+                    .receiver_cpu(1),
+            );
             let stack = match started {
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
                     let what = format!("CAP_SYS_NICE ({error})");
@@ -56,12 +57,12 @@ pub fn every_policy_serves_in_both_places() {
 }
 
 pub fn a_fixed_interval_is_what_the_device_gets() {
-    let stack = stack_with(EmbeddedConfig {
-        policy: PolicyKind::Napi,
-        budget: Some(32),
-        interrupt_interval: Some(Duration::from_micros(75)),
-        ..config()
-    });
+    let stack = stack_with(
+        config()
+            .policy(PolicyKind::Napi)
+            .budget(32)
+            .interrupt_interval(Duration::from_micros(75)),
+    );
     let echo = Echo::start(&stack, SERVICE);
     let peer = peer_socket(PEER4);
     for n in 0..20u8 {
@@ -80,12 +81,11 @@ pub fn what_is_out_of_range_is_refused_before_anything_is_touched() {
         (Some(3001), None),
         (None, Some(Duration::from_micros(1001))),
     ] {
-        let error = Stack::embedded(EmbeddedConfig {
-            interface: "no-such-interface".into(),
-            budget,
-            interrupt_interval: interval,
-            ..config()
-        })
+        let error = Stack::embedded(
+            EmbeddedConfig::new("no-such-interface")
+                .budget(budget)
+                .interrupt_interval(interval),
+        )
         .err()
         .unwrap();
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");

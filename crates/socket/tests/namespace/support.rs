@@ -166,11 +166,7 @@ pub fn peer_socket(address: impl Into<IpAddr>) -> KernelSocket {
 }
 
 pub fn config() -> EmbeddedConfig {
-    EmbeddedConfig {
-        interface: HERE.to_owned(),
-        control: false,
-        ..EmbeddedConfig::default()
-    }
+    EmbeddedConfig::new(HERE).control(false)
 }
 
 pub fn stack() -> Stack {

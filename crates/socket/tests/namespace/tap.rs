@@ -83,8 +83,18 @@ pub fn a_tap_serves_the_kernel_at_its_other_end() {
         }
     });
     let snapshot = stack.snapshot();
-    assert!(snapshot.protocol.is_empty(), "{:?}", snapshot.protocol);
-    assert_eq!((snapshot.no_socket, snapshot.kernel_delivered), (0, 0));
+    assert!(
+        snapshot.counters.protocol.is_empty(),
+        "{:?}",
+        snapshot.counters.protocol
+    );
+    assert_eq!(
+        (
+            snapshot.counters.no_socket,
+            snapshot.counters.kernel_delivered
+        ),
+        (0, 0)
+    );
     assert!(snapshot.queues[0].transmitted >= asked, "{snapshot:?}");
     assert_eq!(snapshot.interface, NAME);
     drop(stack);
@@ -113,7 +123,11 @@ pub fn a_tap_is_a_host_that_is_routed_to() {
         }
     });
     let snapshot = stack.snapshot();
-    assert!(snapshot.protocol.is_empty(), "{:?}", snapshot.protocol);
+    assert!(
+        snapshot.counters.protocol.is_empty(),
+        "{:?}",
+        snapshot.counters.protocol
+    );
 }
 
 pub fn a_tap_that_cannot_be_is_refused() {

@@ -12,7 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidewall_socket::tcp::{Event, Interest};
-use tidewall_socket::{Architecture, EmbeddedConfig, Selector, Stack, TcpListener, TcpStream};
+use tidewall_socket::tuning::Architecture;
+use tidewall_socket::{Selector, Stack, TcpListener, TcpStream};
 
 use super::support::*;
 
@@ -474,10 +475,7 @@ pub fn a_killed_server_leaves_nothing_behind() {
 pub fn all_architectures_carry_streams() {
     for architecture in Architecture::ALL {
         println!("{architecture}");
-        let stack = stack_with(EmbeddedConfig {
-            architecture,
-            ..config()
-        });
+        let stack = stack_with(config().architecture(architecture));
         let server = Server::start(&stack, at(HERE4, SERVICE));
         in_peer(|| {
             let stream = KernelStream::connect_timeout(&at(HERE4, SERVICE), TIMEOUT).unwrap();

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tidewall_load::{BlastSpec, LoadSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
-use tidewall_socket::PolicyKind;
+use tidewall_socket::tuning::PolicyKind;
 
 use super::Options;
 use crate::bench::{Measured, Watching, blast, load};

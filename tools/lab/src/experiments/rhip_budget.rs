@@ -7,7 +7,7 @@
 //! it does not take itself.
 
 use tidewall_load::LoadSpec;
-use tidewall_socket::PolicyKind;
+use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, OVERFLOW, Place};
 use super::{Experiment, Findings, Options, environment, ratio};

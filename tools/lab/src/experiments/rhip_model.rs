@@ -8,7 +8,7 @@
 use tidewall_load::LoadSpec;
 use tidewall_receive::control::Setting;
 use tidewall_receive::control::model::{Load, Machine, Room};
-use tidewall_socket::PolicyKind;
+use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, Place};
 use super::{Experiment, Findings, Options, environment};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tidewall_load::{LoadSpec, PingSpec};
 use tidewall_service::{Kind, ServiceSpec};
-use tidewall_socket::PolicyKind;
+use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, Place, RECEIVER, SOFTIRQ};
 use super::trips::{self, P50, P99};

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidewall_load::LoadSpec;
-use tidewall_socket::PolicyKind;
+use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, BUT_ADAPTIVE, IDLE, OTHERS, OVERFLOW, POLICIES, Place};
 use super::{Experiment, Findings, Options, environment};

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidewall_load::{BlastSpec, LoadSpec, RateStep};
-use tidewall_socket::PolicyKind;
+use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, Place};
 use super::rhip_size::goodput_claims;

@@ -20,7 +20,8 @@ use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{BATCH, Counters, SelectHost};
 use tidewall_socket::descriptor::Allocator;
 use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
-use tidewall_socket::{EmbeddedConfig, PolicyKind, Stack, TrafficClass};
+use tidewall_socket::tuning::PolicyKind;
+use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 
 use super::{Cpu, HostSpec, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
 use crate::testbed::SERVER_INTERFACE;
@@ -71,32 +72,34 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
             classes,
             xdp,
         } => {
-            let stack = Stack::embedded(EmbeddedConfig {
-                interface: SERVER_INTERFACE.to_owned(),
-                queues: *queues,
-                architecture: architecture.parse()?,
-                receiver_cpu: Some(*receiver_cpu),
-                spin: Duration::from_micros((*spin).into()),
-                policy: match policy.as_str() {
-                    "" => PolicyKind::default(),
-                    name => name.parse()?,
-                },
-                budget: *budget,
-                interrupt_interval: interval_us.map(|us| Duration::from_micros(us.into())),
-                classes: classes
-                    .iter()
-                    .map(|class| TrafficClass {
-                        ports: class.ports.clone(),
-                        budget: class.budget,
-                    })
-                    .collect(),
-                xdp: match xdp {
-                    Some(name) => Some(name.parse().map_err(anyhow::Error::msg)?),
-                    None => None,
-                },
-                control: false,
-                ..EmbeddedConfig::default()
-            })
+            let policy = match policy.as_str() {
+                "" => PolicyKind::default(),
+                name => name.parse()?,
+            };
+            let classes: Vec<_> = classes
+                .iter()
+                .map(|class| TrafficClass {
+                    ports: class.ports.clone(),
+                    budget: class.budget,
+                })
+                .collect();
+            let xdp: Option<XdpMode> = match xdp {
+                Some(name) => Some(name.parse().map_err(anyhow::Error::msg)?),
+                None => None,
+            };
+            let stack = Stack::embedded(
+                EmbeddedConfig::new(SERVER_INTERFACE)
+                    .queues(*queues)
+                    .architecture(architecture.parse()?)
+                    .receiver_cpu(*receiver_cpu)
+                    .spin(Duration::from_micros((*spin).into()))
+                    .policy(policy)
+                    .budget(*budget)
+                    .interrupt_interval(interval_us.map(|us| Duration::from_micros(us.into())))
+                    .classes(classes)
+                    .xdp(xdp)
+                    .control(false),
+            )
             .with_context(|| format!("cannot start the stack on {SERVER_INTERFACE}"))?;
             for warning in stack.warnings() {
                 eprintln!("{warning}");

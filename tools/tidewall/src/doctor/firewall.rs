@@ -159,7 +159,6 @@ fn range(word: &str) -> Option<(u16, u16)> {
 
 #[cfg(test)]
 pub mod tests {
-    use std::collections::BTreeMap;
 
     use tidewall_socket::snapshot::SocketSnapshot;
 
@@ -168,37 +167,21 @@ pub mod tests {
 
     /// A stack with one socket.
     pub fn stack(process: u32, architecture: &str, local: &str) -> StackSnapshot {
-        StackSnapshot {
-            process,
-            interface: "tw-x".to_owned(),
-            architecture: architecture.to_owned(),
-            device: None,
-            deferred: true,
-            microseconds: 1,
-            received: None,
-            losses: None,
-            queues: Vec::new(),
-            sockets: vec![SocketSnapshot {
-                channel: 2,
-                protocol: "udp".to_owned(),
-                local: local.to_owned(),
-                peer: None,
-                received: 0,
-                through_kernel: 0,
-                occupancy: 0,
-                limit: 1,
-                dropped_full: 0,
-            }],
-            tcp: Default::default(),
-            protocol: BTreeMap::new(),
-            fragments: BTreeMap::new(),
-            no_socket: 0,
-            socket_full: 0,
-            icmp_errors: 0,
-            copied_out: 0,
-            kernel_delivered: 0,
-            warnings: Vec::new(),
-        }
+        let mut stack = StackSnapshot::default();
+        stack.process = process;
+        stack.interface = "tw-x".to_owned();
+        stack.architecture = architecture.to_owned();
+        stack.deferred = true;
+        stack.microseconds = 1;
+        stack.sockets = vec![{
+            let mut socket = SocketSnapshot::default();
+            socket.channel = 2;
+            socket.protocol = "udp".to_owned();
+            socket.local = local.to_owned();
+            socket.limit = 1;
+            socket
+        }];
+        stack
     }
 
     fn port() -> Vec<Owned> {

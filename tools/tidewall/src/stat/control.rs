@@ -147,16 +147,16 @@ pub mod tests {
 
     /// Receive control of a queue under load.
     pub fn control() -> ControlSnapshot {
-        ControlSnapshot {
-            policy: "adaptive".to_owned(),
-            budget: 1200,
-            interrupt_interval: 50_000,
-            mode: "mixed".to_owned(),
-            buffer_use: 0.375,
-            exhausted_rounds: 100,
-            interrupts: 1_000,
-            overflowed: 30,
-        }
+        let mut control = ControlSnapshot::default();
+        control.policy = "adaptive".to_owned();
+        control.budget = 1200;
+        control.interrupt_interval = 50_000;
+        control.mode = "mixed".to_owned();
+        control.buffer_use = 0.375;
+        control.exhausted_rounds = 100;
+        control.interrupts = 1_000;
+        control.overflowed = 30;
+        control
     }
 
     fn pair() -> Pair {
@@ -164,10 +164,11 @@ pub mod tests {
         before.queues[0].control = control();
         let mut now = stack(12, 3_000, 0);
         now.queues[0].rounds += 400;
-        now.queues[0].control = ControlSnapshot {
-            exhausted_rounds: 300,
-            interrupts: 1_011,
-            ..control()
+        now.queues[0].control = {
+            let mut control = control();
+            control.exhausted_rounds = 300;
+            control.interrupts = 1_011;
+            control
         };
         Pair::new(now, Some(before))
     }
@@ -233,10 +234,8 @@ pub mod tests {
             line(&control()),
             "adaptive, Bp 1,200, T 50 µs, mixed, fullest buffer 38 %"
         );
-        let other = ControlSnapshot {
-            interrupt_interval: 0,
-            ..control()
-        };
+        let mut other = control();
+        other.interrupt_interval = 0;
         assert_eq!(short([&control()].into_iter()), "Bp 1,200, T 50 µs");
         assert_eq!(
             short([&control(), &other].into_iter()),

@@ -50,13 +50,14 @@ mod tests {
 
     #[test]
     fn use_is_shown_beside_its_limit() {
-        let tcp = TcpSnapshot {
-            states: [("established".to_owned(), 1200)].into(),
-            orphans: 3,
-            orphans_max: 65_536,
-            memory: 5 << 20,
-            memory_max: 3 << 30,
-            ..TcpSnapshot::default()
+        let tcp = {
+            let mut tcp = TcpSnapshot::default();
+            tcp.states = [("established".to_owned(), 1200)].into();
+            tcp.orphans = 3;
+            tcp.orphans_max = 65_536;
+            tcp.memory = 5 << 20;
+            tcp.memory_max = 3 << 30;
+            tcp
         };
         assert_eq!(
             holdings(&tcp),

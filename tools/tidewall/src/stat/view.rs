@@ -273,19 +273,21 @@ fn losses(pair: &Pair) -> Vec<Loss> {
             queue.no_transmit_frame
         });
     }
-    for name in now.protocol.keys() {
+    for name in now.counters.protocol.keys() {
         add(Place::Protocol, None, name, &|stack| {
-            stack.protocol.get(name).copied().unwrap_or(0)
+            stack.counters.protocol.get(name).copied().unwrap_or(0)
         });
     }
-    for name in now.fragments.keys() {
+    for name in now.counters.fragments.keys() {
         add(Place::Reassembly, None, name, &|stack| {
-            stack.fragments.get(name).copied().unwrap_or(0)
+            stack.counters.fragments.get(name).copied().unwrap_or(0)
         });
     }
-    add(Place::Socket, None, "socket-gone", &|stack| stack.no_socket);
+    add(Place::Socket, None, "socket-gone", &|stack| {
+        stack.counters.no_socket
+    });
     add(Place::Socket, None, "socket-full", &|stack| {
-        stack.socket_full
+        stack.counters.socket_full
     });
     losses.sort_by(|a, b| {
         (a.place, a.queue)

@@ -252,25 +252,25 @@ mod tests {
 
     fn frame(verdict: &str, cause: &str, channel: u16) -> TracedFrame {
         let bytes = decode::tests::udp4(b"hello");
-        TracedFrame {
-            frame: 9,
-            nanoseconds: 5,
-            queue: 1,
-            length: bytes.len() as u32,
-            verdict: verdict.to_owned(),
-            cause: cause.to_owned(),
-            channel,
-            bytes,
-        }
+        let mut traced = TracedFrame::default();
+        traced.frame = 9;
+        traced.nanoseconds = 5;
+        traced.queue = 1;
+        traced.length = bytes.len() as u32;
+        traced.verdict = verdict.to_owned();
+        traced.cause = cause.to_owned();
+        traced.channel = channel;
+        traced.bytes = bytes;
+        traced
     }
 
     fn line(frame: u32, stage: &str, what: &str) -> Line {
-        Line {
-            frame,
-            microseconds: 1,
-            stage: stage.to_owned(),
-            what: what.to_owned(),
-        }
+        let mut line = Line::default();
+        line.frame = frame;
+        line.microseconds = 1;
+        line.stage = stage.to_owned();
+        line.what = what.to_owned();
+        line
     }
 
     fn followed<'a>(frame: &'a TracedFrame, lines: &'a [Line]) -> Followed<'a> {

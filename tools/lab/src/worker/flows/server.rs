@@ -12,7 +12,7 @@ use rustix::net::sockopt::set_tcp_congestion;
 use tidewall_service::linux_stream::{self, LinuxStream, LinuxStreams};
 use tidewall_service::tidewall_stream::{TidewallStream, TidewallStreams};
 use tidewall_service::{Event, Interest, Stream, StreamHost};
-use tidewall_socket::{Architecture, EmbeddedConfig, Stack};
+use tidewall_socket::{EmbeddedConfig, Stack};
 
 use super::super::service::until_input_ends;
 use super::{Figures, FlowServer, REQUEST, Request, Transfer};
@@ -107,13 +107,11 @@ pub(super) fn run(job: &FlowServer) -> anyhow::Result<()> {
             address,
             cpu,
         } => {
-            let stack = Stack::embedded(EmbeddedConfig {
-                interface: interface.clone(),
-                architecture: Architecture::NiLrp,
-                receiver_cpu: Some(*cpu),
-                control: false,
-                ..EmbeddedConfig::default()
-            })
+            let stack = Stack::embedded(
+                EmbeddedConfig::new(interface)
+                    .receiver_cpu(*cpu)
+                    .control(false),
+            )
             .with_context(|| format!("cannot start the stack on {interface}"))?;
             for warning in stack.warnings() {
                 eprintln!("{warning}");

@@ -110,13 +110,14 @@ fn the_device_of_a_stack_is_that_of_its_snapshot() {
     let finding = device("x", Some("veth"), None, None, None);
     assert!(finding.text.contains("copy mode"), "{}", finding.text);
     let mut owner = stack(7, "ni-lrp", "0.0.0.0:7");
-    owner.device = Some(DeviceSnapshot {
-        driver: "igb".to_owned(),
-        xdp: "native".to_owned(),
-        zero_copy: false,
-        receive_queues: 2,
-        transmit_queues: 2,
-        checksums: Checksums::Proven.to_string(),
+    owner.device = Some({
+        let mut device = DeviceSnapshot::default();
+        device.driver = "igb".to_owned();
+        device.xdp = "native".to_owned();
+        device.receive_queues = 2;
+        device.transmit_queues = 2;
+        device.checksums = Checksums::Proven.to_string();
+        device
     });
     assert_eq!(
         device("x", None, None, None, Some(&owner)).text,

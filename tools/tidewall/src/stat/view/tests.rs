@@ -1,4 +1,4 @@
-use tidewall_socket::snapshot::{ControlSnapshot, DeviceLosses, DeviceSnapshot, SocketSnapshot};
+use tidewall_socket::snapshot::{DeviceLosses, DeviceSnapshot, SocketSnapshot};
 
 use super::super::control::tests::control;
 use super::*;
@@ -10,55 +10,39 @@ pub fn stack(seconds: u64, frames: u64, full: u64) -> StackSnapshot {
         ("channel", frames - full),
         ("channel-full", full),
     ];
-    StackSnapshot {
-        process: 0,
-        interface: "tw-x".to_owned(),
-        architecture: "ni-lrp".to_owned(),
-        device: None,
-        deferred: true,
-        microseconds: seconds * 1_000_000,
-        received: None,
-        losses: None,
-        queues: vec![QueueSnapshot {
-            driver: driver
-                .into_iter()
-                .map(|(name, count)| (name.to_owned(), count))
-                .collect(),
-            kernel: BTreeMap::from([("other".to_owned(), (7, 3)), ("icmp".to_owned(), (0, 0))]),
-            delivered: frames - full,
-            stale: 0,
-            lost_in_ring: 0,
-            napi: [0; 2],
-            rounds: 10,
-            driven: 0,
-            empty_rounds: 5,
-            transmitted: 1,
-            checksums_by_device: 0,
-            no_transmit_frame: 0,
-            host: BTreeMap::new(),
-            control: ControlSnapshot::default(),
-        }],
-        sockets: vec![SocketSnapshot {
-            channel: 2,
-            protocol: "udp".to_owned(),
-            local: "0.0.0.0:7".to_owned(),
-            peer: None,
-            received: frames - full,
-            through_kernel: 0,
-            occupancy: 12,
-            limit: 1024,
-            dropped_full: full,
-        }],
-        tcp: Default::default(),
-        protocol: BTreeMap::from([("udp-checksum".to_owned(), 4)]),
-        fragments: BTreeMap::from([("reassembled".to_owned(), 9)]),
-        no_socket: 0,
-        socket_full: 0,
-        icmp_errors: 0,
-        copied_out: 0,
-        kernel_delivered: 2,
-        warnings: Vec::new(),
-    }
+    let mut stack = StackSnapshot::default();
+    stack.interface = "tw-x".to_owned();
+    stack.architecture = "ni-lrp".to_owned();
+    stack.deferred = true;
+    stack.microseconds = seconds * 1_000_000;
+    stack.queues = vec![{
+        let mut queue = QueueSnapshot::default();
+        queue.driver = driver
+            .into_iter()
+            .map(|(name, count)| (name.to_owned(), count))
+            .collect();
+        queue.kernel = BTreeMap::from([("other".to_owned(), (7, 3)), ("icmp".to_owned(), (0, 0))]);
+        queue.delivered = frames - full;
+        queue.rounds = 10;
+        queue.empty_rounds = 5;
+        queue.transmitted = 1;
+        queue
+    }];
+    stack.sockets = vec![{
+        let mut socket = SocketSnapshot::default();
+        socket.channel = 2;
+        socket.protocol = "udp".to_owned();
+        socket.local = "0.0.0.0:7".to_owned();
+        socket.received = frames - full;
+        socket.occupancy = 12;
+        socket.limit = 1024;
+        socket.dropped_full = full;
+        socket
+    }];
+    stack.counters.protocol = BTreeMap::from([("udp-checksum".to_owned(), 4)]);
+    stack.counters.fragments = BTreeMap::from([("reassembled".to_owned(), 9)]);
+    stack.counters.kernel_delivered = 2;
+    stack
 }
 
 #[test]
@@ -109,9 +93,11 @@ fn rates_come_from_the_stack_s_own_clock() {
 fn only_losses_are_in_the_summary_and_each_is_explained_once() {
     let mut now = stack(12, 3_000, 1_000);
     now.queues.push(now.queues[0].clone());
-    now.losses = Some(DeviceLosses {
-        receive_ring: 2,
-        sent: 5,
+    now.losses = Some({
+        let mut losses = DeviceLosses::default();
+        losses.receive_ring = 2;
+        losses.sent = 5;
+        losses
     });
     let pair = Pair::new(now, None);
     let found: Vec<(Place, Option<usize>, String, u64)> = losses(&pair)
@@ -147,7 +133,7 @@ fn a_stack_that_warns_is_heard() {
 #[test]
 fn a_stack_that_lost_nothing_says_so() {
     let mut quiet = stack(1, 5, 0);
-    quiet.protocol.clear();
+    quiet.counters.protocol.clear();
     quiet.queues[0].kernel.clear();
     quiet.queues[0].driver.remove("channel-full");
     assert!(text(&Pair::new(quiet, None), &Shares::default()).ends_with("\nnothing was lost\n"));
@@ -156,7 +142,7 @@ fn a_stack_that_lost_nothing_says_so() {
 #[test]
 fn frames_that_miss_tidewall_s_way_are_a_warning_not_silence() {
     let mut now = stack(1, 5, 0);
-    now.protocol.clear();
+    now.counters.protocol.clear();
     now.queues[0].kernel.clear();
     now.queues[0].driver.clear();
     now.queues[0].driver.insert("no-metadata".to_owned(), 62);
@@ -178,7 +164,7 @@ fn frames_that_miss_tidewall_s_way_are_a_warning_not_silence() {
 #[test]
 fn packets_that_the_program_does_not_see_are_a_warning_not_silence() {
     let mut now = stack(1, 5, 0);
-    now.protocol.clear();
+    now.counters.protocol.clear();
     now.queues[0].kernel.clear();
     now.queues[0].driver.remove("channel-full");
     let mut pair = Pair::new(now.clone(), Some(now));
@@ -197,13 +183,14 @@ fn packets_that_the_program_does_not_see_are_a_warning_not_silence() {
 #[test]
 fn the_device_and_who_makes_checksums_are_in_the_header_and_the_rows() {
     let mut now = stack(1, 5, 0);
-    now.device = Some(DeviceSnapshot {
-        driver: "virtio_net".to_owned(),
-        xdp: "native".to_owned(),
-        zero_copy: false,
-        receive_queues: 2,
-        transmit_queues: 1,
-        checksums: "in software (why)".to_owned(),
+    now.device = Some({
+        let mut device = DeviceSnapshot::default();
+        device.driver = "virtio_net".to_owned();
+        device.xdp = "native".to_owned();
+        device.receive_queues = 2;
+        device.transmit_queues = 1;
+        device.checksums = "in software (why)".to_owned();
+        device
     });
     now.queues[0].transmitted = 10;
     now.queues[0].checksums_by_device = 3;
