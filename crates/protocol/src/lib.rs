@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod dropped;
+pub mod errno;
 pub mod icmp;
 pub mod ip;
 mod options;

@@ -29,6 +29,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod causes;
 mod channels;
 mod comparators;
 pub mod control;

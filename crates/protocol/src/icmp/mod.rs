@@ -13,27 +13,8 @@ use tidewall_wire::udp::Addresses;
 use tidewall_wire::{Protocol, ipv4, ipv6};
 
 pub use crate::DropReason;
+use crate::errno::*;
 use crate::ip;
-
-/// Linux's numbers of the errors used in this crate; the same on every
-/// architecture that Tidewall knows.
-#[expect(missing_docs, reason = "the names are the meaning")]
-pub mod errno {
-    pub const EACCES: i32 = 13;
-    pub const EINVAL: i32 = 22;
-    pub const ENONET: i32 = 64;
-    pub const EPROTO: i32 = 71;
-    pub const EMSGSIZE: i32 = 90;
-    pub const ENOPROTOOPT: i32 = 92;
-    pub const EOPNOTSUPP: i32 = 95;
-    pub const EAFNOSUPPORT: i32 = 97;
-    pub const ENETUNREACH: i32 = 101;
-    pub const ECONNREFUSED: i32 = 111;
-    pub const EHOSTDOWN: i32 = 112;
-    pub const EHOSTUNREACH: i32 = 113;
-}
-
-use errno::*;
 
 /// The smallest path MTU that is believed over IPv4: Linux's `min_pmtu`
 /// default. A lower one is raised to it, so that a forged error cannot make

@@ -320,7 +320,7 @@ fn damaged_and_forged_errors_are_refused() {
         found.sequence,
         Some(u32::from_be_bytes(tcp[24..28].try_into().unwrap()))
     );
-    assert_eq!((found.errno, found.mtu), (errno::EMSGSIZE, None));
+    assert_eq!((found.errno, found.mtu), (EMSGSIZE, None));
     let message = v4::Message::DestinationUnreachable {
         code: 3,
         mtu: 0,

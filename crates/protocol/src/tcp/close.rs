@@ -8,7 +8,8 @@ use super::push_marks::PushMarks;
 use super::recovery::RtxTimer;
 use super::timers::{Timer, Timers};
 use super::{Errno, Shutdown, State, Time, TimeWaitEntry};
-use crate::icmp::{FlowError, errno};
+use crate::errno;
+use crate::icmp::FlowError;
 use tidewall_wire::tcp::before;
 
 /// The least path MTU, less headers, that an ICMP error can bring about over

@@ -18,7 +18,8 @@ use super::half_open::{HalfOpen, Prefix, Store};
 use super::segment::{Outgoing, Segment, reset_for};
 use super::{Config, FastOpen, FourTuple, Handshake, Time, isn, timestamp};
 use crate::DropReason;
-use crate::icmp::{FlowError, errno};
+use crate::errno;
+use crate::icmp::FlowError;
 
 mod fast_open;
 

@@ -87,6 +87,8 @@ use core::fmt;
 use core::time::Duration;
 use std::net::SocketAddr;
 
+use crate::errno;
+
 pub use application::SendFlags;
 pub use config::{Config, Ecn, Keepalive, MtuProbing};
 pub use congestion::Congestion;
@@ -128,23 +130,23 @@ pub struct Errno(pub i32);
 
 impl Errno {
     /// Nothing to be had now, or no room: try again.
-    pub const AGAIN: Self = Self(11);
+    pub const AGAIN: Self = Self(errno::EAGAIN);
     /// Invalid argument.
-    pub const INVAL: Self = Self(22);
+    pub const INVAL: Self = Self(errno::EINVAL);
     /// The connection cannot take data any more.
-    pub const PIPE: Self = Self(32);
+    pub const PIPE: Self = Self(errno::EPIPE);
     /// Message too long (a path MTU below what is possible).
-    pub const MSGSIZE: Self = Self(90);
+    pub const MSGSIZE: Self = Self(errno::EMSGSIZE);
     /// The connection was aborted here.
-    pub const CONNABORTED: Self = Self(103);
+    pub const CONNABORTED: Self = Self(errno::ECONNABORTED);
     /// The peer has reset the connection.
-    pub const CONNRESET: Self = Self(104);
+    pub const CONNRESET: Self = Self(errno::ECONNRESET);
     /// Not connected.
-    pub const NOTCONN: Self = Self(107);
+    pub const NOTCONN: Self = Self(errno::ENOTCONN);
     /// The peer did not answer.
-    pub const TIMEDOUT: Self = Self(110);
+    pub const TIMEDOUT: Self = Self(errno::ETIMEDOUT);
     /// The peer refuses the connection.
-    pub const CONNREFUSED: Self = Self(111);
+    pub const CONNREFUSED: Self = Self(errno::ECONNREFUSED);
     /// Every errno that a connection can report, for checks.
     pub(crate) const LAST: i32 = 133;
 }

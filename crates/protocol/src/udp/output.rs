@@ -63,11 +63,9 @@ impl OutputError {
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
-            Self::AddressFamily => crate::icmp::errno::EAFNOSUPPORT,
-            Self::MessageTooLong { .. } | Self::FrameTooSmall { .. } => {
-                crate::icmp::errno::EMSGSIZE
-            }
-            Self::ChecksumRequired => crate::icmp::errno::EINVAL,
+            Self::AddressFamily => crate::errno::EAFNOSUPPORT,
+            Self::MessageTooLong { .. } | Self::FrameTooSmall { .. } => crate::errno::EMSGSIZE,
+            Self::ChecksumRequired => crate::errno::EINVAL,
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::*;
 use tidewall_protocol::DropReason;
-use tidewall_protocol::icmp::{FlowError, errno};
+use tidewall_protocol::errno;
+use tidewall_protocol::icmp::FlowError;
 use tidewall_protocol::tcp::{Connection, Ecn, State};
 
 #[test]

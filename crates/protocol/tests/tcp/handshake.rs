@@ -1,6 +1,7 @@
 //! Opening (RFC 9293 §3.5).
 
-use tidewall_protocol::icmp::{FlowError, errno};
+use tidewall_protocol::errno;
+use tidewall_protocol::icmp::FlowError;
 use tidewall_protocol::tcp::{Config, Errno, Shutdown, State, Timestamps};
 use tidewall_wire::tcp::{Flags, Options};
 

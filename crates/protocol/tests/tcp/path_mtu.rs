@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tidewall_protocol::icmp::{FlowError, errno};
+use tidewall_protocol::errno;
+use tidewall_protocol::icmp::FlowError;
 use tidewall_protocol::tcp::{Config, Connection, Handshake, Info, MtuProbing};
 
 use crate::link::{FAIR, Host, Link, Weather, flow, pattern};

@@ -154,7 +154,8 @@ fn losses_are_repaired_without_a_timeout() {
 
 #[test]
 fn a_lower_path_mtu_is_survived_with_and_without_being_reported() {
-    use tidewall_protocol::icmp::{FlowError, MTU_MIN_V4, errno};
+    use tidewall_protocol::errno;
+    use tidewall_protocol::icmp::{FlowError, MTU_MIN_V4};
     let mut link = Link::new(hosts(Config::default(), [300_000, 0]), FAIR, 3);
     link.weather[0].payload_max = 1000;
     link.run_for(Duration::from_secs(2));

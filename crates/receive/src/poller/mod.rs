@@ -472,6 +472,10 @@ impl Poller {
             return 0;
         }
         let queue = shared.queue;
+        let mut append = |id, run, latest| {
+            let state = (&mut *fullness, &mut taken[..], round_number);
+            append(shared, id, run, latest, ready, state);
+        };
         // The channel whose frames are being collected, and the number of the
         // latest of them.
         let mut current: Option<(ChannelId, Run)> = None;
@@ -495,14 +499,7 @@ impl Poller {
                 }
                 _ => {
                     if let Some((open, run)) = current.take() {
-                        append(
-                            shared,
-                            open,
-                            run,
-                            latest,
-                            ready,
-                            (fullness, taken, round_number),
-                        );
+                        append(open, run, latest);
                     }
                     let open = shared
                         .ends
@@ -522,14 +519,7 @@ impl Poller {
             }
         }
         if let Some((open, run)) = current.take() {
-            append(
-                shared,
-                open,
-                run,
-                latest,
-                ready,
-                (fullness, taken, round_number),
-            );
+            append(open, run, latest);
         }
         if stale_frames > 0 {
             shared.free.put_chain(&shared.slots, stale);

@@ -12,9 +12,9 @@ use tidewall_protocol::ip::reassembly::{Counters, Limits, Reassembled, Reassembl
 use tidewall_receive::poller::{Channel, Done};
 
 use super::Ip;
+use crate::causes::Causes;
 use crate::endpoint::Endpoint;
 use crate::lock::lock;
-use crate::snapshot::Causes;
 use crate::stack::Core;
 
 /// Fragments taken from the fragment channel of a queue at a time: all that

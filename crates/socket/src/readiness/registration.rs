@@ -9,7 +9,7 @@ use super::exchange::Listed;
 use super::poll_context::{Interface, PollContext};
 use crate::lock::{Mutex, lock, rank};
 use crate::stack::{Core, Stack};
-use crate::wait_queue::WaitQueue;
+use crate::wait_queue::{WaitQueue, Waitable};
 
 /// A socket as contexts poll it, while it lives.
 pub(crate) trait Pollable: Send + Sync {
@@ -56,6 +56,34 @@ pub(crate) trait File {
 
     /// True for one of this stack, or of none.
     fn is_of(&self, stack: &Stack) -> bool;
+}
+
+/// What an application has of a socket that is open until it is dropped: its stack,
+/// and what that shares.
+pub(crate) trait Handle {
+    type Shared: Pollable + Waitable + 'static;
+
+    fn stack(&self) -> &Stack;
+
+    fn shared(&self) -> &Arc<Self::Shared>;
+}
+
+impl<H: Handle> File for H {
+    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
+        Some(self.shared().clone())
+    }
+
+    fn wait_queue(&self) -> &WaitQueue {
+        Pollable::wait_queue(&**self.shared())
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.shared().kernel_descriptor()
+    }
+
+    fn is_of(&self, stack: &Stack) -> bool {
+        Arc::ptr_eq(&self.stack().inner, &stack.inner)
+    }
 }
 
 /// One socket in one context.

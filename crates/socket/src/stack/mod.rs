@@ -22,6 +22,7 @@ use tidewall_receive::control::{Limits, PolicyKind};
 use tidewall_receive::poller::{self, Shared};
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::causes::Causes;
 use crate::channels::{ChannelPool, FRAGMENT_CHANNEL, SHARED_CHANNEL, TIME_WAIT_CHANNEL};
 use crate::control::Control;
 use crate::device_owner::DeviceOwner;
@@ -35,7 +36,7 @@ use crate::link::LinkWatch;
 use crate::lock::{Mutex, rank};
 use crate::netdev::NetDevice;
 use crate::receiver::{QueueHandle, Receiver, TrafficClass};
-use crate::snapshot::{Causes, DeviceLosses, DeviceSnapshot, StackSnapshot};
+use crate::snapshot::{DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::channels::Channels;
 use crate::trace::TraceLog;

@@ -4,6 +4,7 @@
 mod endpoint;
 mod output;
 mod state;
+mod waiting;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,9 +25,9 @@ use super::memory::{Locked, Memory};
 use crate::channels::{ChannelSet, Usage};
 use crate::lock::{Mutex, MutexGuard, lock, rank};
 use crate::readiness::Events;
-use crate::readiness::registration::Pollable;
 use crate::stack::Core;
-use crate::wait_queue::{WaitQueue, Waitable};
+use crate::wait_queue::WaitQueue;
+pub(crate) use waiting::Waiting;
 
 /// Segments through the shared channel after which a connection is busy enough
 /// for one of its own.
@@ -481,42 +482,6 @@ impl ConnectionInner {
     /// True once nothing is left for the stack to do.
     pub(crate) fn is_over(&self) -> bool {
         self.look().detached
-    }
-}
-
-/// Somebody who waits until a connection is ready for something.
-pub(crate) struct Waiting<'a> {
-    pub(crate) connection: &'a ConnectionInner,
-    pub(crate) want: Events,
-}
-
-impl Pollable for ConnectionInner {
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.wait_queue
-    }
-
-    // A caller that finds no space is notified once there is some.
-    fn events(&self) -> Events {
-        self.look().events()
-    }
-
-    fn has_unprocessed_frames(&self) -> bool {
-        self.lock().has_frames()
-    }
-
-    fn process_frames(self: Arc<Self>, core: &Core) {
-        self.process(core);
-    }
-}
-
-impl Waitable for Waiting<'_> {
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.connection.wait_queue
-    }
-
-    fn has_input(&self) -> bool {
-        let mut state = self.connection.lock();
-        state.has_frames() || state.detached || state.events().intersects(self.want)
     }
 }
 

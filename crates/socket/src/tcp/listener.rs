@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener as KernelListener};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,17 +19,17 @@ use super::helper::Helper;
 use super::kernel_stream::KernelStream;
 use super::stream::TcpStream;
 use crate::channels::ChannelSet;
-use crate::endpoint::Endpoint;
 use crate::kernel::KernelInput;
 use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
-use crate::readiness::registration::{File, Pollable};
+use crate::readiness::registration::{Handle, Pollable};
 use crate::stack::{Core, Stack};
 use crate::udp::{specified, to_v6};
 use crate::wait_queue::{WaitQueue, Waitable};
 
 mod bind;
 mod protocol;
+mod waiting;
 
 pub use bind::ListenOptions;
 use bind::hold;
@@ -421,21 +421,15 @@ impl TcpListener {
     }
 }
 
-impl File for TcpListener {
-    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
-        Some(self.inner.clone())
+impl Handle for TcpListener {
+    type Shared = ListenerInner;
+
+    fn stack(&self) -> &Stack {
+        &self.stack
     }
 
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.inner.wait_queue
-    }
-
-    fn descriptor(&self) -> i32 {
-        self.inner.kernel_descriptor()
-    }
-
-    fn is_of(&self, stack: &Stack) -> bool {
-        Arc::ptr_eq(&self.stack.inner, &stack.inner)
+    fn shared(&self) -> &Arc<ListenerInner> {
+        &self.inner
     }
 }
 
@@ -529,73 +523,6 @@ impl ListenerInner {
         let connection = accepted.pop_front();
         self.waiting.store(accepted.len(), Ordering::SeqCst);
         connection
-    }
-}
-
-impl Endpoint for ListenerInner {
-    /// A full accept queue leaves frames in the channel: the driver then drops what
-    /// comes after them.
-    fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
-        if self.is_full() {
-            return;
-        }
-        if !self.wait_queue.frames_arrived() {
-            core.tcp.add_pending_listener();
-        }
-    }
-
-    fn on_timer(self: Arc<Self>, core: &Core) {
-        self.run_timer(core);
-    }
-}
-
-impl Pollable for ListenerInner {
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.wait_queue
-    }
-
-    fn events(&self) -> Events {
-        if self.is_shut() {
-            return Events::WRITABLE | Events::HUP;
-        }
-        let own = self.waiting.load(Ordering::SeqCst) > 0;
-        Events::NONE.with_if(Events::READABLE, own || self.kernel_has_connections())
-    }
-
-    fn has_unprocessed_frames(&self) -> bool {
-        let state = lock(&self.state);
-        let channel = state.channel.as_ref();
-        channel.is_some_and(|set| !set.looks_empty())
-    }
-
-    fn process_frames(self: Arc<Self>, core: &Core) {
-        self.process(core);
-    }
-
-    fn kernel_has_input(&self) {
-        self.kernel_input.note();
-    }
-}
-
-impl Waitable for ListenerInner {
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.wait_queue
-    }
-
-    fn has_input(&self) -> bool {
-        self.may_accept() || (!self.is_full() && self.has_unprocessed_frames())
-    }
-
-    fn is_exclusive(&self) -> bool {
-        true
-    }
-
-    fn kernel_descriptor(&self) -> i32 {
-        self.kernel.as_ref().map_or(-1, |kernel| kernel.as_raw_fd())
-    }
-
-    fn kernel_has_input(&self) {
-        self.kernel_input.note();
     }
 }
 

@@ -9,10 +9,9 @@ use super::listener::TcpListener;
 use super::stream::TcpStream;
 use crate::readiness::Events;
 use crate::readiness::poll_context::{Interface, PollContext};
-use crate::readiness::registration::{File, Pollable, Registration};
+use crate::readiness::registration::{File, Registration};
 use crate::stack::Stack;
 use crate::udp::UdpSocket;
-use crate::wait_queue::{WaitQueue, Waitable};
 
 /// Most events of one [`Selector::wait`]: the others' turn comes with the next.
 const EVENTS: usize = 256;
@@ -98,24 +97,6 @@ impl Selectable for TcpListener {
 impl Selectable for UdpSocket {
     fn file(&self) -> Selected<'_> {
         Selected(self)
-    }
-}
-
-impl File for UdpSocket {
-    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
-        Some(self.inner.clone())
-    }
-
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.inner.wait_queue
-    }
-
-    fn descriptor(&self) -> i32 {
-        self.inner.kernel_descriptor()
-    }
-
-    fn is_of(&self, stack: &Stack) -> bool {
-        Arc::ptr_eq(&self.stack.inner, &stack.inner)
     }
 }
 

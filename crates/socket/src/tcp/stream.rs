@@ -13,14 +13,13 @@ use super::frames::Deferred;
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
 use crate::readiness::Events;
-use crate::readiness::registration::{File, Pollable};
-use crate::stack::{Core, Stack};
-use crate::wait_queue::WaitQueue;
+use crate::stack::Stack;
 
 mod connecting;
 mod io_traits;
 mod notifications;
 mod options;
+mod polling;
 
 pub use connecting::ConnectOptions;
 pub use notifications::Notification;
@@ -547,52 +546,6 @@ impl Drop for TcpStream {
             }
             Inner::Kernel(kernel) => kernel.wait_queue.close(),
         }
-    }
-}
-
-impl TcpStream {
-    /// What it is ready for, once its protocol has seen the frames that wait; `None`
-    /// for one of the kernel's.
-    pub(crate) fn look(&self, core: &Core) -> Option<Events> {
-        match &self.inner {
-            Inner::Own { connection, .. } => {
-                let mut state = connection.look();
-                if state.has_frames() {
-                    drop(state);
-                    connection.process(core);
-                    state = connection.look();
-                }
-                Some(state.events())
-            }
-            Inner::Kernel(_) => None,
-        }
-    }
-}
-
-impl File for TcpStream {
-    fn pollable(&self) -> Option<Arc<dyn Pollable>> {
-        match &self.inner {
-            Inner::Own { connection, .. } => Some(connection.clone()),
-            Inner::Kernel(_) => None,
-        }
-    }
-
-    fn wait_queue(&self) -> &WaitQueue {
-        match &self.inner {
-            Inner::Own { connection, .. } => &connection.wait_queue,
-            Inner::Kernel(kernel) => &kernel.wait_queue,
-        }
-    }
-
-    fn descriptor(&self) -> i32 {
-        match &self.inner {
-            Inner::Own { .. } => -1,
-            Inner::Kernel(kernel) => kernel.descriptor(),
-        }
-    }
-
-    fn is_of(&self, stack: &Stack) -> bool {
-        Arc::ptr_eq(&self.stack.inner, &stack.inner)
     }
 }
 

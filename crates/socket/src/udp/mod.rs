@@ -18,6 +18,7 @@ use crate::channels::ChannelSet;
 use crate::ip::routes::Route;
 use crate::kernel::PortReservation;
 use crate::lock::lock;
+use crate::readiness::registration::Handle;
 use crate::stack::Stack;
 pub use mtu::MtuDiscover;
 pub(crate) use ports::Udp;
@@ -392,6 +393,18 @@ impl UdpSocket {
 
     fn take_pending(&self) -> io::Result<()> {
         self.inner.take_error().map_or(Ok(()), Err)
+    }
+}
+
+impl Handle for UdpSocket {
+    type Shared = SocketInner;
+
+    fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
+    fn shared(&self) -> &Arc<SocketInner> {
+        &self.inner
     }
 }
 

@@ -5,7 +5,7 @@
 use std::io::{self, IoSlice};
 use std::time::Instant;
 
-use tidewall_protocol::tcp::{Notification as Reported, TimestampEvent, Timestamping};
+use tidewall_protocol::tcp::{Connection, Notification as Reported, TimestampEvent, Timestamping};
 
 use super::{Inner, Sending, TcpStream};
 
@@ -48,12 +48,10 @@ impl TcpStream {
     /// # Errors
     /// `Unsupported` for a connection of the kernel's.
     pub fn set_timestamping(&self, timestamping: Timestamping) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(_) => unsupported(),
-            Inner::Own { .. } => {
-                self.change(|state, _| state.connection.set_timestamping(timestamping))
-            }
-        }
+        self.set(
+            |state, _| state.connection.set_timestamping(timestamping),
+            |_| unsupported(),
+        )
     }
 
     /// See [`TcpStream::set_timestamping`].
@@ -61,10 +59,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
     pub fn timestamping(&self) -> io::Result<Timestamping> {
-        match &self.inner {
-            Inner::Kernel(_) => unsupported(),
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.timestamping()),
-        }
+        self.ask(Connection::timestamping, |_| unsupported())
     }
 
     /// Whether completions of [`TcpStream::write_zero_copy`] are reported (SO_ZEROCOPY).
@@ -72,10 +67,10 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
     pub fn set_zero_copy(&self, on: bool) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(_) => unsupported(),
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_zero_copy(on)),
-        }
+        self.set(
+            |state, _| state.connection.set_zero_copy(on),
+            |_| unsupported(),
+        )
     }
 
     /// Writes as MSG_ZEROCOPY does: with [`TcpStream::set_zero_copy`] a
@@ -154,10 +149,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
     pub fn notifications_lost(&self) -> io::Result<u32> {
-        match &self.inner {
-            Inner::Kernel(_) => unsupported(),
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.notifications_lost()),
-        }
+        self.ask(Connection::notifications_lost, |_| unsupported())
     }
 
     /// When the last byte that was read had come, in order, to this stack: with
@@ -168,12 +160,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
     pub fn read_timestamp(&self) -> io::Result<Option<Instant>> {
-        match &self.inner {
-            Inner::Kernel(_) => unsupported(),
-            Inner::Own { connection, .. } => {
-                let at = connection.lock().connection.read_timestamp();
-                Ok(at.map(|at| self.stack.core().instant(at)))
-            }
-        }
+        let at = self.ask(Connection::read_timestamp, |_| unsupported())?;
+        Ok(at.map(|at| self.stack.core().instant(at)))
     }
 }

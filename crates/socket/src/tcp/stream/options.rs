@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::net::sockopt::tcp_congestion;
-use tidewall_protocol::tcp::{Congestion, Keepalive, StreamOptions};
+use tidewall_protocol::tcp::{Congestion, Connection, Keepalive, StreamOptions};
 
 use super::{Inner, NO_LINGER, TcpStream, duration};
 use crate::tcp::connection::{State, error};
 use crate::tcp::frames::Deferred;
-use crate::tcp::kernel_stream::{self, TCP_NOTSENT_LOWAT};
+use crate::tcp::kernel_stream::{self, KernelStream, TCP_NOTSENT_LOWAT};
 
 impl TcpStream {
     /// Makes reading and writing return EAGAIN instead of waiting.
@@ -76,10 +76,10 @@ impl TcpStream {
     /// # Errors
     /// What the kernel reports, for a connection of its own.
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.stream.set_nodelay(on),
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_nodelay(on)),
-        }
+        self.set(
+            |state, _| state.connection.set_nodelay(on),
+            |kernel| kernel.stream.set_nodelay(on),
+        )
     }
 
     /// Whether small segments are sent at once.
@@ -87,10 +87,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn nodelay(&self) -> io::Result<bool> {
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.stream.nodelay(),
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.nodelay()),
-        }
+        self.ask(|own| own.nodelay(), |kernel| kernel.stream.nodelay())
     }
 
     /// Sends full segments only, until it is taken back (TCP_CORK).
@@ -98,10 +95,10 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn set_cork(&self, on: bool) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_CORK, on.into()),
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_cork(on)),
-        }
+        self.set(
+            |state, _| state.connection.set_cork(on),
+            |kernel| kernel.set(libc::IPPROTO_TCP, libc::TCP_CORK, on.into()),
+        )
     }
 
     /// Takes more to be sent only while less than so many bytes wait that were not
@@ -113,15 +110,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn set_not_sent_low_water(&self, bytes: Option<u32>) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.set(
+            |state, _| state.connection.set_not_sent_low_water(bytes),
+            |kernel| {
                 let value = bytes.unwrap_or(u32::MAX).max(1);
                 kernel.set(libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT, value.cast_signed())
-            }
-            Inner::Own { .. } => {
-                self.change(|state, _| state.connection.set_not_sent_low_water(bytes))
-            }
-        }
+            },
+        )
     }
 
     /// See [`TcpStream::set_not_sent_low_water`].
@@ -129,15 +124,15 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn not_sent_low_water(&self) -> io::Result<Option<u32>> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.ask(
+            |own| own.not_sent_low_water(),
+            |kernel| {
                 let value = kernel.get(libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT)?;
                 // Zero is the kernel parameter's.
                 let own = value.cast_unsigned();
                 Ok((!matches!(own, 0 | u32::MAX)).then_some(own))
-            }
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.not_sent_low_water()),
-        }
+            },
+        )
     }
 
     /// Acknowledges at once (TCP_QUICKACK).
@@ -145,10 +140,10 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn set_quick_ack(&self, on: bool) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_QUICKACK, on.into()),
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_quick_ack(on)),
-        }
+        self.set(
+            |state, _| state.connection.set_quick_ack(on),
+            |kernel| kernel.set(libc::IPPROTO_TCP, libc::TCP_QUICKACK, on.into()),
+        )
     }
 
     /// Whether what comes is acknowledged at once.
@@ -156,10 +151,10 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn quick_ack(&self) -> io::Result<bool> {
-        match &self.inner {
-            Inner::Kernel(kernel) => Ok(kernel.get(libc::IPPROTO_TCP, libc::TCP_QUICKACK)? != 0),
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.quick_ack()),
-        }
+        self.ask(
+            |own| own.quick_ack(),
+            |kernel| Ok(kernel.get(libc::IPPROTO_TCP, libc::TCP_QUICKACK)? != 0),
+        )
     }
 
     /// Bytes that can be read (SIOCINQ), and whether the end of the stream comes
@@ -201,12 +196,10 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.set_keepalive(keepalive),
-            Inner::Own { .. } => {
-                self.change(|state, now| state.connection.set_keepalive(keepalive, now))
-            }
-        }
+        self.set(
+            |state, now| state.connection.set_keepalive(keepalive, now),
+            |kernel| kernel.set_keepalive(keepalive),
+        )
     }
 
     /// How a silent peer is probed, if it is.
@@ -214,10 +207,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn keepalive(&self) -> io::Result<Option<Keepalive>> {
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.keepalive(),
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.keepalive()),
-        }
+        self.ask(|own| own.keepalive(), |kernel| kernel.keepalive())
     }
 
     /// Gives the connection up when data stays unacknowledged for so long
@@ -226,14 +216,14 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn set_user_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.set(
+            |state, _| state.connection.set_user_timeout(timeout),
+            |kernel| {
                 let time = kernel_stream::milliseconds(timeout.unwrap_or_default());
                 let time = i32::try_from(time).unwrap_or(i32::MAX);
                 kernel.set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, time)
-            }
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_user_timeout(timeout)),
-        }
+            },
+        )
     }
 
     /// See [`TcpStream::set_user_timeout`].
@@ -241,14 +231,14 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn user_timeout(&self) -> io::Result<Option<Duration>> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.ask(
+            |own| own.user_timeout(),
+            |kernel| {
                 let time = kernel.get(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT)?;
                 let time = u64::try_from(time).unwrap_or(0);
                 Ok((time > 0).then(|| Duration::from_millis(time)))
-            }
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.user_timeout()),
-        }
+            },
+        )
     }
 
     /// Never exceeds so many bytes of payload and TCP options in a segment
@@ -263,12 +253,10 @@ impl TcpStream {
             ..StreamOptions::default()
         };
         asked.check().map_err(error)?;
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_MAXSEG, bytes.into()),
-            Inner::Own { .. } => {
-                self.change(|state, _| state.connection.set_maximum_segment(bytes))
-            }
-        }
+        self.set(
+            |state, _| state.connection.set_maximum_segment(bytes),
+            |kernel| kernel.set(libc::IPPROTO_TCP, libc::TCP_MAXSEG, bytes.into()),
+        )
     }
 
     /// Bytes of a full segment now, as both sides and the path have it
@@ -277,13 +265,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn maximum_segment(&self) -> io::Result<u16> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.ask(
+            |own| own.maximum_segment(),
+            |kernel| {
                 let bytes = kernel.get(libc::IPPROTO_TCP, libc::TCP_MAXSEG)?;
                 Ok(u16::try_from(bytes).unwrap_or(u16::MAX))
-            }
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.maximum_segment()),
-        }
+            },
+        )
     }
 
     /// Sends the SYN so often again before connecting fails (TCP_SYNCNT, 1 to 127).
@@ -296,10 +284,10 @@ impl TcpStream {
             ..StreamOptions::default()
         };
         asked.check().map_err(error)?;
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.set(libc::IPPROTO_TCP, libc::TCP_SYNCNT, count.into()),
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_syn_retries(count)),
-        }
+        self.set(
+            |state, _| state.connection.set_syn_retries(count),
+            |kernel| kernel.set(libc::IPPROTO_TCP, libc::TCP_SYNCNT, count.into()),
+        )
     }
 
     /// See [`TcpStream::set_syn_retries`].
@@ -307,13 +295,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn syn_retries(&self) -> io::Result<u8> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.ask(
+            |own| own.syn_retries(),
+            |kernel| {
                 let count = kernel.get(libc::IPPROTO_TCP, libc::TCP_SYNCNT)?;
                 Ok(u8::try_from(count).unwrap_or(u8::MAX))
-            }
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.syn_retries()),
-        }
+            },
+        )
     }
 
     /// Bounds FIN-WAIT-2 once the stream is dropped (TCP_LINGER2, whole seconds for
@@ -323,13 +311,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn set_fin_timeout(&self, time: Duration) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.set(
+            |state, _| state.connection.set_fin_timeout(time),
+            |kernel| {
                 let time = kernel_stream::linger2(time);
                 kernel.set(libc::IPPROTO_TCP, libc::TCP_LINGER2, time)
-            }
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_fin_timeout(time)),
-        }
+            },
+        )
     }
 
     /// See [`TcpStream::set_fin_timeout`].
@@ -337,13 +325,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn fin_timeout(&self) -> io::Result<Duration> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.ask(
+            |own| own.fin_timeout(),
+            |kernel| {
                 let time = kernel.get(libc::IPPROTO_TCP, libc::TCP_LINGER2)?;
                 Ok(Duration::from_secs(u64::try_from(time).unwrap_or(0)))
-            }
-            Inner::Own { connection, .. } => Ok(connection.lock().connection.fin_timeout()),
-        }
+            },
+        )
     }
 
     /// Chooses how the congestion window moves (TCP_CONGESTION); a connection in
@@ -353,14 +341,10 @@ impl TcpStream {
     /// Of a connection of the kernel's: ENOENT where it has not this algorithm, EPERM
     /// where the namespace may not choose it.
     pub fn set_congestion(&self, congestion: Congestion) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
-                kernel_stream::set_congestion(kernel.stream.as_fd(), congestion)
-            }
-            Inner::Own { .. } => {
-                self.change(|state, _| state.connection.set_congestion(congestion))
-            }
-        }
+        self.set(
+            |state, _| state.connection.set_congestion(congestion),
+            |kernel| kernel_stream::set_congestion(kernel.stream.as_fd(), congestion),
+        )
     }
 
     /// The algorithm that moves the congestion window (TCP_CONGESTION); `None` of a
@@ -369,13 +353,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn congestion(&self) -> io::Result<Option<Congestion>> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.ask(
+            |own| Some(own.congestion()),
+            |kernel| {
                 let name = tcp_congestion(&kernel.stream)?;
                 Ok(Congestion::from_name(&name))
-            }
-            Inner::Own { connection, .. } => Ok(Some(connection.lock().connection.congestion())),
-        }
+            },
+        )
     }
 
     /// What dropping the stream does (SO_LINGER): `None` sends the rest in the
@@ -408,13 +392,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn set_receive_buffer(&self, bytes: u32) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.set(
+            |state, _| state.connection.set_receive_buffer(bytes),
+            |kernel| {
                 let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
                 kernel.set(libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)
-            }
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_receive_buffer(bytes)),
-        }
+            },
+        )
     }
 
     /// Sets the bytes that may wait to be sent and acknowledged (SO_SNDBUF).
@@ -422,13 +406,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn set_send_buffer(&self, bytes: u32) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.set(
+            |state, _| state.connection.set_send_buffer(bytes),
+            |kernel| {
                 let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
                 kernel.set(libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)
-            }
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_send_buffer(bytes)),
-        }
+            },
+        )
     }
 
     /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent.
@@ -436,13 +420,13 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
     pub fn set_tos(&self, tos: u8) -> io::Result<()> {
-        match &self.inner {
-            Inner::Kernel(kernel) => {
+        self.set(
+            |state, _| state.connection.set_traffic_class(tos),
+            |kernel| {
                 let v6 = kernel.stream.local_addr()?.is_ipv6();
                 kernel_stream::set_traffic_class(kernel.stream.as_fd(), v6, tos)
-            }
-            Inner::Own { .. } => self.change(|state, _| state.connection.set_traffic_class(tos)),
-        }
+            },
+        )
     }
 
     /// Sets the time to live (IPv4) or hop limit (IPv6), 1 to 255.
@@ -453,9 +437,33 @@ impl TcpStream {
         if ttl == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        self.set(
+            |state, _| state.path.hop_limit = ttl,
+            |kernel| kernel.stream.set_ttl(ttl.into()),
+        )
+    }
+
+    /// Asks a connection of ours, or the kernel about one of its own.
+    pub(super) fn ask<T>(
+        &self,
+        own: impl FnOnce(&Connection) -> T,
+        kernel: impl FnOnce(&KernelStream) -> io::Result<T>,
+    ) -> io::Result<T> {
         match &self.inner {
-            Inner::Kernel(kernel) => kernel.stream.set_ttl(ttl.into()),
-            Inner::Own { .. } => self.change(|state, _| state.path.hop_limit = ttl),
+            Inner::Own { connection, .. } => Ok(own(&connection.lock().connection)),
+            Inner::Kernel(of_kernel) => kernel(of_kernel),
+        }
+    }
+
+    /// As [`TcpStream::change`], or has the kernel change one of its own.
+    pub(super) fn set(
+        &self,
+        own: impl FnOnce(&mut State, Duration),
+        kernel: impl FnOnce(&KernelStream) -> io::Result<()>,
+    ) -> io::Result<()> {
+        match &self.inner {
+            Inner::Own { .. } => self.change(own),
+            Inner::Kernel(of_kernel) => kernel(of_kernel),
         }
     }
 

@@ -1,0 +1,45 @@
+//! Who waits for a connection.
+
+use std::sync::Arc;
+
+use super::ConnectionInner;
+use crate::readiness::Events;
+use crate::readiness::registration::Pollable;
+use crate::stack::Core;
+use crate::wait_queue::{WaitQueue, Waitable};
+
+/// Somebody who waits until a connection is ready for something.
+pub(crate) struct Waiting<'a> {
+    pub(crate) connection: &'a ConnectionInner,
+    pub(crate) want: Events,
+}
+
+impl Pollable for ConnectionInner {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
+    }
+
+    // A caller that finds no space is notified once there is some.
+    fn events(&self) -> Events {
+        self.look().events()
+    }
+
+    fn has_unprocessed_frames(&self) -> bool {
+        self.lock().has_frames()
+    }
+
+    fn process_frames(self: Arc<Self>, core: &Core) {
+        self.process(core);
+    }
+}
+
+impl Waitable for Waiting<'_> {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.connection.wait_queue
+    }
+
+    fn has_input(&self) -> bool {
+        let mut state = self.connection.lock();
+        state.has_frames() || state.detached || state.events().intersects(self.want)
+    }
+}

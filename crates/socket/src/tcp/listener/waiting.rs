@@ -1,0 +1,80 @@
+//! What a listener's channel and the kernel bring, and who waits for it.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::ListenerInner;
+use crate::endpoint::Endpoint;
+use crate::lock::lock;
+use crate::readiness::Events;
+use crate::readiness::registration::Pollable;
+use crate::stack::Core;
+use crate::wait_queue::{WaitQueue, Waitable};
+
+impl Endpoint for ListenerInner {
+    /// A full accept queue leaves frames in the channel: the driver then drops what
+    /// comes after them.
+    fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
+        if self.is_full() {
+            return;
+        }
+        if !self.wait_queue.frames_arrived() {
+            core.tcp.add_pending_listener();
+        }
+    }
+
+    fn on_timer(self: Arc<Self>, core: &Core) {
+        self.run_timer(core);
+    }
+}
+
+impl Pollable for ListenerInner {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
+    }
+
+    fn events(&self) -> Events {
+        if self.is_shut() {
+            return Events::WRITABLE | Events::HUP;
+        }
+        let own = self.waiting.load(Ordering::SeqCst) > 0;
+        Events::NONE.with_if(Events::READABLE, own || self.kernel_has_connections())
+    }
+
+    fn has_unprocessed_frames(&self) -> bool {
+        let state = lock(&self.state);
+        let channel = state.channel.as_ref();
+        channel.is_some_and(|set| !set.looks_empty())
+    }
+
+    fn process_frames(self: Arc<Self>, core: &Core) {
+        self.process(core);
+    }
+
+    fn kernel_has_input(&self) {
+        self.kernel_input.note();
+    }
+}
+
+impl Waitable for ListenerInner {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
+    }
+
+    fn has_input(&self) -> bool {
+        self.may_accept() || (!self.is_full() && self.has_unprocessed_frames())
+    }
+
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
+    fn kernel_descriptor(&self) -> i32 {
+        self.kernel.as_ref().map_or(-1, |kernel| kernel.as_raw_fd())
+    }
+
+    fn kernel_has_input(&self) {
+        self.kernel_input.note();
+    }
+}
