@@ -21,6 +21,8 @@ pub struct Channels {
     pub combined: u32,
     /// Most receive queues that could be configured, either kind.
     pub receive_limit: u32,
+    /// Of those, most that do both.
+    pub combined_limit: u32,
 }
 
 impl Channels {
@@ -45,6 +47,7 @@ impl Channels {
             transmit_only: counts.tx,
             combined: counts.combined,
             receive_limit: counts.max_rx.saturating_add(counts.max_combined),
+            combined_limit: counts.max_combined,
         })
     }
 

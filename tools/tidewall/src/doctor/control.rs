@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::io;
 
 use tidewall_device::interface::queue_count;
+use tidewall_manager::ethtool::Channels;
 
 use super::interface::value_of;
 use super::{Finding, line_of, tool};
@@ -21,11 +22,17 @@ pub fn check(name: &str, index: u32, kind: &str) -> Vec<Finding> {
     let files = own.then(|| writable(name));
     let coalescing = tool("ethtool", &["-c", name]);
     // Drivers without settable numbers of queues answer EOPNOTSUPP.
-    let channels = match tool("ethtool", &["-l", name]) {
-        Ok(listing) => Channels::read(&listing),
-        Err(_) => Channels {
-            now: own.then(|| queue_count(name)).flatten().unwrap_or(1).into(),
-            ..Channels::default()
+    let channels = match Channels::read(name) {
+        Ok(channels) => Queues {
+            now: channels.receive(),
+            most: channels
+                .receive_limit
+                .saturating_sub(channels.combined_limit),
+            most_combined: channels.combined_limit,
+        },
+        Err(_) => Queues {
+            now: own.then(|| queue_count(name)).flatten().unwrap_or(1),
+            ..Queues::default()
         },
     };
     let steering = match tool("ethtool", &["-k", name]) {
@@ -105,38 +112,19 @@ fn interval(
     }
 }
 
-/// Numbers of queues in `ethtool -l`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Channels {
+/// Numbers of queues.
+#[derive(Clone, Copy, Default)]
+struct Queues {
     /// Receive queues now.
-    now: u64,
+    now: u32,
     /// Most queues for receiving alone.
-    most: u64,
+    most: u32,
     /// Most queues for both directions.
-    most_combined: u64,
-}
-
-impl Channels {
-    fn read(listing: &str) -> Self {
-        let (most, now) = listing
-            .split_once("Current hardware settings")
-            .unwrap_or((listing, ""));
-        // Numbers that the driver does not have are n/a.
-        let number = |part: &str, name: &str| -> u64 {
-            value_of(part, name)
-                .and_then(|value| value.parse().ok())
-                .unwrap_or(0)
-        };
-        Channels {
-            now: number(now, "RX") + number(now, "Combined"),
-            most: number(most, "RX"),
-            most_combined: number(most, "Combined"),
-        }
-    }
+    most_combined: u32,
 }
 
 /// Whether classes of traffic can have queues of their own.
-fn steering(name: &str, kind: &str, channels: Channels, ntuple: Option<&str>) -> Finding {
+fn steering(name: &str, kind: &str, channels: Queues, ntuple: Option<&str>) -> Finding {
     if channels.now < 2 {
         let shared = format!("{name} has one receive queue, which all classes of traffic share");
         let more = if channels.most_combined >= 2 {
@@ -191,8 +179,6 @@ mod tests {
 
     const COALESCING: &str =
         "Coalesce parameters for x:\nAdaptive RX: off  TX: n/a\nrx-usecs: 8\nrx-frames: 1\n";
-    const CHANNELS: &str = "Channel parameters for x:\nPre-set maximums:\nRX:\t\t2\nTX:\t\t2\nOther:\t\tn/a\n\
-                            Combined:\tn/a\nCurrent hardware settings:\nRX:\t\t1\nTX:\t\t1\nOther:\t\tn/a\nCombined:\tn/a\n";
 
     #[test]
     fn every_way_to_the_device_is_told_apart() {
@@ -241,27 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_of_queues_are_read() {
-        let channels = Channels::read(CHANNELS);
-        assert_eq!(
-            channels,
-            Channels {
-                now: 1,
-                most: 2,
-                most_combined: 0
-            }
-        );
-        assert_eq!(Channels::read(""), Channels::default());
-    }
-
-    #[test]
     fn what_keeps_classes_together_is_named_with_its_remedy() {
-        let channels = |now, most, most_combined| Channels {
+        let channels = |now, most, most_combined| Queues {
             now,
             most,
             most_combined,
         };
-        let mend = |channels: Channels, ntuple| {
+        let mend = |channels: Queues, ntuple| {
             let finding = steering("x", "", channels, ntuple);
             (finding.severity, finding.mend)
         };
