@@ -5,7 +5,7 @@
 //! stacks that provide it ([`tidewall`] and [`linux`], [`tidewall_stream`], [`linux_stream`]), the
 //! older ways to wait for connections ([`SelectHost`], [`PollHost`]), the
 //! event loop of echo, acknowledge and discard services over the one
-//! ([`serve`]), a web server and a caching proxy over the other ([`http`]), and
+//! ([`serve`]), a web server and a forwarding proxy over the other ([`http`]), and
 //! the shared page in which they count ([`counters`]). Does not live here: load, test beds
 //! and anything that measures. A comparison is honest only while the loop
 //! knows nothing of which stack it runs on; keep it so.

@@ -165,7 +165,7 @@ enum Service {
     Discard,
     /// Serve the files of a directory
     Http,
-    /// Pass requests on, and keep the answers
+    /// Pass requests on
     Proxy,
 }
 
