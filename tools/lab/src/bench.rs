@@ -265,10 +265,10 @@ impl Bench {
     }
 
     /// The environment's account of this bench and the systems run on it.
-    pub(crate) fn describe(
+    pub(crate) fn describe<'a>(
         &self,
         environment: &mut Environment,
-        systems: &[System],
+        systems: impl IntoIterator<Item = &'a System>,
     ) -> anyhow::Result<()> {
         self.testbed.describe(environment)?;
         environment.shortcomings = self.shortcomings.clone();

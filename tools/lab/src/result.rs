@@ -178,7 +178,54 @@ impl Claim {
     }
 }
 
+impl Point {
+    /// A result without a range.
+    pub fn exactly(x: f64, y: f64, runs: u32) -> Self {
+        Point {
+            x,
+            y,
+            low: y,
+            high: y,
+            runs,
+            ..Point::default()
+        }
+    }
+}
+
 impl Series {
+    /// A curve without points yet.
+    pub fn named(system: &str, setting: &str) -> Self {
+        Series {
+            system: system.to_owned(),
+            setting: Some(setting.to_owned()),
+            ..Series::default()
+        }
+    }
+
+    /// The same curve with another figure of each point above it, where there is
+    /// one; `keep` names a value that stays.
+    pub fn redrawn(&self, figure: &str, setting: &str, axis: &str, keep: &str) -> Self {
+        let kept = |point: &Point| {
+            point
+                .values
+                .get_key_value(keep)
+                .map(|(k, v)| (k.clone(), *v))
+        };
+        let points = self.points.iter().filter_map(|point| {
+            let y = *point.values.get(figure)?;
+            Some(Point {
+                variant: point.variant.clone(),
+                values: kept(point).into_iter().collect(),
+                ..Point::exactly(point.x, y, point.runs)
+            })
+        });
+        Series {
+            y: Some(axis.to_owned()),
+            points: points.collect(),
+            ..Series::named(&self.system, setting)
+        }
+    }
+
     /// The point of the highest load: the last.
     pub fn last(&self) -> Option<&Point> {
         self.points.last()
@@ -284,6 +331,21 @@ fn quote(text: &str) -> String {
     } else {
         text.to_owned()
     }
+}
+
+/// Curves of one system, setting and axis made one.
+pub(crate) fn merge(series: Vec<Series>) -> Vec<Series> {
+    let mut merged: Vec<Series> = Vec::new();
+    for one in series {
+        let same = merged.iter_mut().find(|other| {
+            other.system == one.system && other.setting == one.setting && other.y == one.y
+        });
+        match same {
+            Some(other) => other.points.extend(one.points),
+            None => merged.push(one),
+        }
+    }
+    merged
 }
 
 /// The curve of `system` in `setting`.

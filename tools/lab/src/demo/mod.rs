@@ -13,7 +13,8 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::bench::Bench;
-use crate::experiments::lrp_overload;
+use crate::experiments::Options;
+use crate::experiments::lrp_overload::{self, EXPERIMENT};
 use crate::plot;
 use crate::progress::Progress;
 use crate::report;
@@ -93,8 +94,13 @@ fn on_a_link(progress: &mut dyn Progress) -> anyhow::Result<Vec<ResultFile>> {
         rounds: 5,
         budget: Some(BUDGET),
     };
-    let findings = lrp_overload::finish(&mut bench, "demo", &curves, plan, progress)?;
-    let mut result = lrp_overload::EXPERIMENT.result(findings, true);
+    let options = Options {
+        quick: true,
+        ..Options::default()
+    };
+    let mut result = EXPERIMENT.run_on(&mut bench, options, progress, |run| {
+        lrp_overload::finish(run, &curves, plan)
+    })?;
     result
         .claims
         .retain(|claim| CLAIMS.contains(&claim.id.as_str()));

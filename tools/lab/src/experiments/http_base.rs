@@ -12,24 +12,23 @@ use tidewall_device::demux::layout::FlowEntry;
 use tidewall_load::{HttpSpec, IdleSpec, LoadSpec, Reuse};
 
 use super::tcp::{self, DOCUMENT, HTTP_PORT, SYSTEMS, Site, client, http_load};
-use super::{Experiment, Findings, Options, best_linux, environment, ratio};
-use crate::bench::{Bench, Held, Measured, open_files, server};
-use crate::progress::Progress;
+use super::{Experiment, Run, best_linux, quickest_linux, ratio};
+use crate::bench::{Held, Measured, open_files, server};
 use crate::result::{Claim, Series, find};
-use crate::sweep::{Better, Curve, Sample, sweep};
+use crate::sweep::{Better, Curve, Sample};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config, more_clients};
 
-const NAME: &str = "http-base";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "http-base",
     paper: "LRP, HTTP (unloaded)",
     about: "a web server unloaded: requests/s, response times, idle connections",
     x: "idle connections",
     y: "requests/s",
     config: tcp::config,
-    run,
+    busy: BusyTimeout::FiveMilliseconds,
+    senders: &["HTTP client on kernel sockets, epoll"],
+    measure,
     claims,
 };
 
@@ -100,50 +99,32 @@ fn beside_idle(config: Config, site: &Site, files: u64) -> Vec<Curve> {
         .collect()
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench
-        .testbed
-        .set_busy_timeout(BusyTimeout::FiveMilliseconds);
-    let config = bench.testbed.config();
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let config = run.config();
     let site = Site::new()?;
     // Three sweeps share a minute.
-    let plan = options.plan(5).shared(3);
-    let mut swept = sweep(bench, NAME, &curves(config, &site), plan, progress, reduce)?;
-    if let Some(best) = best_linux(&of(&swept.series, KEPT), Series::peak) {
-        let curves = times(config, &site, SHARE * best);
-        let more = sweep(bench, NAME, &curves, plan, progress, reduce)?;
-        swept.series.extend(more.series);
-        swept.notes.extend(more.notes);
+    let plan = run.options.plan(5).shared(3);
+    let mut series = run.sweep(&curves(config, &site), plan, reduce)?;
+    if let Some(best) = best_linux(&series, Some(KEPT), Series::peak) {
+        series.extend(run.sweep(&times(config, &site, SHARE * best), plan, reduce)?);
     }
-    let curves = beside_idle(config, &site, open_files());
-    let more = sweep(bench, NAME, &curves, plan, progress, reduce)?;
-    swept.series.extend(more.series);
-    let mut notes = swept.notes;
-    notes.extend(more.notes);
-    notes.push(format!(
+    series.extend(run.sweep(&beside_idle(config, &site, open_files()), plan, reduce)?);
+    run.series = series;
+    run.note(format!(
         "A document of 1,300 bytes; {WORK} multiplications a request; a closed loop of 32 \
          connections, or an open one where response times are shown."
     ));
-    notes.push(
+    run.note(
         "What idle connections take is how much the server's process grew, for Tidewall also their \
          entries of the flow table, which as a whole is there before (13 MB), for Linux also half \
          of what the kernel's objects grew, the other half being the client's; and one process on \
-         Linux has no more of them than it may have open files."
-            .to_owned(),
+         Linux has no more of them than it may have open files.",
     );
-    Ok(Findings::new(
-        environment(bench, &SYSTEMS, &["HTTP client on kernel sockets, epoll"])?,
-        swept.series,
-        notes,
-    ))
+    Ok(())
 }
 
-fn reduce(curve: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
-    let mut sample = tcp::reduce(measured)?;
+fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    let mut sample = tcp::reduce(curve, load, measured)?;
     if curve.better == Better::Lower {
         sample.values.insert("requests/s".to_owned(), sample.y);
         sample.y = *sample.values.get("p99 µs")?;
@@ -166,16 +147,11 @@ fn bytes_each(held: Held, linux: bool) -> f64 {
     each(held.process) + size_of::<FlowEntry>() as f64 + size_of::<AtomicU8>() as f64
 }
 
-fn of(series: &[Series], setting: &str) -> Vec<Series> {
-    let of = |series: &&Series| series.setting.as_deref() == Some(setting);
-    series.iter().filter(of).cloned().collect()
-}
-
 fn claims(series: &[Series]) -> Vec<Claim> {
     let peak = |setting: &'static str| {
         ratio(
             find(series, "ni-lrp", Some(setting)).and_then(Series::peak),
-            best_linux(&of(series, setting), Series::peak),
+            best_linux(series, Some(setting), Series::peak),
         )
     };
     let time = |series: &Series| series.last().map(|point| point.y);
@@ -200,9 +176,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
              serves: ni-lrp's over the best Linux mode's",
             ratio(
                 find(series, "ni-lrp", Some(TIMES)).and_then(time),
-                // The best is the lowest.
-                best_linux(&of(series, TIMES), |series| time(series).map(|time| -time))
-                    .map(|time| -time),
+                quickest_linux(series, Some(TIMES), time),
             ),
             0.8,
         ),

@@ -11,26 +11,25 @@ use std::collections::BTreeMap;
 use tidewall_load::{LoadSpec, PingSpec, StreamKind, StreamSpec};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Experiment, Findings, Options, best_linux, environment, ratio, trips};
-use crate::bench::{Bench, Measured, load, server};
-use crate::progress::Progress;
+use super::{Experiment, Run, USUAL, quickest_linux, ratio, trips};
+use crate::bench::{Measured, load, server};
 use crate::result::{Claim, Series, find};
-use crate::sweep::{Better, Curve, Sample, sweep};
+use crate::sweep::{Better, Curve, Sample};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 use crate::worker::{TcpKind, TcpSpec};
 
-const NAME: &str = "lrp-base";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "lrp-base",
     paper: "LRP, Table 1",
     about: "idle round trip over UDP and TCP; throughput of both",
     x: "bytes of payload",
     y: "median round trip, µs",
-    config: Config::default,
-    run,
+    busy: BusyTimeout::FiveMilliseconds,
+    senders: &["closed loop over a kernel UDP socket"],
+    measure,
     claims,
+    ..USUAL
 };
 
 const PORT: u16 = 7;
@@ -156,35 +155,17 @@ fn tcp_curves(config: Config, system: System) -> [Curve; 2] {
     ]
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench
-        .testbed
-        .set_busy_timeout(BusyTimeout::FiveMilliseconds);
-    let plan = options.plan(7);
-    let curves = curves(bench.testbed.config());
-    let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
-    let mut notes = swept.notes;
-    notes.push(
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let (curves, plan) = (curves(run.config()), run.options.plan(7));
+    run.series = run.sweep(&curves, plan, reduce)?;
+    run.note(
         "The client spins on the other processor. The sliding window's packets are acknowledged \
-         with eight bytes each."
-            .to_owned(),
+         with eight bytes each.",
     );
-    if options.spinners {
-        notes.push("Background processes of nice 19 ran on both processors.".to_owned());
+    if run.options.spinners {
+        run.note("Background processes of nice 19 ran on both processors.");
     }
-    Ok(Findings::new(
-        environment(
-            bench,
-            &THROUGHPUT,
-            &["closed loop over a kernel UDP socket"],
-        )?,
-        swept.series,
-        notes,
-    ))
+    Ok(())
 }
 
 fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -238,15 +219,11 @@ fn reduce_stream(spec: &StreamSpec, measured: &Measured) -> Option<Sample> {
 fn claims(series: &[Series]) -> Vec<Claim> {
     let time = |series: &Series| series.at(JUDGED).map(|point| point.y);
     let of = |setting: &'static str| find(series, "ni-lrp", Some(setting)).and_then(time);
-    let best = |settings: &[&str]| {
-        best_linux(series, |series| {
-            let setting = series.setting.as_deref()?;
-            settings
-                .contains(&setting)
-                .then(|| time(series))?
-                .map(|time| -time)
-        })
-        .map(|time| -time)
+    let best = |settings: &[&'static str]| {
+        let times = settings
+            .iter()
+            .filter_map(|&setting| quickest_linux(series, Some(setting), time));
+        times.min_by(f64::total_cmp)
     };
     vec![
         Claim::at_most(

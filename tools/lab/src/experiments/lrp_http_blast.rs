@@ -4,24 +4,23 @@
 use tidewall_load::{LoadSpec, Reuse, SenderKind};
 
 use super::tcp::{self, SYSTEMS, Site, UNREAD_PORT, client, http_load, kept, later, summarize};
-use super::{Experiment, Findings, Options, best_linux, environment, ratio};
-use crate::bench::{Bench, Measured, blast};
-use crate::progress::Progress;
+use super::{Experiment, Run, USUAL, best_linux, ratio};
+use crate::bench::blast;
 use crate::result::{Claim, Series, find};
-use crate::sweep::{Curve, Sample, sweep};
-use crate::testbed::{BusyTimeout, Config};
-
-const NAME: &str = "lrp-http-blast";
+use crate::sweep::Curve;
+use crate::testbed::Config;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "lrp-http-blast",
     paper: "LRP, text (HTTP)",
     about: "a web server beside UDP packets to another port",
     x: "blast, packets/s offered",
     y: "requests/s",
     config: tcp::config,
-    run,
+    senders: &["skb", "HTTP client on kernel sockets"],
+    measure,
     claims,
+    ..USUAL
 };
 
 /// Multiplications a request: about 20 µs, which make the server heavier than
@@ -48,31 +47,16 @@ fn curves(config: Config, site: &Site, quick: bool) -> Vec<Curve> {
         .collect()
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let site = Site::new()?;
-    let curves = curves(bench.testbed.config(), &site, options.quick);
-    let plan = options.plan(5);
-    let mut swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
-    summarize(&mut swept.series, JUDGED);
-    let mut notes = swept.notes;
-    notes.push(format!(
+    let curves = curves(run.config(), &site, run.options.quick);
+    run.series = run.sweep(&curves, run.options.plan(5), tcp::reduce)?;
+    summarize(&mut run.series, JUDGED);
+    run.note(format!(
         "32 connections in a closed loop, kept, a document of 1,300 bytes, {WORK} multiplications \
          a request; the blast begins once they stand, from the same thread."
     ));
-    Ok(Findings::new(
-        environment(bench, &SYSTEMS, &["skb", "HTTP client on kernel sockets"])?,
-        swept.series,
-        notes,
-    ))
-}
-
-fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
-    tcp::reduce(measured)
+    Ok(())
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
@@ -89,7 +73,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::above(
             "vs-linux",
             "beside that blast: ni-lrp's requests/s over the best Linux mode's",
-            ratio(ours.and_then(at), best_linux(series, at)),
+            ratio(ours.and_then(at), best_linux(series, None, at)),
             1.0,
         ),
     ]

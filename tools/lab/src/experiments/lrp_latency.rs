@@ -11,25 +11,23 @@ use std::time::Duration;
 use tidewall_load::{LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Experiment, Findings, Options, best_linux, environment, ratio, trips};
-use crate::bench::{Bench, Measured, blast, load, server};
-use crate::progress::Progress;
+use super::{Experiment, Run, USUAL, best_linux, quickest_linux, ratio, trips};
+use crate::bench::{Measured, blast, load, server};
 use crate::result::{Claim, Series, find};
-use crate::sweep::{Curve, Sample, sweep};
+use crate::sweep::{Curve, Sample};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 
-const NAME: &str = "lrp-latency";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "lrp-latency",
     paper: "LRP, Figure 4",
     about: "an echo service beside a blast at another socket, and at a port nobody owns",
     x: "blast, packets/s offered",
     y: "echoes/s",
-    config: Config::default,
-    run,
+    busy: BusyTimeout::FiveMilliseconds,
+    measure,
     claims,
+    ..USUAL
 };
 
 const ECHO_PORT: u16 = 7;
@@ -105,37 +103,20 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
     curves
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench
-        .testbed
-        .set_busy_timeout(BusyTimeout::FiveMilliseconds);
-    let plan = options.plan(5);
-    let curves = curves(bench.testbed.config(), options.quick);
-    let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
-    let systems: Vec<System> = SYSTEMS
-        .into_iter()
-        .filter(|system| curves.iter().any(|c| c.system == *system))
-        .collect();
-    let mut notes = swept.notes;
-    notes.push(format!(
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let curves = curves(run.config(), run.options.quick);
+    run.series = run.sweep(&curves, run.options.plan(5), reduce)?;
+    run.note(format!(
         "One 8-byte request at a time from a spinning client; lost after {TIMEOUT:?}. The same \
          thread sends the blast, in bursts of at most 8, so a round trip may include a burst. Where \
          one in a hundred is lost the 99th percentile is that time."
     ));
-    notes.push(if options.spinners {
-        "Background processes of nice 19 ran on both processors, as in the paper.".to_owned()
+    run.note(if run.options.spinners {
+        "Background processes of nice 19 ran on both processors, as in the paper."
     } else {
-        "No background processes ran (--spinners starts them, as in the paper).".to_owned()
+        "No background processes ran (--spinners starts them, as in the paper)."
     });
-    Ok(Findings::new(
-        environment(bench, &systems, &["skb"])?,
-        swept.series,
-        notes,
-    ))
+    Ok(())
 }
 
 /// No echo at all is the livelock that this experiment is about, and a point at
@@ -157,12 +138,7 @@ fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let owned: Vec<Series> = series
-        .iter()
-        .filter(|series| series.setting.is_none())
-        .cloned()
-        .collect();
-    let ours = find(&owned, "ni-lrp", None).and_then(|series| series.at(JUDGED));
+    let ours = find(series, "ni-lrp", None).and_then(|series| series.at(JUDGED));
     let unowned = find(series, "ni-lrp", Some(UNOWNED)).and_then(|series| series.at(JUDGED));
     let p99 = |series: &Series| series.at(JUDGED)?.values.get(trips::P99).copied();
     vec![
@@ -172,9 +148,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
              the best Linux mode's",
             ratio(
                 ours.map(|point| point.y),
-                best_linux(&owned, |series| {
-                    series.at(JUDGED).map(|point| point.y.max(1.0))
-                }),
+                best_linux(series, None, |series| Some(series.at(JUDGED)?.y.max(1.0))),
             ),
             4.0,
         ),
@@ -183,9 +157,8 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             "beside the same: ni-lrp's 99th percentile of the round trip over the best \
              Linux mode's",
             ratio(
-                find(&owned, "ni-lrp", None).and_then(p99),
-                // The best is the lowest.
-                best_linux(&owned, |series| p99(series).map(|time| -time)).map(|time| -time),
+                find(series, "ni-lrp", None).and_then(p99),
+                quickest_linux(series, None, p99),
             ),
             0.2,
         ),

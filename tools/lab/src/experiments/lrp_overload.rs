@@ -10,25 +10,23 @@
 use tidewall_load::{LoadSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Experiment, Findings, Options, best_linux, environment, ratio};
-use crate::bench::{Bench, Measured, blast, load};
-use crate::progress::Progress;
-use crate::result::{Claim, Point, Series, find};
-use crate::sweep::{Curve, Plan, Sample, sweep};
+use super::{Experiment, Run, USUAL, best_linux, ratio, scaled};
+use crate::bench::{Measured, blast, load};
+use crate::result::{Claim, Series, find};
+use crate::sweep::{Curve, Plan, Sample};
 use crate::system::System;
-use crate::testbed::{BusyTimeout, Config};
-
-const NAME: &str = "lrp-overload";
+use crate::testbed::Config;
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "lrp-overload",
     paper: "LRP, Figure 3",
     about: "delivered against offered, 14-byte UDP; maximum loss-free rate",
     x: "offered packets/s",
     y: "delivered packets/s",
-    config: Config::default,
-    run,
+    senders: &["skb (AF_XDP transmission, packets built on the sender's CPU)"],
+    measure,
     claims,
+    ..USUAL
 };
 
 const PORT: u16 = 9;
@@ -139,54 +137,28 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
     curves
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
-    let plan = options.plan(5);
-    let curves = curves(bench.testbed.config(), options.quick);
-    finish(bench, NAME, &curves, plan, progress)
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let curves = curves(run.config(), run.options.quick);
+    run.senders
+        .push("frame (XDP live frames, no packet buffers, as from a network card)");
+    finish(run, &curves, run.options.plan(5))
 }
 
 /// Measures `curves` and makes the result of them.
-pub(crate) fn finish(
-    bench: &mut Bench,
-    name: &str,
-    curves: &[Curve],
-    plan: Plan,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    let mut swept = sweep(bench, name, curves, plan, progress, reduce)?;
-    for series in &mut swept.series {
-        summarize(series);
-    }
-    let systems: Vec<System> = SYSTEMS
-        .into_iter()
-        .filter(|system| curves.iter().any(|c| c.system == *system))
-        .collect();
-    let mut senders = vec!["skb (AF_XDP transmission, packets built on the sender's CPU)"];
-    if curves.iter().any(|curve| curve.setting == Some(FRAMES)) {
-        senders.push("frame (XDP live frames, no packet buffers, as from a network card)");
-    }
-    let environment = environment(bench, &systems, &senders)?;
-    let mut notes = swept.notes;
-    notes.push(
+pub(crate) fn finish(run: &mut Run<'_>, curves: &[Curve], plan: Plan) -> anyhow::Result<()> {
+    run.series = run.sweep(curves, plan, reduce)?;
+    run.series.iter_mut().for_each(summarize);
+    run.reference = reference(&run.series);
+    run.note(
         "Offered is what the sender put on the link, the device ring's losses included; unless a \
-         setting says otherwise with the skb sender, which flatters the kernel."
-            .to_owned(),
+         setting says otherwise with the skb sender, which flatters the kernel.",
     );
-    notes.push(
+    run.note(
         "Linux frees the buffers of delivered packets on the processor that made them (deferred \
          freeing), here the sender's: a second way in which this sender relieves the kernel's \
-         receiver."
-            .to_owned(),
+         receiver.",
     );
-    Ok(Findings {
-        reference: reference(&swept.series),
-        ..Findings::new(environment, swept.series, notes)
-    })
+    Ok(())
 }
 
 fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -221,58 +193,32 @@ fn reference(series: &[Series]) -> Vec<Series> {
     if scale < 1.0 {
         return Vec::new();
     }
-    let points = |points: &[(f64, f64)]| {
-        points
-            .iter()
-            .map(|&(x, y)| {
-                let (x, y) = (x * scale, y * scale);
-                Point {
-                    x,
-                    y,
-                    low: y,
-                    high: y,
-                    ..Point::default()
-                }
-            })
-            .collect()
-    };
     // Druschel and Banga 1996, section "Experimental Results", Figure 3.
-    [
-        ("ni-lrp", &[(11_163.0, 11_163.0), (19_000.0, 11_163.0)][..]),
-        ("soft-lrp", &[(9_760.0, 9_760.0), (20_000.0, 6_494.0)][..]),
-        ("bsd", &[(7_400.0, 7_380.0), (20_000.0, 0.0)][..]),
-    ]
-    .into_iter()
-    .map(|(system, given)| Series {
-        system: system.to_owned(),
-        setting: Some(format!("the paper's, × {scale:.1}")),
-        points: points(given),
-        ..Series::default()
-    })
-    .collect()
+    let given = [
+        ("ni-lrp", [(11_163.0, 11_163.0), (19_000.0, 11_163.0)]),
+        ("soft-lrp", [(9_760.0, 9_760.0), (20_000.0, 6_494.0)]),
+        ("bsd", [(7_400.0, 7_380.0), (20_000.0, 0.0)]),
+    ];
+    scaled(
+        &format!("the paper's, × {scale:.1}"),
+        &given,
+        (scale, scale),
+    )
 }
 
 pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
-    let plain: Vec<Series> = series
-        .iter()
-        .filter(|series| series.setting.is_none())
-        .cloned()
-        .collect();
-    let work: Vec<Series> = series
-        .iter()
-        .filter(|series| series.setting.as_deref() == Some(WORK))
-        .cloned()
-        .collect();
-    let at_most = |system: &str| find(&plain, system, None)?.last().map(|point| point.y);
-    let peak = |series: &[Series], setting| find(series, "ni-lrp", setting).and_then(Series::peak);
-    let against =
-        |system: &str| ratio(at_most("ni-lrp"), at_most(system).map(|rate| rate.max(1.0)));
-    let framed = |system: &str| {
-        let curve = find(series, system, Some(FRAMES))?;
-        curve.last().map(|point| point.y)
+    let last = |system: &str, setting| find(series, system, setting)?.last().map(|point| point.y);
+    let peak = |system: &str, setting| find(series, system, setting)?.peak();
+    let at_most = |system: &str| last(system, None);
+    // Nothing delivered counts as one packet, or the ratio had no value.
+    let over = |system: &str, setting| {
+        ratio(
+            last("ni-lrp", setting),
+            last(system, setting).map(|rate| rate.max(1.0)),
+        )
     };
-    let with_frames =
-        |system: &str| ratio(framed("ni-lrp"), framed(system).map(|rate| rate.max(1.0)));
+    let against = |system: &str| over(system, None);
+    let with_frames = |system: &str| over(system, Some(FRAMES));
     let steps = [
         ("ni-lrp", "soft-lrp"),
         ("soft-lrp", "early-demux"),
@@ -288,7 +234,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
             "flat",
             "ni-lrp delivers its peak at the highest offered rate (fraction of its own \
              peak)",
-            ratio(at_most("ni-lrp"), peak(&plain, None)),
+            ratio(at_most("ni-lrp"), peak("ni-lrp", None)),
             0.95,
         )
         .paper(1.0),
@@ -296,7 +242,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
             "peak-vs-linux",
             "ni-lrp's peak over that of the best Linux mode",
             // Over 4.4BSD, in the paper.
-            ratio(peak(&plain, None), best_linux(&plain, Series::peak)),
+            ratio(peak("ni-lrp", None), best_linux(series, None, Series::peak)),
             1.8,
         )
         .paper(1.51),
@@ -322,10 +268,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
             "generic-flat",
             "by generic XDP, ni-lrp delivers its peak at the highest offered rate \
              (fraction of its own peak)",
-            ratio(
-                at_most("ni-lrp-generic"),
-                find(&plain, "ni-lrp-generic", None).and_then(Series::peak),
-            ),
+            ratio(at_most("ni-lrp-generic"), peak("ni-lrp-generic", None)),
             0.9,
         ),
         Claim::at_least(
@@ -339,19 +282,14 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
             "work-flat",
             "with 200 float multiplications a packet: ni-lrp at the highest offered \
              rate, fraction of its peak",
-            ratio(
-                find(&work, "ni-lrp", Some(WORK))
-                    .and_then(Series::last)
-                    .map(|point| point.y),
-                peak(&work, Some(WORK)),
-            ),
+            ratio(last("ni-lrp", Some(WORK)), peak("ni-lrp", Some(WORK))),
             0.95,
         ),
         Claim::above(
             "work-above-linux",
             "with that work, from 300,000/s up: ni-lrp over the best Linux mode, \
              smallest ratio of the points where not both deliver everything",
-            work_above(&work),
+            work_above(series),
             1.0,
         ),
         Claim::at_least(
@@ -379,10 +317,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
             "bsd-collapses",
             "bsd at the highest offered rate, fraction of its peak (the paper: near \
              livelock)",
-            ratio(
-                at_most("bsd"),
-                find(&plain, "bsd", None).and_then(Series::peak),
-            ),
+            ratio(at_most("bsd"), peak("bsd", None)),
             0.1,
         )
         .paper(0.0),
@@ -390,12 +325,12 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
 }
 
 /// Place by place, since the highest rate is not the same for all systems.
-fn work_above(work: &[Series]) -> Option<f64> {
-    let ours = find(work, "ni-lrp", Some(WORK))?;
+fn work_above(series: &[Series]) -> Option<f64> {
+    let ours = find(series, "ni-lrp", Some(WORK))?;
     let mut worst: Option<f64> = None;
     for (place, point) in ours.points.iter().enumerate() {
         let last = place + 1 == ours.points.len();
-        let theirs = best_linux(work, |series| {
+        let theirs = best_linux(series, Some(WORK), |series| {
             let point = if last {
                 series.last()
             } else {

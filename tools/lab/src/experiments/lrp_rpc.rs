@@ -13,25 +13,23 @@ use std::time::Duration;
 use tidewall_load::{LoadSpec, PingSpec};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Experiment, Findings, Options, environment};
+use super::{Experiment, Run, USUAL};
 use crate::bench::{Bench, Measured, load, server};
-use crate::progress::Progress;
 use crate::result::{Claim, Series};
-use crate::sweep::{Curve, Sample, sweep};
+use crate::sweep::{Curve, Sample};
 use crate::system::System;
-use crate::testbed::{BusyTimeout, Config};
-
-const NAME: &str = "lrp-rpc";
+use crate::testbed::Config;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "lrp-rpc",
     paper: "LRP, Table 2",
     about: "a computation's share of the processor beside two busy RPC servers",
     x: "calls/s",
     y: "the worker's share of the processor",
-    config: Config::default,
-    run,
+    senders: &["two closed loops over kernel UDP sockets"],
+    measure,
     claims,
+    ..USUAL
 };
 
 const PORTS: [u16; 2] = [7, 8];
@@ -125,26 +123,16 @@ fn size(text: &str) -> Option<usize> {
     Some(number.parse::<usize>().ok()? << shift)
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
-    let config = bench.testbed.config();
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let config = run.config();
     let cache = second_level_cache(config.server_cpu);
     let compute = (CACHE_SHARE * cache.unwrap_or(CACHE_BYTES) as f64) as usize;
-    let curves = curves(config, options.quick, compute);
-    let plan = options.plan(5);
-    let alone = alone(bench, &curves)?;
-    let reduce = |_: &Curve, _: &LoadSpec, measured: &Measured| reduce(measured, alone);
-    let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
-    let systems: Vec<System> = SYSTEMS
-        .into_iter()
-        .filter(|system| curves.iter().any(|c| c.system == *system))
-        .collect();
-    let mut notes = swept.notes;
-    notes.push(format!(
+    let curves = curves(config, run.options.quick, compute);
+    let alone = alone(run.bench, &curves)?;
+    run.series = run.sweep(&curves, run.options.plan(5), |_, _, measured| {
+        reduce(measured, alone)
+    })?;
+    run.note(format!(
         "Worker: a thread that goes through {} KiB of memory ({}); two echo servers, a thread each, \
          {OUTSTANDING} requests waiting at each. Its share is what it got done over what it does \
          alone.",
@@ -154,15 +142,7 @@ fn run(
             None => "the kernel does not tell the cache's size",
         }
     ));
-    Ok(Findings::new(
-        environment(
-            bench,
-            &systems,
-            &["two closed loops over kernel UDP sockets"],
-        )?,
-        swept.series,
-        notes,
-    ))
+    Ok(())
 }
 
 /// What the worker does with nobody beside it, steps/s.

@@ -18,25 +18,24 @@ use super::tcp::{
     self, CONNECTED, DOCUMENT, DUMMY_PORT, HTTP_PORT, Site, client, http_load, kept, later,
     summarize,
 };
-use super::{Experiment, Findings, Options, best_linux, environment, ratio};
-use crate::bench::{Bench, Measured, SYN_LIMIT, flood, server};
-use crate::progress::Progress;
-use crate::result::{Claim, Point, Series, find};
-use crate::sweep::{Curve, Sample, sweep};
+use super::{Experiment, Run, USUAL, best_linux, ratio, scaled};
+use crate::bench::{SYN_LIMIT, flood, server};
+use crate::result::{Claim, Series, find};
+use crate::sweep::Curve;
 use crate::system::System;
-use crate::testbed::{BusyTimeout, Config, more_clients};
-
-const NAME: &str = "lrp-syn-flood";
+use crate::testbed::{Config, more_clients};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "lrp-syn-flood",
     paper: "LRP, Figure 5",
     about: "a web server beside a SYN flood to another port, and to its own",
     x: "SYN segments/s offered",
     y: "requests/s",
     config: tcp::config,
-    run,
+    senders: &["skb", "frame", "HTTP client on kernel sockets"],
+    measure,
     claims,
+    ..USUAL
 };
 
 const FRAMES: &str = "frame sender";
@@ -127,52 +126,30 @@ fn curves(systems: &[System], config: Config, site: &Site, quick: bool) -> Vec<C
     curves
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let site = Site::new()?;
-    let mut systems = bench.possible(&SYSTEMS);
-    let curves = curves(&systems, bench.testbed.config(), &site, options.quick);
-    let plan = options.plan(5);
-    let mut swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
-    summarize(&mut swept.series, JUDGED);
-    systems.retain(|system| curves.iter().any(|c| c.system == *system));
-    let connected: Vec<Series> = swept.series.iter().filter_map(new_clients).collect();
-    swept.series.extend(connected);
-    let mut notes = swept.notes;
-    notes.push(format!(
+    let systems = run.bench.possible(&SYSTEMS);
+    let curves = curves(&systems, run.config(), &site, run.options.quick);
+    run.series = run.sweep(&curves, run.options.plan(5), tcp::reduce)?;
+    summarize(&mut run.series, JUDGED);
+    run.reference = reference(&run.series);
+    let connected: Vec<Series> = run.series.iter().filter_map(new_clients).collect();
+    run.series.extend(connected);
+    run.note(format!(
         "32 connections in a closed loop, kept, a document of 1,300 bytes, {WORK} multiplications \
          a request; the flood begins once they stand, from the same thread. The port of the first \
          curves listens and nobody accepts there."
     ));
-    notes.push(format!(
+    run.note(format!(
         "At the server's own port {NEW_CLIENTS} new clients/s begin for {BEGIN_FOR:?} and have \
          {TIMEOUT:?} to be connected."
     ));
-    notes.push(format!(
+    run.note(format!(
         "The systems do different work for a SYN: at the dummy port Tidewall answers none, as \
          nobody accepts there, and Linux answers each with a cookie; linux-xdp lets {SYN_LIMIT}/s \
          to a port pass and drops the others, those of new clients too."
     ));
-    Ok(Findings {
-        reference: reference(&swept.series),
-        ..Findings::new(
-            environment(
-                bench,
-                &systems,
-                &["skb", "frame", "HTTP client on kernel sockets"],
-            )?,
-            swept.series,
-            notes,
-        )
-    })
-}
-
-fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
-    tcp::reduce(measured)
+    Ok(())
 }
 
 /// The share of new clients that got in, of every system.
@@ -191,42 +168,15 @@ fn reference(series: &[Series]) -> Vec<Series> {
     // livelocks near 10,000 SYN/s, SOFT-LRP keeps almost half at 20,000. Rates
     // are drawn at 20 times theirs.
     const SCALE: f64 = 20.0;
-    let points = |points: &[(f64, f64)]| {
-        points
-            .iter()
-            .map(|&(x, share)| {
-                let y = share * peak;
-                Point {
-                    x: x * SCALE,
-                    y,
-                    low: y,
-                    high: y,
-                    ..Point::default()
-                }
-            })
-            .collect()
-    };
-    [
-        ("soft-lrp", &[(0.0, 1.0), (20_000.0, 0.48)][..]),
-        ("bsd", &[(0.0, 1.0), (10_000.0, 0.0)][..]),
-    ]
-    .into_iter()
-    .map(|(system, given)| Series {
-        system: system.to_owned(),
-        setting: Some(format!("the paper's, × {SCALE}")),
-        points: points(given),
-        ..Series::default()
-    })
-    .collect()
+    let given = [
+        ("soft-lrp", [(0.0, 1.0), (20_000.0, 0.48)]),
+        ("bsd", [(0.0, 1.0), (10_000.0, 0.0)]),
+    ];
+    scaled(&format!("the paper's, × {SCALE}"), &given, (SCALE, peak))
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
     let ours = |setting| find(series, "ni-lrp", setting);
-    let plain: Vec<Series> = series
-        .iter()
-        .filter(|series| series.setting.is_none())
-        .cloned()
-        .collect();
     let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
     let kept_of = |setting| ours(setting).and_then(|series| kept(series, JUDGED));
     vec![
@@ -247,7 +197,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             "dummy-vs-linux",
             "beside that flood (skb): ni-lrp's requests/s over the best Linux's, the \
              defended ones included",
-            ratio(ours(None).and_then(at), best_linux(&plain, at)),
+            ratio(ours(None).and_then(at), best_linux(series, None, at)),
             VS_LINUX,
         ),
         Claim::at_least(

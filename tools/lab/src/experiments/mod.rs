@@ -24,15 +24,18 @@ mod tcp_bulk;
 mod tcp_loss;
 mod trips;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::bench::Bench;
+use tidewall_load::LoadSpec;
+
+use crate::bench::{Bench, Measured};
 use crate::environment::Environment;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, ResultFile, Series};
-use crate::sweep::Plan;
+use crate::result::{Axes, Claim, Point, ResultFile, Series};
+use crate::sweep::{self, Curve, Plan, Sample};
 use crate::system::System;
-use crate::testbed::Config;
+use crate::testbed::{BusyTimeout, Config};
 
 /// What an experiment is told about how to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,9 +69,18 @@ impl Options {
             budget: None,
         }
     }
+
+    /// As many rounds as [`Options::plan`] says; when quick, within `seconds`.
+    fn within(&self, full: u32, seconds: u64) -> Plan {
+        let mut plan = self.plan(full);
+        if self.quick {
+            plan.budget = Some(Duration::from_secs(seconds));
+        }
+        plan
+    }
 }
 
-/// One experiment.
+/// One experiment: a row of the table of all.
 pub struct Experiment {
     /// Its name on the command line.
     pub name: &'static str,
@@ -81,27 +93,80 @@ pub struct Experiment {
     y: &'static str,
     /// The test bed it needs.
     config: fn() -> Config,
-    run: fn(&mut Bench, Options, &mut dyn Progress) -> anyhow::Result<Findings>,
+    /// With which Linux, busy-polled, does best in it.
+    busy: BusyTimeout,
+    /// What sends the loads, in words.
+    senders: &'static [&'static str],
+    measure: fn(&mut Run<'_>) -> anyhow::Result<()>,
     /// Computes the claims from the series.
     claims: fn(&[Series]) -> Vec<Claim>,
 }
 
-/// What an experiment measured; the rest of its result is known beforehand.
-pub(crate) struct Findings {
-    environment: Environment,
+/// What most experiments have in common.
+const USUAL: Experiment = Experiment {
+    name: "",
+    paper: "",
+    about: "",
+    x: "",
+    y: "",
+    config: Config::default,
+    busy: BusyTimeout::Millisecond,
+    senders: &["skb"],
+    measure: |_| Ok(()),
+    claims: |_| Vec::new(),
+};
+
+/// An experiment under way: what it measures with, and what it has found.
+pub(crate) struct Run<'a> {
+    pub(crate) bench: &'a mut Bench,
+    pub(crate) options: Options,
+    pub(crate) progress: &'a mut dyn Progress,
+    name: &'static str,
+    pub(crate) senders: Vec<&'static str>,
+    /// The systems measured so far.
+    systems: BTreeSet<System>,
+    /// How each was run where the systems' own words do not say, by its name.
+    described: Option<BTreeMap<String, String>>,
     series: Vec<Series>,
     reference: Vec<Series>,
     notes: Vec<String>,
 }
 
-impl Findings {
-    fn new(environment: Environment, series: Vec<Series>, notes: Vec<String>) -> Self {
-        Findings {
-            environment,
-            series,
-            reference: Vec::new(),
-            notes,
-        }
+impl Run<'_> {
+    fn config(&self) -> Config {
+        self.bench.testbed.config()
+    }
+
+    /// Measures all curves, `point` making numbers of each measurement; see
+    /// [`sweep::sweep`]. What went wrong is noted.
+    ///
+    /// # Errors
+    /// [`Interrupted`](crate::Interrupted).
+    pub(crate) fn sweep(
+        &mut self,
+        curves: &[Curve],
+        plan: Plan,
+        point: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
+    ) -> anyhow::Result<Vec<Series>> {
+        self.sweep_part(self.name, curves, plan, point)
+    }
+
+    /// The same, under another name for whoever watches.
+    fn sweep_part(
+        &mut self,
+        name: &str,
+        curves: &[Curve],
+        plan: Plan,
+        point: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
+    ) -> anyhow::Result<Vec<Series>> {
+        self.systems.extend(curves.iter().map(|curve| curve.system));
+        let swept = sweep::sweep(self.bench, name, curves, plan, self.progress, point)?;
+        self.notes.extend(swept.notes);
+        Ok(swept.series)
+    }
+
+    fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
     }
 }
 
@@ -113,26 +178,55 @@ impl Experiment {
     /// [`Interrupted`](crate::Interrupted).
     pub fn run(&self, options: Options, progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
         let mut bench = Bench::new((self.config)(), options.spinners)?;
-        let findings = (self.run)(&mut bench, options, progress)?;
-        Ok(self.result(findings, options.quick))
+        bench.testbed.set_busy_timeout(self.busy);
+        self.run_on(&mut bench, options, progress, self.measure)
     }
 
-    /// The result that these findings make.
-    pub(crate) fn result(&self, findings: Findings, quick: bool) -> ResultFile {
-        ResultFile {
+    /// Runs `measure` in its place on a standing test bed, and judges the result
+    /// by its claims.
+    ///
+    /// # Errors
+    /// What `measure` and describing the test bed report.
+    pub(crate) fn run_on(
+        &self,
+        bench: &mut Bench,
+        options: Options,
+        progress: &mut dyn Progress,
+        measure: impl FnOnce(&mut Run<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<ResultFile> {
+        let mut environment = Environment::of_machine();
+        let mut run = Run {
+            bench,
+            options,
+            progress,
+            name: self.name,
+            senders: self.senders.to_vec(),
+            systems: BTreeSet::new(),
+            described: None,
+            series: Vec::new(),
+            reference: Vec::new(),
+            notes: Vec::new(),
+        };
+        measure(&mut run)?;
+        run.bench.describe(&mut environment, &run.systems)?;
+        if let Some(described) = run.described {
+            environment.systems = described;
+        }
+        environment.senders = run.senders.into_iter().map(str::to_owned).collect();
+        Ok(ResultFile {
             experiment: self.name.to_owned(),
             paper: self.paper.to_owned(),
-            quick,
-            environment: findings.environment,
+            quick: options.quick,
+            environment,
             axes: Axes {
                 x: self.x.to_owned(),
                 y: self.y.to_owned(),
             },
-            claims: (self.claims)(&findings.series),
-            series: findings.series,
-            reference: findings.reference,
-            notes: findings.notes,
-        }
+            claims: (self.claims)(&run.series),
+            series: run.series,
+            reference: run.reference,
+            notes: run.notes,
+        })
     }
 }
 
@@ -166,27 +260,55 @@ pub fn find(name: &str) -> Option<&'static Experiment> {
         .find(|experiment| experiment.name == name)
 }
 
-/// The environment of a finished run.
-fn environment(bench: &Bench, systems: &[System], senders: &[&str]) -> anyhow::Result<Environment> {
-    let mut environment = Environment::of_machine();
-    bench.describe(&mut environment, systems)?;
-    environment.senders = senders.iter().map(|&sender| sender.to_owned()).collect();
-    Ok(environment)
-}
-
 /// The claims of an experiment, anew from its series. `None` for an unknown
 /// experiment.
 pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
     find(experiment).map(|experiment| (experiment.claims)(series))
 }
 
-/// Best of the kernel's modes by `figure`: the highest.
-fn best_linux(series: &[Series], figure: impl Fn(&Series) -> Option<f64>) -> Option<f64> {
-    series
+/// A figure of each of the kernel's modes in a setting.
+fn linux<'a>(
+    series: &'a [Series],
+    setting: Option<&'a str>,
+    figure: impl Fn(&Series) -> Option<f64> + 'a,
+) -> impl Iterator<Item = f64> + 'a {
+    let is_linux = move |series: &&Series| {
+        series.system.starts_with("linux-") && series.setting.as_deref() == setting
+    };
+    series.iter().filter(is_linux).filter_map(figure)
+}
+
+/// The best of the kernel's modes where the highest figure is.
+fn best_linux<'a>(
+    series: &'a [Series],
+    setting: Option<&'a str>,
+    figure: impl Fn(&Series) -> Option<f64> + 'a,
+) -> Option<f64> {
+    linux(series, setting, figure).max_by(f64::total_cmp)
+}
+
+/// The best of the kernel's modes where the lowest figure is.
+fn quickest_linux<'a>(
+    series: &'a [Series],
+    setting: Option<&'a str>,
+    figure: impl Fn(&Series) -> Option<f64> + 'a,
+) -> Option<f64> {
+    linux(series, setting, figure).min_by(f64::total_cmp)
+}
+
+/// The paper's points of each system, drawn as many times theirs as `scale` says
+/// of each axis.
+fn scaled(setting: &str, given: &[(&str, [(f64, f64); 2])], scale: (f64, f64)) -> Vec<Series> {
+    given
         .iter()
-        .filter(|series| series.system.starts_with("linux-"))
-        .filter_map(figure)
-        .max_by(f64::total_cmp)
+        .map(|(system, points)| Series {
+            points: points
+                .iter()
+                .map(|&(x, y)| Point::exactly(x * scale.0, y * scale.1, 0))
+                .collect(),
+            ..Series::named(system, setting)
+        })
+        .collect()
 }
 
 /// A ratio, where both sides were measured.

@@ -53,12 +53,9 @@ pub(super) const HEADERS: u32 = 28;
 const FLAT_OUT: f64 = 1_200_000.0;
 
 /// The policies that are compared with RHIP in the paper.
-pub(super) const OTHERS: [PolicyKind; 4] = [
-    PolicyKind::Napi,
-    PolicyKind::OnOff,
-    PolicyKind::Aic,
-    PolicyKind::QaPolling,
-];
+pub(super) const OTHERS: &[PolicyKind] = POLICIES.split_at(4).0;
+/// All but `adaptive`.
+pub(super) const BUT_ADAPTIVE: &[PolicyKind] = POLICIES.split_at(5).0;
 /// All that are compared.
 pub(super) const POLICIES: [PolicyKind; 6] = [
     PolicyKind::Napi,
@@ -67,14 +64,6 @@ pub(super) const POLICIES: [PolicyKind; 6] = [
     PolicyKind::QaPolling,
     PolicyKind::Rhip,
     PolicyKind::Adaptive,
-];
-/// All but `adaptive`.
-pub(super) const BUT_ADAPTIVE: [PolicyKind; 5] = [
-    PolicyKind::Napi,
-    PolicyKind::OnOff,
-    PolicyKind::Aic,
-    PolicyKind::QaPolling,
-    PolicyKind::Rhip,
 ];
 
 /// Where a policy runs.
@@ -215,14 +204,6 @@ pub(super) fn contestants(options: Options) -> Vec<Curve> {
     curves
 }
 
-/// Systems of `curves`, each once.
-pub(super) fn systems(curves: &[Curve]) -> Vec<System> {
-    let mut systems: Vec<System> = curves.iter().map(|curve| curve.system).collect();
-    systems.sort();
-    systems.dedup();
-    systems
-}
-
 /// Numbers of a load on the service that discards; `x` is up to the experiment.
 pub(super) fn sample(x: f64, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = measured.outcome.report.blast.as_ref()?;
@@ -270,51 +251,16 @@ pub(super) const OVERFLOW: &str = "overflow/s";
 /// window.
 pub(super) const IDLE: &str = "idle CPU %";
 
-/// Curves of one system, setting and axis made one.
-pub(super) fn merge(series: Vec<Series>) -> Vec<Series> {
-    let mut merged: Vec<Series> = Vec::new();
-    for one in series {
-        let same = merged.iter_mut().find(|other| {
-            other.system == one.system && other.setting == one.setting && other.y == one.y
-        });
-        match same {
-            Some(other) => other.points.extend(one.points),
-            None => merged.push(one),
-        }
-    }
-    merged
-}
-
 /// Another figure of the same points as curves of their own.
 pub(super) fn figure(series: &[Series], value: &str, y: &str) -> Vec<Series> {
-    series
-        .iter()
-        .map(|series| Series {
-            system: series.system.clone(),
-            setting: Some(match &series.setting {
-                Some(setting) => format!("{y}, {setting}"),
-                None => y.to_owned(),
-            }),
-            y: Some(y.to_owned()),
-            points: series
-                .points
-                .iter()
-                .filter_map(|point| {
-                    let y = *point.values.get(value)?;
-                    Some(Point {
-                        x: point.x,
-                        y,
-                        low: y,
-                        high: y,
-                        runs: point.runs,
-                        ..Point::default()
-                    })
-                })
-                .collect(),
-            summary: BTreeMap::new(),
-        })
-        .filter(|series| !series.points.is_empty())
-        .collect()
+    let drawn = series.iter().map(|series| {
+        let setting = match &series.setting {
+            Some(setting) => format!("{y}, {setting}"),
+            None => y.to_owned(),
+        };
+        series.redrawn(value, &setting, y, "")
+    });
+    drawn.filter(|series| !series.points.is_empty()).collect()
 }
 
 /// The point at exactly this place of the axis.
@@ -372,12 +318,12 @@ pub(super) fn largest(
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::result::tests::curve;
 
     /// A curve with one further figure at every point.
-    pub(in super::super) fn with(mut series: Series, name: &str, figures: &[f64]) -> Series {
+    pub(crate) fn with(mut series: Series, name: &str, figures: &[f64]) -> Series {
         for (point, figure) in series.points.iter_mut().zip(figures) {
             point.values.insert(name.to_owned(), *figure);
         }
@@ -396,7 +342,7 @@ pub(super) mod tests {
 
     #[test]
     fn points_of_one_system_become_one_curve() {
-        let merged = merge(vec![
+        let merged = crate::result::merge(vec![
             curve("rhip", Some(SOFTIRQ), &[(1.0, 10.0)]),
             curve("napi", Some(SOFTIRQ), &[(1.0, 11.0)]),
             curve("rhip", Some(SOFTIRQ), &[(2.0, 20.0)]),

@@ -10,25 +10,22 @@ use tidewall_load::LoadSpec;
 use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, OVERFLOW, Place};
-use super::{Experiment, Findings, Options, environment, ratio};
-use crate::bench::{Bench, Measured};
-use crate::progress::Progress;
-use crate::result::{Claim, Point, Series, find};
-use crate::sweep::{Curve, Sample, sweep};
+use super::{Experiment, Run, USUAL, ratio};
+use crate::bench::Measured;
+use crate::result::{Claim, Point, Series, find, merge};
+use crate::sweep::{Curve, Sample};
 use crate::system::Control;
 use crate::testbed::Config;
 
-const NAME: &str = "rhip-budget";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "rhip-budget",
     paper: "RHIP, Figure 8",
     about: "goodput against a fixed number of frames a round",
     x: "Bp, frames a round",
     y: "delivered packets/s",
-    config: Config::default,
-    run,
+    measure,
     claims,
+    ..USUAL
 };
 
 /// The paper's axis.
@@ -70,24 +67,13 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
     curves
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    let curves = curves(bench.testbed.config(), options.quick);
-    let swept = sweep(bench, NAME, &curves, options.plan(5), progress, reduce)?;
-    let series = rhip::merge(swept.series);
-    let mut notes = swept.notes;
-    notes.push(
-        "A round takes at least 2 frames: the kernel polls a device twice when a busy poll ends."
-            .to_owned(),
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let curves = curves(run.config(), run.options.quick);
+    run.series = merge(run.sweep(&curves, run.options.plan(5), reduce)?);
+    run.note(
+        "A round takes at least 2 frames: the kernel polls a device twice when a busy poll ends.",
     );
-    Ok(Findings::new(
-        environment(bench, &rhip::systems(&curves), &["skb"])?,
-        series,
-        notes,
-    ))
+    Ok(())
 }
 
 fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {

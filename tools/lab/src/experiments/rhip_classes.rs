@@ -14,26 +14,25 @@ use std::net::IpAddr;
 use tidewall_load::{BlastSpec, LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Experiment, Findings, Options, environment, ratio, trips};
-use crate::bench::{Bench, Measured, blast, load, server};
-use crate::progress::Progress;
+use super::{Experiment, Run, USUAL, ratio, trips};
+use crate::bench::{Measured, blast, load, server};
 use crate::result::{Claim, Series, find};
-use crate::sweep::{Curve, Sample, sweep};
+use crate::sweep::{Curve, Sample};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, CLIENT, Config, SINK_INTERFACE};
 use crate::worker::ClassSpec;
 
-const NAME: &str = "rhip-classes";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "rhip-classes",
     paper: "beyond RHIP: several queues",
     about: "an echo service on one queue beside a blast on another, by traffic class",
     x: "0 alone, 1 control, 2 beside the blast",
     y: "echoes/s",
     config,
-    run,
+    busy: BusyTimeout::FiveMilliseconds,
+    measure,
     claims,
+    ..USUAL
 };
 
 const ECHO_PORT: u16 = 7;
@@ -139,38 +138,21 @@ fn curves(config: Config) -> Vec<Curve> {
     ]
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench
-        .testbed
-        .set_busy_timeout(BusyTimeout::FiveMilliseconds);
-    let curves = curves(bench.testbed.config());
-    let mut plan = options.plan(7);
-    if options.quick {
-        plan.budget = Some(std::time::Duration::from_secs(34));
-    }
-    let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
-    let mut notes = swept.notes;
-    notes.push(format!(
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let curves = curves(run.config());
+    run.series = run.sweep(&curves, run.options.within(7, 34), reduce)?;
+    run.note(format!(
         "At {ALONE} the client asks alone; at {CONTROL}, the control, beside a sender flat out \
          into a veth whose ring nobody empties ({SINK_INTERFACE}), which takes the same time of \
          the client's processor as a flooded queue and none of the server's; at {BESIDE} beside \
          the same sender flat out at the discard service."
     ));
-    notes.push(
+    run.note(
         "One 8-byte request at a time from a spinning client, whose kernel sockets send on queue \
          0 (XPS): a veth cannot be told what to put on which queue, so the sender chooses. The \
-         same thread sends the blast, in bursts of at most 8."
-            .to_owned(),
+         same thread sends the blast, in bursts of at most 8.",
     );
-    Ok(Findings::new(
-        environment(bench, &[System::NiLrp, System::LinuxBusy], &["skb"])?,
-        swept.series,
-        notes,
-    ))
+    Ok(())
 }
 
 fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {

@@ -11,26 +11,23 @@ use tidewall_receive::control::model::{Load, Machine, Room};
 use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, Place};
-use super::{Experiment, Findings, Options, environment};
-use crate::bench::{Bench, Measured};
-use crate::progress::Progress;
-use crate::result::{Claim, Point, Series};
-use crate::sweep::{Curve, Plan, Sample, sweep};
+use super::{Experiment, Run, USUAL};
+use crate::bench::Measured;
+use crate::result::{Claim, Point, Series, merge};
+use crate::sweep::{Curve, Sample};
 use crate::system::Control;
 use crate::testbed::Config;
 use crate::tune;
 
-const NAME: &str = "rhip-model";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "rhip-model",
     paper: "RHIP, section III",
     about: "the goodput that the paper's model predicts against the measured, in its three modes",
     x: "Bp, frames a round",
     y: "delivered packets/s",
-    config: Config::default,
-    run,
+    measure,
     claims,
+    ..USUAL
 };
 
 const SIZE: u32 = 64;
@@ -78,25 +75,13 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
         .collect()
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let payload = (SIZE - rhip::HEADERS) as u16;
-    let window = if options.quick {
-        tune::WINDOW
-    } else {
-        3 * tune::WINDOW
-    };
-    let costs = tune::measure(bench, rhip::WORK, payload, None, window, progress)?;
-    let curves = curves(bench.testbed.config(), options.quick);
-    let mut plan: Plan = options.plan(5);
-    if options.quick {
-        plan.budget = Some(std::time::Duration::from_secs(38));
-    }
-    let swept = sweep(bench, NAME, &curves, plan, progress, reduce)?;
-    let mut series = rhip::merge(swept.series);
+    let quick = run.options.quick;
+    let window = tune::WINDOW * if quick { 1 } else { 3 };
+    let costs = tune::measure(run.bench, rhip::WORK, payload, None, window, run.progress)?;
+    let curves = curves(run.config(), quick);
+    let mut series = merge(run.sweep(&curves, run.options.within(5, 38), reduce)?);
     let room = Room {
         buffer: rhip::RECEIVE_LIMIT,
         ring: RING,
@@ -106,18 +91,13 @@ fn run(
         .map(|series| predict(series, costs.machine, room))
         .collect();
     series.extend(predicted);
-    let mut notes = swept.notes;
-    notes.push(describe(&costs.machine));
-    notes.push(
+    run.series = series;
+    run.note(describe(&costs.machine));
+    run.note(
         "The model knows nothing of the about 5 % of a processor that the kernel's fair server \
-         leaves an application where it cannot be turned off."
-            .to_owned(),
+         leaves an application where it cannot be turned off.",
     );
-    Ok(Findings::new(
-        environment(bench, &rhip::systems(&curves), &["skb"])?,
-        series,
-        notes,
-    ))
+    Ok(())
 }
 
 /// The costs in words.
@@ -165,18 +145,13 @@ fn predict(series: &mut Series, machine: Machine, room: Room) -> Series {
         point.values.insert(PREDICTED.to_owned(), y);
         point.values.insert(MODE.to_owned(), mode);
         points.push(Point {
-            x: point.x,
-            y,
-            low: y,
-            high: y,
-            runs: point.runs,
             values: [
                 (MODE.to_owned(), mode),
                 ("idle CPU %".to_owned(), 100.0 * prediction.idle),
                 ("interrupts/s".to_owned(), prediction.interrupts),
             ]
             .into(),
-            ..Point::default()
+            ..Point::exactly(point.x, y, point.runs)
         });
     }
     Series {

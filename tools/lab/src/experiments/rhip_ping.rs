@@ -14,27 +14,25 @@ use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, Place, RECEIVER, SOFTIRQ};
 use super::trips::{self, P50, P99};
-use super::{Experiment, Findings, Options, environment, ratio};
+use super::{Experiment, Options, Run, USUAL, ratio};
 use crate::bench::{Bench, Measured, Watching, load, server};
 use crate::interrupt::{self, Interrupted};
-use crate::progress::Progress;
 use crate::result::{Claim, Point, Series, find};
-use crate::sweep::{Better, Curve, Sample, median, sweep};
+use crate::sweep::{Better, Curve, Sample, median};
 use crate::system::{Control, System};
 use crate::testbed::{BusyTimeout, Config};
 use crate::worker::TracePoint;
 
-const NAME: &str = "rhip-ping";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "rhip-ping",
     paper: "RHIP, Figure 11",
     about: "round trips over time beside a flood of full packets, and on an idle machine",
     x: "seconds",
     y: LATENCY_AXIS,
-    config: Config::default,
-    run,
+    busy: BusyTimeout::FiveMilliseconds,
+    measure,
     claims,
+    ..USUAL
 };
 
 const SIZE: u32 = 1500;
@@ -148,55 +146,38 @@ fn idle_curves(config: Config) -> Vec<Curve> {
     ]
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench
-        .testbed
-        .set_busy_timeout(BusyTimeout::FiveMilliseconds);
-    let config = bench.testbed.config();
-    let flooded = curves(config, options);
-    let mut notes = Vec::new();
-    let mut series = Vec::new();
-    progress.begin(NAME, flooded.len() as u64);
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let config = run.config();
+    let flooded = curves(config, run.options);
+    run.systems.extend(flooded.iter().map(|curve| curve.system));
+    run.progress.begin(run.name, flooded.len() as u64);
     for curve in &flooded {
-        match over_time(bench, curve) {
+        match over_time(run.bench, curve) {
             Ok(one) => {
                 let p99 = one.summary.get(P99).copied().unwrap_or(f64::NAN);
-                progress.step(&format!("{}: p99 {p99:.0} µs", curve.name()));
-                series.push(one);
+                run.progress
+                    .step(&format!("{}: p99 {p99:.0} µs", curve.name()));
+                run.series.push(one);
             }
             Err(error) if error.is::<Interrupted>() => return Err(error),
-            Err(error) => notes.push(format!("{}: not measured: {error:#}", curve.name())),
+            Err(error) => run.note(format!("{}: not measured: {error:#}", curve.name())),
         }
         interrupt::check()?;
     }
-    progress.end();
-    let idle = idle_curves(config);
-    let mut plan = options.plan(7);
-    if options.quick {
-        plan.budget = Some(Duration::from_secs(20));
-    }
-    let mut swept = sweep(bench, "rhip-ping, idle", &idle, plan, progress, reduce_idle)?;
-    series.append(&mut swept.series);
-    notes.append(&mut swept.notes);
-    notes.push(format!(
+    run.progress.end();
+    let plan = run.options.within(7, 20);
+    let idle = run.sweep_part("rhip-ping, idle", &idle_curves(config), plan, reduce_idle)?;
+    run.series.extend(idle);
+    run.note(format!(
         "One 8-byte request every {INTERVAL:?} from the thread that sends the flood, in bursts of \
          at most 8; lost after {TIMEOUT:?}, and where one in a hundred is lost the 99th percentile \
          is that time. Each second is a point."
     ));
-    notes.push(
+    run.note(
         "A flood this long keeps the kernel's safeguards of ordinary tasks on: a softirq that \
-         never ends leaves the application about 5 % of the processor."
-            .to_owned(),
+         never ends leaves the application about 5 % of the processor.",
     );
-    Ok(Findings::new(
-        environment(bench, &rhip::systems(&[flooded, idle].concat()), &["skb"])?,
-        series,
-        notes,
-    ))
+    Ok(())
 }
 
 /// One long load, a point for each second. Linux receives with `recv`, as a

@@ -18,24 +18,21 @@ use tidewall_load::LoadSpec;
 use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, BUT_ADAPTIVE, IDLE, OTHERS, OVERFLOW, POLICIES, Place};
-use super::{Experiment, Findings, Options, environment};
+use super::{Experiment, Options, Run, USUAL};
 use crate::bench::{Bench, Measured};
-use crate::progress::Progress;
 use crate::result::{Claim, Point, Series, find};
-use crate::sweep::{Curve, Sample, median, sweep};
-use crate::testbed::{BusyTimeout, Config};
-
-const NAME: &str = "rhip-size";
+use crate::sweep::{Curve, Sample, median};
+use crate::testbed::Config;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "rhip-size",
     paper: "RHIP, Figure 9, Table II",
     about: "goodput and idle CPU against packet size under every policy; idle without traffic",
     x: "packet size, bytes of IP",
     y: "delivered packets/s",
-    config: Config::default,
-    run,
+    measure,
     claims,
+    ..USUAL
 };
 
 /// Bytes of IP.
@@ -103,63 +100,38 @@ fn half_curves(config: Config, quick: bool, full: &[Series]) -> Vec<Curve> {
     curves
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
-    let config = bench.testbed.config();
-    let full = curves(config, options);
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let (config, options) = (run.config(), run.options);
     // Quick: one round of each part fits.
-    let mut plan = options.plan(5);
-    if options.quick {
-        plan.budget = Some(Duration::from_secs(30));
-    }
-    let mut swept = sweep(bench, NAME, &full, plan, progress, reduce)?;
-    let idle = rhip::figure(&swept.series, IDLE, IDLE_AXIS);
-    let halves = half_curves(config, options.quick, &swept.series);
-    if options.quick {
-        plan.budget = Some(Duration::from_secs(20));
-    }
-    let mut at_half = sweep(
-        bench,
-        "rhip-size, half load",
-        &halves,
-        plan,
-        progress,
-        reduce,
-    )?;
-    let mut series = std::mem::take(&mut swept.series);
+    let mut series = run.sweep(&curves(config, options), options.within(5, 30), reduce)?;
+    let idle = rhip::figure(&series, IDLE, IDLE_AXIS);
+    let halves = half_curves(config, options.quick, &series);
+    let plan = options.within(5, 20);
+    let mut at_half = run.sweep_part("rhip-size, half load", &halves, plan, reduce)?;
     series.extend(idle);
-    series.extend(at_half.series.iter_mut().map(by_idle));
+    series.extend(at_half.iter_mut().map(by_idle));
     let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
     for (place, setting) in [(Place::Receiver, REST), (Place::Softirq, REST_SOFTIRQ)] {
-        progress.line(&format!("{setting}: {rounds} × {REST_TIME:?}"));
-        series.push(rest(bench, place, setting, rounds)?);
+        run.progress
+            .line(&format!("{setting}: {rounds} × {REST_TIME:?}"));
+        series.push(rest(run.bench, place, setting, rounds)?);
     }
-    let mut notes = swept.notes;
-    notes.append(&mut at_half.notes);
-    notes.push(format!(
+    run.series = series;
+    run.note(format!(
         "An emulated link of 5 Gbit/s: from {} bytes on the load is what it carries, below that \
          the sender goes as fast as it can.",
         FULL.iter()
             .find(|size| rhip::link_rate(**size).is_some())
             .unwrap_or(&0)
     ));
-    notes.push(rhip::KERNEL_NOTE.to_owned());
-    notes.push(
+    run.note(rhip::KERNEL_NOTE);
+    run.note(
         "Idle CPU: the larger of the processor's idle time (/proc/timer_list) and the time used \
          neither by the service's threads (schedstat) nor by softirqs (/proc/stat); other programs \
          make the first too small, softirqs in a thread's time the second. Driver work on the \
-         sender's processor, where an interrupt begins on a veth, is in neither."
-            .to_owned(),
+         sender's processor, where an interrupt begins on a veth, is in neither.",
     );
-    Ok(Findings::new(
-        environment(bench, &rhip::systems(&full), &["skb"])?,
-        series,
-        notes,
-    ))
+    Ok(())
 }
 
 fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -217,11 +189,9 @@ fn rest(
         ..Point::default()
     });
     Ok(Series {
-        system: curve.name().to_owned(),
-        setting: Some(setting.to_owned()),
         y: Some(IDLE_AXIS.to_owned()),
         points: points.into_iter().collect(),
-        summary: BTreeMap::new(),
+        ..Series::named(curve.name(), setting)
     })
 }
 
@@ -230,15 +200,9 @@ pub(super) fn goodput_claims(series: &[Series], what: &str) -> Vec<Claim> {
     let mut claims = Vec::new();
     for place in Place::BOTH {
         let setting = place.setting();
-        let least = |system, others: &[PolicyKind]| {
-            rhip::least_ratio(
-                series,
-                setting,
-                system,
-                others,
-                |_| true,
-                |point| Some(point.y),
-            )
+        let least = |system, others| {
+            let of = |point: &Point| Some(point.y);
+            rhip::least_ratio(series, setting, system, others, |_| true, of)
         };
         claims.push(Claim::at_least(
             place.claim("rhip-goodput"),
@@ -246,13 +210,13 @@ pub(super) fn goodput_claims(series: &[Series], what: &str) -> Vec<Claim> {
                 "{setting}: goodput of rhip over the best of napi, on-off, aic, qapolling, \
                      smallest over {what}"
             ),
-            least(PolicyKind::Rhip, &OTHERS),
+            least(PolicyKind::Rhip, OTHERS),
             0.97,
         ));
         claims.push(Claim::at_least(
             place.claim("adaptive-goodput"),
             format!("{setting}: goodput of adaptive over the best of all, smallest over {what}"),
-            least(PolicyKind::Adaptive, &BUT_ADAPTIVE),
+            least(PolicyKind::Adaptive, BUT_ADAPTIVE),
             0.98,
         ));
     }
@@ -291,7 +255,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
                     series,
                     half(place),
                     system,
-                    &OTHERS,
+                    OTHERS,
                     |point| point.x >= f64::from(LARGE),
                     |point| Some(point.y),
                 ),

@@ -10,25 +10,22 @@ use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, Place};
 use super::rhip_size::goodput_claims;
-use super::{Experiment, Findings, Options, environment};
-use crate::bench::{Bench, Measured, Watching};
-use crate::progress::Progress;
-use crate::result::{Claim, Point, Series, find};
-use crate::sweep::{Better, Curve, Plan, Sample, sweep};
-use crate::testbed::{BusyTimeout, Config};
+use super::{Experiment, Options, Run, USUAL};
+use crate::bench::{Measured, Watching};
+use crate::result::{Claim, Point, Series, find, merge};
+use crate::sweep::{Better, Curve, Sample};
+use crate::testbed::Config;
 use crate::worker::TracePoint;
 
-const NAME: &str = "rhip-workload";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "rhip-workload",
     paper: "RHIP, Figure 10",
     about: "goodput against the application's weight; time to settle after a step in load",
     x: "float multiplications a packet",
     y: "delivered packets/s",
-    config: Config::default,
-    run,
+    measure,
     claims,
+    ..USUAL
 };
 
 const SIZE: u32 = 1500;
@@ -116,34 +113,21 @@ fn settle_curves(config: Config) -> Vec<Curve> {
     curves
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    bench.testbed.set_busy_timeout(BusyTimeout::Millisecond);
-    let config = bench.testbed.config();
-    let curves = curves(config, options);
-    let mut swept = sweep(bench, NAME, &curves, options.plan(5), progress, reduce)?;
-    let plan = Plan {
-        rounds: options.rounds.unwrap_or(if options.quick { 3 } else { 5 }),
-        budget: None,
-    };
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let (config, options) = (run.config(), run.options);
+    let series = run.sweep(&curves(config, options), options.plan(5), reduce)?;
+    let plan = options.rounds_of(if options.quick { 3 } else { 5 });
     let steps = settle_curves(config);
-    let mut settled = sweep(
-        bench,
+    let settled = run.sweep_part(
         "rhip-workload, steps in load",
         &steps,
         plan,
-        progress,
         reduce_settling,
     )?;
-    let mut series = rhip::merge(std::mem::take(&mut swept.series));
-    series.extend(settled.series.into_iter().map(both_directions));
-    let mut notes = swept.notes;
-    notes.append(&mut settled.notes);
-    notes.push(rhip::KERNEL_NOTE.to_owned());
-    notes.push(format!(
+    run.series = merge(series);
+    run.series.extend(settled.into_iter().map(both_directions));
+    run.note(rhip::KERNEL_NOTE);
+    run.note(format!(
         "Steps: {} ms each at a tenth of the link's rate, at the rate, at a tenth. Settled: from \
          then on the mean over {} ms of the delivered rate stays within {:.0} % of its mean over \
          the last half of the part.",
@@ -151,11 +135,7 @@ fn run(
         EVERY_MS as usize * MEAN_OF,
         100.0 * WITHIN
     ));
-    Ok(Findings::new(
-        environment(bench, &rhip::systems(&curves), &["skb"])?,
-        series,
-        notes,
-    ))
+    Ok(())
 }
 
 fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
@@ -183,14 +163,7 @@ fn both_directions(mut series: Series) -> Series {
     if let Some(point) = series.points.first_mut()
         && let Some(y) = point.values.remove(DOWN)
     {
-        let down = Point {
-            x: 1.0 / STEP,
-            y,
-            low: y,
-            high: y,
-            runs: point.runs,
-            ..Point::default()
-        };
+        let down = Point::exactly(1.0 / STEP, y, point.runs);
         series.points.insert(0, down);
     }
     series

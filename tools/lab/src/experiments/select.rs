@@ -7,19 +7,20 @@
 //! curve's last point is the saturation throughput: there a closed loop keeps
 //! the server busy, which needs no search for the rate at which it is.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use anyhow::Context;
 use tidewall_load::{HttpSpec, IdleSpec, Latency, LoadSpec, Reuse, SClientSpec, Wait};
 use tidewall_service::http::proxy::Spec;
 use tidewall_service::http::{self, Limits};
 
+use super::Run;
 use super::tcp::{self, HTTP_PORT, Site};
 use crate::bench::{Bench, Measured, load, open_files, server};
-use crate::environment::Environment;
-use crate::progress::Progress;
-use crate::result::{Point, Series, find};
-use crate::sweep::{Better, Curve, Plan, Sample, Swept, sweep};
+use crate::result::{Series, find};
+use crate::sweep::{Better, Curve, Plan, Sample};
 use crate::system::System;
 use crate::testbed::{CLIENT, Config, more_clients};
 use crate::worker::{Child, Program, TcpKind, TcpSpec, Waiting};
@@ -384,33 +385,10 @@ pub(super) fn reduce_by_cold(
     Some(sample)
 }
 
-/// The same points with another of their values above them.
+/// The same points with another of their values above them; those of a closed
+/// loop stay known as such.
 pub(super) fn redrawn(series: &Series, value: &str, setting: &str, axis: &str) -> Series {
-    let points = series.points.iter().filter_map(|point| {
-        let y = *point.values.get(value)?;
-        Some(Point {
-            x: point.x,
-            y,
-            low: y,
-            high: y,
-            runs: point.runs,
-            variant: point.variant.clone(),
-            values: point
-                .values
-                .get_key_value(LOOP)
-                .map(|(name, clients)| (name.clone(), *clients))
-                .into_iter()
-                .collect(),
-            ..Point::default()
-        })
-    });
-    Series {
-        system: series.system.clone(),
-        setting: Some(setting.to_owned()),
-        y: Some(axis.to_owned()),
-        points: points.collect(),
-        ..Series::default()
-    }
+    series.redrawn(value, setting, axis, LOOP)
 }
 
 /// The saturation throughput of a curve against the rate: that of its last
@@ -436,63 +414,68 @@ pub(super) fn at_lowest(
     }
 }
 
-/// Measures several groups of curves, each as its plan says, into one result.
+/// Measures groups of curves, each as often as its number says where the number
+/// of rounds was not asked for, into one result.
 pub(super) fn sweeps(
-    bench: &mut Bench,
-    name: &str,
-    groups: &[(Vec<Curve>, Plan)],
-    progress: &mut dyn Progress,
-    reduce: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
-) -> anyhow::Result<Swept> {
-    let mut all = Swept::default();
-    for (curves, plan) in groups {
-        let swept = sweep(bench, name, curves, *plan, progress, &reduce)?;
-        all.series.extend(swept.series);
-        all.notes.extend(swept.notes);
+    run: &mut Run<'_>,
+    groups: &[(Vec<Curve>, u32)],
+    point: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
+) -> anyhow::Result<Vec<Series>> {
+    let mut all = Vec::new();
+    for (curves, rounds) in groups {
+        all.extend(run.sweep(curves, run.options.rounds_of(*rounds), &point)?);
     }
     Ok(all)
 }
 
 /// What the selector serves of the smaller document, undisturbed, the median of
 /// three: the rates of an experiment are parts of it.
-pub(super) fn capacity(
-    bench: &mut Bench,
-    name: &str,
-    servers: &Servers,
-    document: Document,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<f64> {
-    let load = servers.saturating(bench.testbed.config(), document, 0);
+pub(super) fn capacity(run: &mut Run<'_>, servers: &Servers) -> anyhow::Result<f64> {
+    let load = servers.saturating(run.config(), SMALL, 0);
     let curve = servers.curve(SELECTOR, "capacity", vec![load]);
     let plan = Plan {
         rounds: 3,
         budget: None,
     };
-    let swept = sweep(bench, name, &[curve], plan, progress, reduce)?;
-    saturation(&swept.series, SELECTOR_NAME, "capacity").ok_or_else(|| {
-        let notes = swept.notes.join("; ");
-        anyhow::anyhow!("what the server can do could not be measured: {notes}")
-    })
+    let noted = run.notes.len();
+    let series = run.sweep(&[curve], plan, reduce)?;
+    // Of what was measured for itself there is nothing to be told.
+    let notes = run.notes.split_off(noted).join("; ");
+    saturation(&series, SELECTOR_NAME, "capacity")
+        .with_context(|| format!("what the server can do could not be measured: {notes}"))
 }
 
-/// Describes the contestants by their names in results.
-pub(super) fn describe(environment: &mut Environment, servers: &Servers, all: &[Contestant]) {
-    environment.systems.clear();
-    for &contestant in all {
-        let linux = contestant.is_linux();
-        let curve = servers.curve(contestant, "", Vec::new());
-        let how = match contestant {
-            Contestant::Tidewall(waiting) | Contestant::Linux(waiting) => waiting.describe(linux),
-            Contestant::Program => "Debian's, one process, no logs",
-        };
-        let mode = match contestant.system() {
-            System::LinuxRps => "; receive packet steering to the server's processor",
-            _ => "; the server polls the driver",
-        };
-        environment
-            .systems
-            .insert(curve.name().to_owned(), format!("{how}{mode}"));
-    }
+/// All of ours, and Linux's.
+pub(super) const CONTESTANTS: [Contestant; 7] = [
+    CLASSICAL,
+    LINEAR,
+    SELECT,
+    EPOLL,
+    SELECTOR,
+    LINUX_EPOLL,
+    LINUX_SELECT,
+];
+
+/// All contestants by their names in results, and how each is run.
+pub(super) fn describe(servers: &Servers) -> BTreeMap<String, String> {
+    CONTESTANTS
+        .into_iter()
+        .map(|contestant| {
+            let linux = contestant.is_linux();
+            let curve = servers.curve(contestant, "", Vec::new());
+            let how = match contestant {
+                Contestant::Tidewall(waiting) | Contestant::Linux(waiting) => {
+                    waiting.describe(linux)
+                }
+                Contestant::Program => "Debian's, one process, no logs",
+            };
+            let mode = match contestant.system() {
+                System::LinuxRps => "; receive packet steering to the server's processor",
+                _ => "; the server polls the driver",
+            };
+            (curve.name().to_owned(), format!("{how}{mode}"))
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -540,20 +523,10 @@ mod tests {
     #[test]
     fn every_contestant_is_described() {
         let servers = Servers::of_files(0).unwrap();
-        let mut environment = Environment::default();
-        let all = [
-            CLASSICAL,
-            LINEAR,
-            SELECT,
-            EPOLL,
-            SELECTOR,
-            LINUX_SELECT,
-            LINUX_EPOLL,
-        ];
-        describe(&mut environment, &servers, &all);
-        assert_eq!(environment.systems.len(), all.len());
+        let systems = describe(&servers);
+        assert_eq!(systems.len(), CONTESTANTS.len());
         for name in [CLASSICAL_NAME, SELECT_NAME, SELECTOR_NAME, "linux-epoll"] {
-            assert!(environment.systems.contains_key(name), "{name}");
+            assert!(systems.contains_key(name), "{name}");
         }
     }
 

@@ -6,25 +6,24 @@ use super::select::{
     LINUX_EPOLL, LINUX_SELECT, SELECT, SELECT_NAME, SELECTOR, SELECTOR_NAME, SMALL, Servers,
     cold_on_linux, describe, reduce_by_cold, sweeps,
 };
-use super::{Experiment, Findings, Options, environment, ratio};
-use crate::bench::Bench;
-use crate::progress::Progress;
-use crate::result::{Claim, Series, find};
-use crate::sweep::{Better, Curve, Plan};
-use crate::system::System;
+use super::{Experiment, Run, USUAL, ratio};
+use crate::result::{Claim, Series, find, merge};
+use crate::sweep::{Better, Curve};
 use crate::testbed::Config;
 
-const NAME: &str = "select-cold";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "select-cold",
     paper: "select, §5.2",
     about: "a busy web server beside 0 to 100,000 connections that ask for nothing",
     x: "cold connections",
     y: "requests/s at saturation",
-    config: Config::default,
-    run,
+    senders: &[
+        "HTTP client on kernel sockets, epoll",
+        "load-adding clients on kernel sockets",
+    ],
+    measure,
     claims,
+    ..USUAL
 };
 
 /// Multiplications a request: as few as leave the server slower than its client,
@@ -121,63 +120,22 @@ const CROWDS: [(u32, &str); 3] = [
 /// The most, with which the classical select costs least a request.
 const MOST: (u32, &str) = (32, "1,259 bytes, 32 clients");
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let servers = Servers::of_files(WORK)?;
-    let groups: Vec<(Vec<Curve>, Plan)> = groups(bench.testbed.config(), &servers, options.quick)
-        .into_iter()
-        .map(|(curves, rounds)| (curves, options.rounds_of(rounds)))
-        .collect();
-    let swept = sweeps(bench, NAME, &groups, progress, reduce_by_cold)?;
-    let series = merged(swept.series);
-    let mut notes = swept.notes;
-    notes.push(format!(
+    let groups = groups(run.config(), &servers, run.options.quick);
+    run.series = merge(sweeps(run, &groups, reduce_by_cold)?);
+    for series in &mut run.series {
+        series.points.sort_by(|a, b| a.x.total_cmp(&b.x));
+    }
+    run.note(format!(
         "A closed loop of {CONNECTIONS} clients, one connection a request, {WORK} multiplications a \
          request (nginx makes none) so that the server is the bottleneck (see its idle share with each point). Cold \
          connections send nothing. On Linux a process has at most {} of them here (limit of open \
          files).",
         cold_on_linux(u32::MAX)
     ));
-    let mut environment = environment(bench, &[System::NiLrp, System::LinuxRps], &SENDERS)?;
-    describe(
-        &mut environment,
-        &servers,
-        &[
-            CLASSICAL,
-            LINEAR,
-            SELECT,
-            EPOLL,
-            SELECTOR,
-            LINUX_SELECT,
-            LINUX_EPOLL,
-        ],
-    );
-    Ok(Findings::new(environment, series, notes))
-}
-
-const SENDERS: [&str; 2] = [
-    "HTTP client on kernel sockets, epoll",
-    "load-adding clients on kernel sockets",
-];
-
-/// Curves of one name that were measured in parts, each as one.
-fn merged(series: Vec<Series>) -> Vec<Series> {
-    let mut all: Vec<Series> = Vec::new();
-    for part in series {
-        let same =
-            |known: &&mut Series| (&known.system, &known.setting) == (&part.system, &part.setting);
-        match all.iter_mut().find(same) {
-            Some(known) => {
-                known.points.extend(part.points);
-                known.points.sort_by(|a, b| a.x.total_cmp(&b.x));
-            }
-            None => all.push(part),
-        }
-    }
-    all
+    run.described = Some(describe(&servers));
+    Ok(())
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
@@ -294,19 +252,6 @@ mod tests {
             assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
             assert_ne!(claim.holds, Some(false), "{id}");
         }
-    }
-
-    #[test]
-    fn parts_of_a_curve_become_one() {
-        let parts = vec![
-            curve("selector", Some("a"), &[(0.0, 1.0), (750.0, 2.0)]),
-            curve("selector", Some("b"), &[(0.0, 4.0)]),
-            curve("selector", Some("a"), &[(100.0, 3.0)]),
-        ];
-        let merged = merged(parts);
-        assert_eq!(merged.len(), 2);
-        let at: Vec<f64> = merged[0].points.iter().map(|point| point.x).collect();
-        assert_eq!(at, [0.0, 100.0, 750.0]);
     }
 
     #[test]

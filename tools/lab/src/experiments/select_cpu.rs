@@ -14,26 +14,23 @@ use super::select::{
     redrawn, reduce, sweeps,
 };
 use super::select_static::{REALISTIC_SMALL, SENDERS, rising};
-use super::{Experiment, Findings, Options, environment, ratio};
-use crate::bench::{Bench, Measured};
+use super::{Experiment, Run, USUAL, ratio};
+use crate::bench::Measured;
 use crate::profile::{self, Profile};
-use crate::progress::Progress;
 use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Sample};
-use crate::system::System;
 use crate::testbed::Config;
 
-const NAME: &str = "select-cpu";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "select-cpu",
     paper: "select, Figure 6",
     about: "where the proxy's processor goes: select, allocator, others, idle",
     x: "requests/s",
     y: AXIS,
-    config: Config::default,
-    run,
+    senders: &SENDERS,
+    measure,
     claims,
+    ..USUAL
 };
 
 /// Multiplications a request, as Squid's own work in the paper.
@@ -186,29 +183,23 @@ fn curves(
         .collect()
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    let config = bench.testbed.config();
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let config = run.config();
     let servers = Servers::proxies(WORK)?;
-    let _origin = servers.origin(bench)?;
+    let _origin = servers.origin(run.bench)?;
     let sampling = profile::is_there(config.server_cpu);
-    let capacity = capacity(bench, NAME, &servers, SMALL, progress)?;
-    let curves = curves(config, &servers, options.quick, capacity, sampling.is_ok());
-    let plan = options.rounds_of(if options.quick { 1 } else { 3 });
-    let swept = sweeps(bench, NAME, &[(curves, plan)], progress, reduce_shares)?;
-    let mut series = Vec::new();
+    let capacity = capacity(run, &servers)?;
+    let quick = run.options.quick;
+    let curves = curves(config, &servers, quick, capacity, sampling.is_ok());
+    let swept = sweeps(run, &[(curves, if quick { 1 } else { 3 })], reduce_shares)?;
     for (value, panel) in PARTS {
         let drawn = swept
-            .series
             .iter()
             .map(|series| redrawn(series, value, panel, AXIS));
-        series.extend(drawn.filter(|series| !series.points.is_empty()));
+        run.series
+            .extend(drawn.filter(|series| !series.points.is_empty()));
     }
-    let mut notes = swept.notes;
-    notes.push(match &sampling {
+    run.note(match &sampling {
         Ok(()) => "Samples of the clock on the server's processor (perf record -e cpu-clock), without those \
                    of processes that have no part in the experiment."
             .to_owned(),
@@ -218,23 +209,13 @@ fn run(
              the rest of these calls; idle is the kernel's account. Programs are not taken apart."
         ),
     });
-    notes.push(format!(
+    run.note(format!(
         "A forwarding proxy beside {COLD} cold connections, as select-proxy, with {WORK} multiplications a \
          request. Rates are parts of {capacity:.0} requests/s; the last point of each curve is a closed \
          loop of {CONNECTIONS} clients."
     ));
-    let mut environment = environment(bench, &[System::NiLrp, System::LinuxRps], &SENDERS)?;
-    let all = [
-        CLASSICAL,
-        LINEAR,
-        SELECT,
-        EPOLL,
-        SELECTOR,
-        LINUX_EPOLL,
-        LINUX_SELECT,
-    ];
-    describe(&mut environment, &servers, &all);
-    Ok(Findings::new(environment, series, notes))
+    run.described = Some(describe(&servers));
+    Ok(())
 }
 
 fn reduce_shares(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {

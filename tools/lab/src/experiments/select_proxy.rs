@@ -7,72 +7,46 @@
 //! server's has nothing to do but the proxy.
 
 use super::select::{
-    CLASSICAL, CLASSICAL_NAME, CONNECTIONS, EPOLL, LINEAR, LINUX_EPOLL, LINUX_SELECT, SELECT,
-    SELECT_NAME, SELECTOR, SELECTOR_NAME, SMALL, Servers, TIME_AXIS, capacity, describe, reduce,
-    saturation, sweeps,
+    CLASSICAL_NAME, CONNECTIONS, SELECT_NAME, SELECTOR_NAME, Servers, TIME_AXIS, capacity,
+    describe, reduce, saturation, sweeps,
 };
 use super::select_static::{
     NAIVE_SMALL, REALISTIC_LARGE, REALISTIC_SMALL, SENDERS, gain, groups, idle_kept, with_idle,
 };
-use super::{Experiment, Findings, Options, environment, ratio};
-use crate::bench::Bench;
-use crate::progress::Progress;
+use super::{Experiment, Run, USUAL, ratio};
 use crate::result::{Claim, Series};
-use crate::sweep::{Curve, Plan};
-use crate::system::System;
-use crate::testbed::Config;
-
-const NAME: &str = "select-proxy";
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "select-proxy",
     paper: "select, Figures 3–5",
     about: "a forwarding proxy: response time and idle processor against the rate, cold connections beside",
     x: "requests/s offered",
     y: TIME_AXIS,
-    config: Config::default,
-    run,
+    senders: &SENDERS,
+    measure,
     claims,
+    ..USUAL
 };
 
 /// Multiplications a request: with them the proxy is slower than client and
 /// origin together, which share the other processor.
 const WORK: u32 = 40_000;
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    let config = bench.testbed.config();
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let config = run.config();
     let servers = Servers::proxies(WORK)?;
-    let _origin = servers.origin(bench)?;
-    let capacity = capacity(bench, NAME, &servers, SMALL, progress)?;
-    let groups: Vec<(Vec<Curve>, Plan)> = groups(config, &servers, options.quick, capacity)
-        .into_iter()
-        .map(|(curves, rounds)| (curves, options.rounds_of(rounds)))
-        .collect();
-    let swept = sweeps(bench, NAME, &groups, progress, reduce)?;
-    let series = with_idle(swept.series);
-    let mut notes = swept.notes;
-    notes.push(format!(
+    let _origin = servers.origin(run.bench)?;
+    let capacity = capacity(run, &servers)?;
+    let groups = groups(config, &servers, run.options.quick, capacity);
+    run.series = with_idle(sweeps(run, &groups, reduce)?);
+    run.note(format!(
         "Rates are parts of {capacity:.0} requests/s, what the selector serves at saturation. S-clients with \
          T = 500 ms; a curve's last point is saturation, a closed loop of {CONNECTIONS} clients. Each request \
          has a connection of its own and is forwarded to the origin on another; {WORK} multiplications a request \
          (Squid, which caches and makes one If-Modified-Since each, makes none). Client and origin share a processor."
     ));
-    let mut environment = environment(bench, &[System::NiLrp, System::LinuxRps], &SENDERS)?;
-    let all = [
-        CLASSICAL,
-        LINEAR,
-        SELECT,
-        EPOLL,
-        SELECTOR,
-        LINUX_EPOLL,
-        LINUX_SELECT,
-    ];
-    describe(&mut environment, &servers, &all);
-    Ok(Findings::new(environment, series, notes))
+    run.described = Some(describe(&servers));
+    Ok(())
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
@@ -114,6 +88,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 mod tests {
     use super::super::select_static::tests::risen;
     use super::*;
+    use crate::testbed::Config;
 
     #[test]
     fn claims_follow_from_the_curves() {

@@ -8,31 +8,27 @@ use std::time::Duration;
 use tidewall_load::{LoadSpec, SClientSpec};
 
 use super::select::{
-    CLASSICAL, CLASSICAL_NAME, COLD, CONNECTIONS, Contestant, Document, EPOLL, IDLE, IDLE_AXIS,
-    LARGE, LINEAR, LINUX_EPOLL, LINUX_SELECT, RATE, SELECT, SELECT_NAME, SELECTOR, SELECTOR_NAME,
-    SMALL, Servers, TIME_AXIS, at_lowest, at_rate, capacity, describe, redrawn, reduce, s_clients,
-    saturation, sweeps,
+    CLASSICAL, CLASSICAL_NAME, COLD, CONNECTIONS, CONTESTANTS, Contestant, Document, IDLE,
+    IDLE_AXIS, LARGE, LINEAR, LINUX_EPOLL, LINUX_SELECT, RATE, SELECT, SELECT_NAME, SELECTOR,
+    SELECTOR_NAME, SMALL, Servers, TIME_AXIS, at_lowest, at_rate, capacity, describe, redrawn,
+    reduce, s_clients, saturation, sweeps,
 };
 use super::select_cold::WORK;
-use super::{Experiment, Findings, Options, environment, ratio};
-use crate::bench::Bench;
-use crate::progress::Progress;
+use super::{Experiment, Run, USUAL, ratio};
 use crate::result::{Claim, Series, find};
-use crate::sweep::{Curve, Plan};
-use crate::system::System;
+use crate::sweep::Curve;
 use crate::testbed::{Config, more_clients};
 
-const NAME: &str = "select-static";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "select-static",
     paper: "select, Figure 7",
     about: "a web server the same way; the rate that S-clients offer a throttled server",
     x: "requests/s offered",
     y: TIME_AXIS,
-    config: Config::default,
-    run,
+    senders: &SENDERS,
+    measure,
     claims,
+    ..USUAL
 };
 
 /// How a curve's two panels are called: response times, idle processor.
@@ -110,17 +106,8 @@ pub(super) fn groups(
         others.extend([SELECT, CLASSICAL].map(|contestant| curve(contestant, large, &[])));
         return vec![(judged, 2), (others, 1)];
     }
-    let all = [
-        CLASSICAL,
-        LINEAR,
-        SELECT,
-        EPOLL,
-        SELECTOR,
-        LINUX_EPOLL,
-        LINUX_SELECT,
-    ];
     let mut curves = Vec::new();
-    for contestant in all.into_iter().chain(program) {
+    for contestant in CONTESTANTS.into_iter().chain(program) {
         for what in [naive, realistic, (LARGE, 0, NAIVE_LARGE), large] {
             curves.push(curve(contestant, what, &rates));
         }
@@ -158,43 +145,23 @@ pub(super) fn with_idle(series: Vec<Series>) -> Vec<Series> {
     all
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
-    let config = bench.testbed.config();
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let (config, quick) = (run.config(), run.options.quick);
     let servers = Servers::of_files(WORK)?;
     let (slow, load) = throttled(config)?;
-    let capacity = capacity(bench, NAME, &servers, SMALL, progress)?;
-    let mut groups: Vec<(Vec<Curve>, Plan)> = groups(config, &servers, options.quick, capacity)
-        .into_iter()
-        .map(|(curves, rounds)| (curves, options.rounds_of(rounds)))
-        .collect();
-    let rounds = if options.quick { 1 } else { 5 };
+    let capacity = capacity(run, &servers)?;
+    let mut groups = groups(config, &servers, quick, capacity);
     let curve = slow.curve(SELECTOR, THROTTLED, vec![load]);
-    groups.push((vec![curve], options.rounds_of(rounds)));
-    let swept = sweeps(bench, NAME, &groups, progress, reduce)?;
-    let series = with_idle(swept.series);
-    let mut notes = swept.notes;
-    notes.push(format!(
+    groups.push((vec![curve], if quick { 1 } else { 5 }));
+    run.series = with_idle(sweeps(run, &groups, reduce)?);
+    run.note(format!(
         "Rates are parts of {capacity:.0} requests/s, what the selector serves at saturation. S-clients with \
          T = 500 ms; a curve's last point is saturation, a closed loop of {CONNECTIONS} clients. One \
          connection a request, {WORK} multiplications a request (nginx and Squid make none). The throttled server makes {THROTTLE}: about \
          {CAN} requests/s."
     ));
-    let mut environment = environment(bench, &[System::NiLrp, System::LinuxRps], &SENDERS)?;
-    let all = [
-        CLASSICAL,
-        LINEAR,
-        SELECT,
-        EPOLL,
-        SELECTOR,
-        LINUX_EPOLL,
-        LINUX_SELECT,
-    ];
-    describe(&mut environment, &servers, &all);
-    Ok(Findings::new(environment, series, notes))
+    run.described = Some(describe(&servers));
+    Ok(())
 }
 
 pub(super) const SENDERS: [&str; 2] = [
@@ -269,13 +236,13 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::super::select::LOOP;
     use super::*;
     use crate::result::tests::curve;
 
     /// A curve whose points have a rate and an idle processor.
-    pub(in super::super) fn risen(system: &str, panels: Panels, points: &[(f64, f64)]) -> Series {
+    pub(crate) fn risen(system: &str, panels: Panels, points: &[(f64, f64)]) -> Series {
         let mut series = curve(system, Some(panels.0), &[]);
         for &(rate, idle) in points {
             let mut one = curve(system, None, &[(rate, 100.0)]);

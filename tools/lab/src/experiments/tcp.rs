@@ -12,7 +12,7 @@ use tidewall_service::http;
 
 use crate::bench::{Measured, load, server};
 use crate::result::Series;
-use crate::sweep::Sample;
+use crate::sweep::{Curve, Sample};
 use crate::system::System;
 use crate::testbed::{Config, more_clients};
 use crate::worker::{TcpKind, TcpSpec, Waiting, scratch};
@@ -143,7 +143,7 @@ pub(super) fn later(blast: BlastSpec, rate: u64) -> BlastSpec {
 }
 
 /// Requests/s against the blast's rate.
-pub(super) fn reduce(measured: &Measured) -> Option<Sample> {
+pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let http = report.http.as_ref()?;
     let offered = report.blast.as_ref().map_or(0.0, |blast| blast.rate);

@@ -5,33 +5,29 @@
 //! data without a copy to user space that a tap does not pay too. The figure is
 //! printed, whatever it is. The client is Linux, on the other processor.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context;
 
-use super::{Experiment, Findings, Options, environment, ratio};
+use super::{Experiment, Run, USUAL, ratio};
 use crate::bench::Bench;
 use crate::interrupt;
-use crate::progress::Progress;
 use crate::result::{Claim, Point, Series, find};
 use crate::system::System;
-use crate::testbed::Config;
 use crate::testbed::{CLIENT_INTERFACE, SERVER, SERVER_INTERFACE, Testbed};
 use crate::worker::{BULK_CHUNK, BulkJob, BulkOutcome, Child, Direction, Job, Place};
 
-const NAME: &str = "tcp-bulk";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "tcp-bulk",
     paper: "no paper",
     about: "one TCP connection as fast as it goes: 64 KiB segments over a tap, Linux over veth",
     x: "bytes a read or write",
     y: "Gbit/s of payload",
-    config: Config::default,
-    run,
+    senders: &["one kernel TCP connection"],
+    measure,
     claims,
+    ..USUAL
 };
 
 const PORT: u16 = 5001;
@@ -52,52 +48,44 @@ const DIRECTIONS: [(&str, Direction); 2] = [
 /// Linux with its receive work on the sender's processor and on the receiver's.
 const SYSTEMS: [System; 3] = [System::NiLrp, System::LinuxPlain, System::LinuxRps];
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let options = run.options;
     let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 5 });
-    let mut results: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+    run.systems.extend(SYSTEMS);
+    let pairs = SYSTEMS.map(|system| DIRECTIONS.map(|way| (system, way)));
+    let mut results = pairs
+        .as_flattened()
+        .iter()
+        .map(|pair| (*pair, Vec::new()))
+        .collect::<Vec<_>>();
     for round in 0..rounds {
-        let steps = (SYSTEMS.len() * DIRECTIONS.len()) as u64;
-        progress.begin(&format!("{NAME}, round {}", round + 1), steps);
-        for (place, system) in SYSTEMS.iter().enumerate() {
-            for (way, (setting, direction)) in DIRECTIONS.iter().enumerate() {
-                interrupt::check()?;
-                let outcome = transfer(bench, *system, *direction)?;
-                let gigabits = outcome.gigabits();
-                progress.step(&format!(
-                    "{} {setting}: {gigabits:.1} Gbit/s",
-                    system.name()
-                ));
-                results.entry((place, way)).or_default().push(gigabits);
-            }
+        let what = format!("{}, round {}", run.name, round + 1);
+        run.progress.begin(&what, results.len() as u64);
+        for ((system, (setting, direction)), measured) in &mut results {
+            interrupt::check()?;
+            let gigabits = transfer(run.bench, *system, *direction)?.gigabits();
+            run.progress.step(&format!(
+                "{} {setting}: {gigabits:.1} Gbit/s",
+                system.name()
+            ));
+            measured.push(gigabits);
         }
-        progress.end();
+        run.progress.end();
     }
-    let mut series = Vec::new();
-    for ((place, way), measured) in results {
-        let (Some(system), Some((setting, _))) = (SYSTEMS.get(place), DIRECTIONS.get(way)) else {
-            continue;
-        };
-        series.push(Series {
-            system: system.name().to_owned(),
-            setting: Some((*setting).to_owned()),
-            points: point(measured).into_iter().collect(),
-            ..Series::default()
-        });
-    }
-    Ok(Findings::new(
-        environment(bench, &SYSTEMS, &["one kernel TCP connection"])?,
-        series,
-        vec![
-            "ni-lrp here is a stack at the far end of a tap in the client's namespace: one read or \
-             write system call a segment of up to 64 KiB. Linux has the veth pair as it \
-             comes: checksum and segmentation offload at both ends, nothing deferred."
-                .to_owned(),
-        ],
-    ))
+    run.series.extend(
+        results
+            .into_iter()
+            .map(|((system, (setting, _)), measured)| Series {
+                points: point(measured).into_iter().collect(),
+                ..Series::named(system.name(), setting)
+            }),
+    );
+    run.note(
+        "ni-lrp here is a stack at the far end of a tap in the client's namespace: one read or \
+         write system call a segment of up to 64 KiB. Linux has the veth pair as it \
+         comes: checksum and segmentation offload at both ends, nothing deferred.",
+    );
+    Ok(())
 }
 
 /// The median of what was measured, and its range.

@@ -42,13 +42,13 @@ pub(super) fn values(ping: &PingReport, timeout: Duration) -> BTreeMap<String, f
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use tidewall_load::PingCounts;
 
     use super::*;
 
     /// `echoed` round trips of 10 µs (1 % of them 50 µs), and `lost` requests.
-    pub(in crate::experiments) fn report(echoed: u64, lost: u64) -> PingReport {
+    pub(crate) fn report(echoed: u64, lost: u64) -> PingReport {
         let counts = PingCounts {
             sent: echoed + lost,
             echoed,

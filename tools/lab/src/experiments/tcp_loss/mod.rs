@@ -15,11 +15,9 @@ mod transfer;
 
 use std::collections::BTreeMap;
 
-use super::{Experiment, Findings, Options, environment};
-use crate::bench::Bench;
+use super::{Experiment, Run, USUAL};
 use crate::interrupt;
-use crate::progress::Progress;
-use crate::result::{Point, Series};
+use crate::result::{Point, Series, merge};
 use crate::sweep::{Sample, point};
 use crate::testbed::{Config, Mode};
 
@@ -29,17 +27,17 @@ use transfer::{
     LAG_MAX, LAG_P99, LATE, LOST_ITSELF, Outcome, P50, P99, Peer, Ports, TRANSFER_P99, is_sound,
 };
 
-const NAME: &str = "tcp-loss";
-
 pub(super) const EXPERIMENT: Experiment = Experiment {
-    name: NAME,
+    name: "tcp-loss",
     paper: "no paper",
     about: "TCP under loss, reordering and delay, and on a shared bottleneck, against CUBIC",
     x: "packets lost (or held back), %",
     y: "Mbit/s a flow",
     config,
-    run,
+    senders: &["bulk and objects over kernel TCP"],
+    measure,
     claims,
+    ..USUAL
 };
 
 /// The setting of the shares.
@@ -74,14 +72,11 @@ enum Job {
     Share(usize),
 }
 
-fn run(
-    bench: &mut Bench,
-    options: Options,
-    progress: &mut dyn Progress,
-) -> anyhow::Result<Findings> {
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let (options, progress) = (run.options, &mut *run.progress);
     let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
-    bench.testbed.set_mode(Mode::Tidewall)?;
-    let testbed = &bench.testbed;
+    run.bench.testbed.set_mode(Mode::Tidewall)?;
+    let testbed = &run.bench.testbed;
     let cases = cases(options.quick);
     let jobs: Vec<Job> = (0..cases.len())
         .map(Job::Case)
@@ -93,7 +88,7 @@ fn run(
     let mut repeated = 0;
     for round in 0..rounds {
         let steps = (cases.len() * Peer::BOTH.len() + SHARERS.len()) as u64;
-        progress.begin(&format!("{NAME}, round {}", round + 1), steps);
+        progress.begin(&format!("{}, round {}", run.name, round + 1), steps);
         let outcomes = soundly(&jobs, &mut repeated, |job| match job {
             Job::Case(number) => {
                 let Some(case) = cases.get(number) else {
@@ -155,25 +150,25 @@ fn run(
         }
         progress.end();
     }
-    let mut series = curves(&cases, &measured);
-    series.extend(share_curves(&shares));
-    let mut environment = environment(bench, &[], &["bulk and objects over kernel TCP"])?;
-    for (peer, text) in [
-        (
-            Peer::Tidewall,
-            "AF_XDP, ni-lrp, the stack's defaults, one thread",
-        ),
-        (
-            Peer::Linux,
-            "TCP_CONGESTION=cubic, tcp_rmem and tcp_wmem up to 32 MiB, no metrics saved, no \
-             offload: segments as on a wire",
-        ),
-    ] {
-        environment
-            .systems
-            .insert(peer.name().to_owned(), text.to_owned());
-    }
-    Ok(Findings::new(environment, series, notes(repeated)))
+    run.series = curves(&cases, &measured);
+    run.series.extend(share_curves(&shares));
+    run.notes = notes(repeated);
+    run.described = Some(
+        [
+            (
+                Peer::Tidewall,
+                "AF_XDP, ni-lrp, the stack's defaults, one thread",
+            ),
+            (
+                Peer::Linux,
+                "TCP_CONGESTION=cubic, tcp_rmem and tcp_wmem up to 32 MiB, no metrics saved, no \
+                 offload: segments as on a wire",
+            ),
+        ]
+        .map(|(peer, text)| (peer.name().to_owned(), text.to_owned()))
+        .into(),
+    );
+    Ok(())
 }
 
 /// Who share a bottleneck: whose share is told, the pair, and which begins.
@@ -213,19 +208,11 @@ fn reduce(samples: &[Sample]) -> Option<Point> {
 fn curves(cases: &[Case], measured: &Table<(usize, Peer)>) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     let mut add = |peer: Peer, setting: String, y: Option<&str>, point: Point| {
-        let known = series.iter_mut().find(|series| {
-            series.system == peer.name() && series.setting.as_deref() == Some(&setting)
+        series.push(Series {
+            y: y.map(str::to_owned),
+            points: vec![point],
+            ..Series::named(peer.name(), &setting)
         });
-        match known {
-            Some(series) => series.points.push(point),
-            None => series.push(Series {
-                system: peer.name().to_owned(),
-                setting: Some(setting),
-                y: y.map(str::to_owned),
-                points: vec![point],
-                ..Series::default()
-            }),
-        }
     };
     for peer in Peer::BOTH {
         for (number, case) in cases.iter().enumerate() {
@@ -254,17 +241,15 @@ fn curves(cases: &[Case], measured: &Table<(usize, Peer)>) -> Vec<Series> {
             }
         }
     }
-    series
+    merge(series)
 }
 
 fn share_curves(shares: &Table<(&'static str, usize)>) -> Vec<Series> {
     let mut series: BTreeMap<&str, Series> = BTreeMap::new();
     for ((name, _), samples) in shares {
         let curve = series.entry(name).or_insert_with(|| Series {
-            system: (*name).to_owned(),
-            setting: Some(SHARE.to_owned()),
             y: Some("share of the bytes".to_owned()),
-            ..Series::default()
+            ..Series::named(name, SHARE)
         });
         curve.points.extend(reduce(samples));
     }
