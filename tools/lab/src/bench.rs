@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tidewall_load::{LoadSpec, PingSpec};
 use tidewall_service::counters::Times as LoopTimes;
-use tidewall_service::linux::Receive;
 use tidewall_service::{Kind, Reader, ServiceSpec};
 
 use defence::Standing;
@@ -28,11 +27,12 @@ use crate::environment::Environment;
 use crate::governor::{self, Governor};
 use crate::interrupt;
 use crate::profile::{Profile, Recorder};
-use crate::system::{Control, System};
+use crate::system::System;
 use crate::testbed::{Config, RealTime, Testbed};
+pub(crate) use crate::worker::Setup;
 use crate::worker::{
-    Account, Child, ClassSpec, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, TcpSpec,
-    Times, Usage, Watch, run_load, scratch,
+    Account, Child, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, TcpSpec, Times,
+    Usage, Watch, run_load, scratch,
 };
 
 /// Time for what is in flight to arrive or be dropped after a load.
@@ -42,25 +42,6 @@ const SETTLE: Duration = Duration::from_millis(20);
 const GREETING: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(20));
 /// How often a rest looks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// A service on a system.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Setup {
-    pub(crate) system: System,
-    pub(crate) receive: Option<Receive>,
-    /// Busy waiting before sleeping, µs; `None`: the system's usual.
-    pub(crate) spin: Option<u32>,
-    /// Receive control; `None`: the system's usual.
-    pub(crate) control: Option<Control>,
-    /// Traffic classes, queue by queue; none: all queues are equal.
-    pub(crate) classes: Vec<ClassSpec>,
-    pub(crate) services: Vec<ServiceSpec>,
-    /// Served over TCP, in place of the services.
-    pub(crate) tcp: Option<TcpSpec>,
-    /// Each service has a thread of its own, and one more computes over so many
-    /// bytes of memory.
-    pub(crate) compute: Option<usize>,
-}
 
 /// How a load is looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -152,14 +133,17 @@ impl Bench {
     /// client's namespace and on its processor. It ends when it is dropped.
     pub(crate) fn serve_beside(&self, tcp: TcpSpec) -> anyhow::Result<Child> {
         let config = self.testbed.config();
+        let setup = Setup {
+            system: System::LinuxPlain,
+            tcp: Some(tcp),
+            ..Setup::default()
+        };
         let job = ServiceJob {
-            host: System::LinuxPlain.host(None, None, None, &[], config.queues, config.client_cpu),
-            services: Vec::new(),
+            setup,
+            queues: config.queues,
+            cpu: config.client_cpu,
             counters: scratch("counters"),
             watcher_cpu: None,
-            tcp: Some(tcp),
-            threads: false,
-            compute: None,
         };
         let place = Place {
             namespace: self.testbed.client(),
@@ -203,20 +187,11 @@ impl Bench {
         let config = self.testbed.config();
         let counters = scratch("counters");
         let job = ServiceJob {
-            host: setup.system.host(
-                setup.receive,
-                setup.spin,
-                setup.control,
-                &setup.classes,
-                config.queues,
-                config.server_cpu,
-            ),
-            services: setup.services.clone(),
+            setup: setup.clone(),
+            queues: config.queues,
+            cpu: config.server_cpu,
             counters: counters.clone(),
             watcher_cpu: Some(config.client_cpu),
-            tcp: setup.tcp.clone(),
-            threads: setup.compute.is_some(),
-            compute: setup.compute,
         };
         let place = Place {
             namespace: self.testbed.server(),

@@ -1,12 +1,11 @@
 //! The systems that are compared, by name.
 
+use serde::{Deserialize, Serialize};
 use tidewall_service::linux::{self, BusyPoll, Receive};
-use tidewall_socket::XdpMode;
 use tidewall_socket::tuning::{Architecture, PolicyKind};
 
 use crate::bench::{Defence, SYN_LIMIT};
 use crate::testbed::Mode;
-use crate::worker::{ClassSpec, HostSpec};
 
 /// Receive buffer of Linux sockets that do not poll, bytes: over a thousand
 /// small packets, as an expert would give a busy server. Tidewall's channels
@@ -19,20 +18,20 @@ const BUSY_BUDGET: u16 = 64;
 const BUSY_MICROSECONDS: u32 = 50;
 
 /// Receive control under comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Control {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Control {
     /// Who sets Bp and T.
-    pub(crate) policy: PolicyKind,
+    pub policy: PolicyKind,
     /// Largest Bp, frames a round; `None`: the policy's own bound.
-    pub(crate) budget: Option<u32>,
+    pub budget: Option<u32>,
     /// Longest T, µs; `None`: the policy's own bound.
-    pub(crate) interval_us: Option<u32>,
+    pub interval_us: Option<u32>,
     /// Frames that a socket holds, a queue; `None`: the stack's default.
-    pub(crate) receive_limit: Option<u32>,
+    pub receive_limit: Option<u32>,
 }
 
 /// A system under comparison.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum System {
     /// Tidewall: demultiplexing in the driver, all else in the receiver.
     #[default]
@@ -141,43 +140,24 @@ impl System {
         }
     }
 
-    /// How a service worker is to set it up. `spin`: µs of busy waiting before
-    /// sleeping. Receive control and classes are a stack's; Linux has the one in
-    /// its interface and not the other.
-    pub(crate) fn host(
+    /// How its sockets are set up under Linux, receiving as `receive` says.
+    /// `spin`: µs of busy waiting before sleeping, where it polls.
+    pub(crate) fn linux_options(
         self,
         receive: Option<Receive>,
         spin: Option<u32>,
-        control: Option<Control>,
-        classes: &[ClassSpec],
-        queues: u32,
-        receiver_cpu: usize,
-    ) -> HostSpec {
+    ) -> linux::Options {
         let busy = self.mode() == Mode::Busy;
-        match self.architecture() {
-            Some(architecture) => HostSpec::Tidewall {
-                architecture: architecture.name().to_owned(),
-                queues,
-                receiver_cpu,
-                spin: spin.unwrap_or(0),
-                policy: control.map_or_else(String::new, |control| control.policy.to_string()),
-                budget: control.and_then(|control| control.budget),
-                interval_us: control.and_then(|control| control.interval_us),
-                receive_limit: control.and_then(|control| control.receive_limit),
-                classes: classes.to_vec(),
-                xdp: (self == System::Generic).then(|| XdpMode::Generic.name().to_owned()),
-            },
-            None => HostSpec::Linux(linux::Options {
-                receive: receive.unwrap_or_default(),
-                busy_poll: busy.then_some(BusyPoll {
-                    microseconds: spin.unwrap_or(BUSY_MICROSECONDS),
-                    budget: BUSY_BUDGET,
-                }),
-                // Draining more than the default between two polls takes longer
-                // than the millisecond after which the softirq takes over, and
-                // then it does not let go.
-                receive_buffer: (!busy).then_some(RECEIVE_BUFFER),
+        linux::Options {
+            receive: receive.unwrap_or_default(),
+            busy_poll: busy.then_some(BusyPoll {
+                microseconds: spin.unwrap_or(BUSY_MICROSECONDS),
+                budget: BUSY_BUDGET,
             }),
+            // Draining more than the default between two polls takes longer
+            // than the millisecond after which the softirq takes over, and
+            // then it does not let go.
+            receive_buffer: (!busy).then_some(RECEIVE_BUFFER),
         }
     }
 

@@ -23,6 +23,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tidewall_device::queue::POLL_MAX;
 
 mod adaptive;
@@ -173,7 +174,10 @@ pub trait Policy: fmt::Debug + Send {
 }
 
 /// The policies, by name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
     /// One interrupt a frame, no bound on a round: what 4.4BSD did.
     Interrupt,
@@ -186,6 +190,7 @@ pub enum PolicyKind {
     /// Adaptive interrupt coalescing: the interval alone follows the buffers.
     Aic,
     /// Queue-based adaptive polling: the budget alone follows the buffers.
+    #[serde(rename = "qapolling")]
     QaPolling,
     /// The paper's: both, in its order.
     Rhip,

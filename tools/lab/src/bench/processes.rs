@@ -83,20 +83,12 @@ impl Companions {
     ) -> anyhow::Result<Self> {
         let mut workers = Vec::new();
         for part in parts {
-            let job = LoadJob {
-                spec: LoadSpec {
-                    s_clients: Some(part),
-                    ..LoadSpec {
-                        warm_up: spec.warm_up,
-                        cpu: spec.cpu,
-                        ..LoadSpec::new(spec.duration)
-                    }
-                },
-                counters: None,
-                watch: None,
-                every_ms: 0,
-                trace: false,
-            };
+            let job = LoadJob::unwatched(LoadSpec {
+                s_clients: Some(part),
+                warm_up: spec.warm_up,
+                cpu: spec.cpu,
+                ..LoadSpec::new(spec.duration)
+            });
             let what = "another process of the load";
             workers.push(Child::start(place, &Job::Load(Box::new(job)), what)?);
         }

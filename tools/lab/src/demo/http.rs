@@ -163,13 +163,7 @@ fn watch(
         let looks = || -> anyhow::Result<()> {
             for look in 0..LOOKS * 3 {
                 if look == LOOKS {
-                    let job = LoadJob {
-                        spec: attack.clone(),
-                        counters: None,
-                        watch: None,
-                        every_ms: 0,
-                        trace: false,
-                    };
+                    let job = LoadJob::unwatched(attack.clone());
                     let place = Place {
                         namespace: &namespace,
                         cpu: config.client_cpu,

@@ -37,6 +37,7 @@ use tidewall_service::http::proxy;
 use tidewall_service::linux;
 
 use crate::bridge;
+use crate::system::{Control, System};
 use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 
 pub(crate) use bulk::CHUNK as BULK_CHUNK;
@@ -82,29 +83,43 @@ pub enum Job {
     Spin,
 }
 
+/// A service on a system.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Setup {
+    /// The system.
+    pub system: System,
+    /// How datagrams are taken from a socket under Linux.
+    pub receive: Option<linux::Receive>,
+    /// Busy waiting before sleeping, µs; `None`: the system's usual.
+    pub spin: Option<u32>,
+    /// Receive control; `None`: the system's usual. Linux has it in its
+    /// interface.
+    pub control: Option<Control>,
+    /// Traffic classes of a stack, queue by queue; none: all queues are equal.
+    pub classes: Vec<ClassSpec>,
+    /// Which services, highest priority first.
+    pub services: Vec<ServiceSpec>,
+    /// Served over TCP, in place of the services.
+    pub tcp: Option<TcpSpec>,
+    /// Each service has a thread of its own, as if it were a process, and one
+    /// more only computes, over so many bytes of memory: LRP's worker.
+    pub compute: Option<usize>,
+}
+
 /// A service to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceJob {
-    /// On which stack.
-    pub host: HostSpec,
-    /// Which services, highest priority first.
-    pub services: Vec<ServiceSpec>,
-    /// Where they count.
+    /// The service, and on which system.
+    pub setup: Setup,
+    /// Queues of the interface for a stack to take.
+    pub queues: u32,
+    /// Processor of the threads of host architectures.
+    pub cpu: usize,
+    /// Where the services count.
     pub counters: PathBuf,
     /// Processor of the thread that answers the lab: not the services', which
     /// may be livelocked. `None`: the services'.
-    #[serde(default)]
     pub watcher_cpu: Option<usize>,
-    /// What is served over TCP; the services over UDP are then none.
-    #[serde(default)]
-    pub tcp: Option<TcpSpec>,
-    /// Each service has a thread of its own, as if it were a process.
-    #[serde(default)]
-    pub threads: bool,
-    /// A further thread that only computes, over so many bytes of memory:
-    /// LRP's worker.
-    #[serde(default)]
-    pub compute: Option<usize>,
 }
 
 /// What a service over TCP does.
@@ -173,43 +188,6 @@ impl TcpSpec {
             _ => self.waiting.name(on_linux),
         }
     }
-}
-
-/// The stack of a service.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum HostSpec {
-    /// Tidewall.
-    Tidewall {
-        /// Name of the architecture.
-        architecture: String,
-        /// Queues of the interface to take.
-        queues: u32,
-        /// Processor of the threads of host architectures.
-        receiver_cpu: usize,
-        /// Bounded busy wait before sleeping, µs.
-        spin: u32,
-        /// Receive control policy by name; empty: the stack's default.
-        #[serde(default)]
-        policy: String,
-        /// Largest Bp, frames a round.
-        #[serde(default)]
-        budget: Option<u32>,
-        /// Longest T, µs.
-        #[serde(default)]
-        interval_us: Option<u32>,
-        /// Frames that a socket holds, a queue.
-        #[serde(default)]
-        receive_limit: Option<u32>,
-        /// Traffic classes, queue by queue; none: all queues are equal.
-        #[serde(default)]
-        classes: Vec<ClassSpec>,
-        /// XDP mode by name; `None`: the stack's choice.
-        #[serde(default)]
-        xdp: Option<String>,
-    },
-    /// Linux.
-    Linux(linux::Options),
 }
 
 /// A traffic class of a stack.
@@ -341,35 +319,48 @@ mod tests {
 
     use tidewall_load::PingSpec;
     use tidewall_service::Kind;
+    use tidewall_socket::tuning::PolicyKind;
 
     use super::*;
 
     #[test]
     fn jobs_survive_the_command_line() {
-        let jobs = [
+        let service = |setup| {
             Job::Service(Box::new(ServiceJob {
-                host: HostSpec::Tidewall {
-                    architecture: "ni-lrp".into(),
-                    queues: 1,
-                    receiver_cpu: 1,
-                    spin: 20,
-                    policy: "rhip".into(),
+                setup,
+                queues: 1,
+                cpu: 1,
+                counters: "/dev/shm/x".into(),
+                watcher_cpu: Some(0),
+            }))
+        };
+        let over_tcp = |kind| {
+            service(Setup {
+                tcp: Some(TcpSpec::new(kind, 80)),
+                ..Setup::default()
+            })
+        };
+        let origin = "10.77.0.1:8080".parse().unwrap();
+        let jobs = [
+            service(Setup {
+                system: System::Generic,
+                receive: Some(linux::Receive::Recvmmsg),
+                spin: Some(20),
+                control: Some(Control {
+                    policy: PolicyKind::QaPolling,
                     budget: Some(300),
                     interval_us: None,
                     receive_limit: Some(1024),
-                    classes: vec![ClassSpec {
-                        ports: vec![7],
-                        budget: Some(64),
-                    }],
-                    xdp: Some("generic".into()),
-                },
+                }),
+                classes: vec![ClassSpec {
+                    ports: vec![7],
+                    budget: Some(64),
+                }],
                 services: vec![ServiceSpec {
                     kind: Kind::Echo,
                     port: 7,
                     work: 200,
                 }],
-                counters: "/dev/shm/x".into(),
-                watcher_cpu: Some(0),
                 tcp: Some(TcpSpec {
                     kind: TcpKind::Http {
                         root: "/tmp".into(),
@@ -382,47 +373,11 @@ mod tests {
                     waiting: Waiting::SelectLinear,
                     timed: true,
                 }),
-                threads: true,
                 compute: Some(4096),
-            })),
-            Job::Service(Box::new(ServiceJob {
-                host: HostSpec::Linux(linux::Options::default()),
-                services: Vec::new(),
-                counters: "/dev/shm/x".into(),
-                watcher_cpu: None,
-                tcp: None,
-                threads: false,
-                compute: None,
-            })),
-            Job::Service(Box::new(ServiceJob {
-                host: HostSpec::Linux(linux::Options::default()),
-                services: Vec::new(),
-                counters: "/dev/shm/x".into(),
-                watcher_cpu: None,
-                tcp: Some(TcpSpec::new(
-                    TcpKind::Proxy(proxy::Spec::new(
-                        80,
-                        Some("10.77.0.1:8080".parse().unwrap()),
-                    )),
-                    80,
-                )),
-                threads: false,
-                compute: None,
-            })),
-            Job::Service(Box::new(ServiceJob {
-                host: HostSpec::Linux(linux::Options::default()),
-                services: Vec::new(),
-                counters: "/dev/shm/x".into(),
-                watcher_cpu: None,
-                tcp: Some(TcpSpec::new(
-                    TcpKind::Program(Program::Squid {
-                        origin: "10.77.0.1:8080".parse().unwrap(),
-                    }),
-                    80,
-                )),
-                threads: false,
-                compute: None,
-            })),
+            }),
+            service(Setup::default()),
+            over_tcp(TcpKind::Proxy(proxy::Spec::new(80, Some(origin)))),
+            over_tcp(TcpKind::Program(Program::Squid { origin })),
             Job::Load(Box::new(LoadJob {
                 spec: LoadSpec {
                     ping: Some(PingSpec::new("10.77.0.2:7".parse().unwrap())),
@@ -484,15 +439,6 @@ mod tests {
             let json = serde_json::to_string(&job).unwrap();
             assert_eq!(serde_json::from_str::<Job>(&json).unwrap(), job);
         }
-    }
-
-    #[test]
-    fn a_stack_without_classes_may_leave_them_out() {
-        let json = r#"{"tidewall":{"architecture":"ni-lrp","queues":2,"receiver_cpu":1,"spin":0}}"#;
-        assert!(matches!(
-            serde_json::from_str(json).unwrap(),
-            HostSpec::Tidewall { classes, .. } if classes.is_empty()
-        ));
     }
 
     #[test]

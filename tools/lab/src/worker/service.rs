@@ -20,10 +20,10 @@ use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{BATCH, Counters, SelectHost};
 use tidewall_socket::descriptor::Allocator;
 use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
-use tidewall_socket::tuning::PolicyKind;
 use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 
-use super::{Cpu, HostSpec, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
+use super::{ClassSpec, Cpu, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
+use crate::system::System;
 use crate::testbed::SERVER_INTERFACE;
 
 /// Packets dropped so far, by place.
@@ -57,65 +57,44 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let counters = Counters::create(&job.counters, job.services.len().max(1))
+    let counters = Counters::create(&job.counters, job.setup.services.len().max(1))
         .with_context(|| format!("cannot make {}", job.counters.display()))?;
-    match &job.host {
-        HostSpec::Tidewall {
-            architecture,
-            queues,
-            receiver_cpu,
-            spin,
-            policy,
-            budget,
-            interval_us,
-            receive_limit,
-            classes,
-            xdp,
-        } => {
-            let policy = match policy.as_str() {
-                "" => PolicyKind::default(),
-                name => name.parse()?,
-            };
-            let classes: Vec<_> = classes
-                .iter()
-                .map(|class| TrafficClass {
-                    ports: class.ports.clone(),
-                    budget: class.budget,
-                })
-                .collect();
-            let xdp: Option<XdpMode> = match xdp {
-                Some(name) => Some(name.parse().map_err(anyhow::Error::msg)?),
-                None => None,
-            };
-            let stack = Stack::embedded(
-                EmbeddedConfig::new(SERVER_INTERFACE)
-                    .queues(*queues)
-                    .architecture(architecture.parse()?)
-                    .receiver_cpu(*receiver_cpu)
-                    .spin(Duration::from_micros((*spin).into()))
-                    .policy(policy)
-                    .budget(*budget)
-                    .interrupt_interval(interval_us.map(|us| Duration::from_micros(us.into())))
-                    .classes(classes)
-                    .xdp(xdp)
-                    .control(false),
-            )
-            .with_context(|| format!("cannot start the stack on {SERVER_INTERFACE}"))?;
-            for warning in stack.warnings() {
-                eprintln!("{warning}");
-            }
-            let seen = stack.clone();
-            answer(job, &stop, move || Some(seen.snapshot()))?;
-            serve_stack(stack, *receive_limit, job, &counters, &stop)
-        }
-        HostSpec::Linux(options) => {
-            answer(job, &stop, || None)?;
-            match &job.tcp {
-                None => serve_datagrams(&|| Linux::new(*options), job, &counters, &stop),
-                Some(spec) => serve_linux(options, spec, &counters, &stop),
-            }
-        }
+    let setup = &job.setup;
+    let Some(architecture) = setup.system.architecture() else {
+        let options = setup.system.linux_options(setup.receive, setup.spin);
+        answer(job, &stop, || None)?;
+        return match &setup.tcp {
+            None => serve_datagrams(&|| Linux::new(options), job, &counters, &stop),
+            Some(spec) => serve_linux(&options, spec, &counters, &stop),
+        };
+    };
+    let control = setup.control;
+    let interval_us = control.and_then(|control| control.interval_us);
+    let class = |class: &ClassSpec| TrafficClass {
+        ports: class.ports.clone(),
+        budget: class.budget,
+    };
+    let stack = Stack::embedded(
+        EmbeddedConfig::new(SERVER_INTERFACE)
+            .queues(job.queues)
+            .architecture(architecture)
+            .receiver_cpu(job.cpu)
+            .spin(Duration::from_micros(setup.spin.unwrap_or(0).into()))
+            .policy(control.map(|control| control.policy).unwrap_or_default())
+            .budget(control.and_then(|control| control.budget))
+            .interrupt_interval(interval_us.map(|us| Duration::from_micros(us.into())))
+            .classes(setup.classes.iter().map(class).collect::<Vec<_>>())
+            .xdp((setup.system == System::Generic).then_some(XdpMode::Generic))
+            .control(false),
+    )
+    .with_context(|| format!("cannot start the stack on {SERVER_INTERFACE}"))?;
+    for warning in stack.warnings() {
+        eprintln!("{warning}");
     }
+    let seen = stack.clone();
+    answer(job, &stop, move || Some(seen.snapshot()))?;
+    let receive_limit = control.and_then(|control| control.receive_limit);
+    serve_stack(stack, receive_limit, job, &counters, &stop)
 }
 
 /// All addresses.
@@ -160,7 +139,7 @@ fn serve_stack(
     counters: &Counters,
     stop: &AtomicBool,
 ) -> anyhow::Result<()> {
-    let Some(spec) = &job.tcp else {
+    let Some(spec) = &job.setup.tcp else {
         let host = Tidewall::new(stack, receive_limit);
         return serve_datagrams(&|| host.clone(), job, counters, stop);
     };
@@ -195,21 +174,21 @@ fn serve_datagrams<H: tidewall_service::Host>(
     counters: &Counters,
     stop: &AtomicBool,
 ) -> anyhow::Result<()> {
-    if !job.threads {
-        tidewall_service::serve(&host(), ANY, &job.services, BATCH, counters, stop, |_| {
+    let services = &job.setup.services;
+    if job.setup.compute.is_none() {
+        tidewall_service::serve(&host(), ANY, services, BATCH, counters, stop, |_| {
             say_ready();
         })?;
         return Ok(());
     }
-    let missing = AtomicUsize::new(job.services.len());
+    let missing = AtomicUsize::new(services.len());
     // A page of counters has one writer.
-    let pages = (1..job.services.len())
+    let pages = (1..services.len())
         .map(|number| Counters::create(job.counters.with_extension(number.to_string()), 1))
         .collect::<std::io::Result<Vec<_>>>()?;
     let pages = std::iter::once(counters).chain(&pages);
     let result = std::thread::scope(|scope| {
-        let threads: Vec<_> = job
-            .services
+        let threads: Vec<_> = services
             .iter()
             .zip(pages)
             .map(|(service, counters)| {
@@ -259,7 +238,7 @@ fn answer(
 ) -> anyhow::Result<()> {
     let stop_input = stop.clone();
     let watcher_cpu = job.watcher_cpu;
-    let steps = job.compute.map(work::start).transpose()?;
+    let steps = job.setup.compute.map(work::start).transpose()?;
     std::thread::spawn(move || {
         if let Some(cpu) = watcher_cpu
             && let Err(error) = tidewall_sys::pin(cpu)
