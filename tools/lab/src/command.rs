@@ -29,6 +29,16 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Runs a command whose words have no blanks in them, given as a line.
+///
+/// # Errors
+/// As of [`run`].
+pub(crate) fn run_line(line: &str) -> anyhow::Result<String> {
+    let mut words = line.split_whitespace();
+    let program = words.next().unwrap_or_default();
+    run(program, &words.collect::<Vec<_>>())
+}
+
 /// The absolute path of a program, in the directories that a restorer searches.
 pub(crate) fn absolute(program: &str) -> anyhow::Result<String> {
     ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
@@ -60,6 +70,7 @@ mod tests {
     #[test]
     fn a_failure_says_what_failed_and_why() {
         assert_eq!(run("echo", &["a", "b"]).unwrap(), "a b\n");
+        assert_eq!(run_line("echo a  b").unwrap(), "a b\n");
         let error = run("ls", &["/nonexistent-tidewall"])
             .unwrap_err()
             .to_string();

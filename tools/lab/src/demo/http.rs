@@ -12,12 +12,12 @@ use anyhow::Context;
 use tidewall_load::{LoadSpec, SenderKind};
 
 use crate::bench::{Bench, Setup, flood, load, server};
-use crate::environment::Environment;
 use crate::experiments::lrp_http_blast::WORK;
 use crate::experiments::tcp::{DOCUMENT, DUMMY_PORT, HTTP_PORT, Site};
+use crate::experiments::{Experiment, Run, USUAL};
 use crate::interrupt;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series};
+use crate::result::{Claim, Point, Series};
 use crate::sweep::median;
 use crate::system::System;
 use crate::worker::{LoadJob, Place, run_load};
@@ -93,44 +93,42 @@ impl Drop for Wrk {
     }
 }
 
-/// Runs the act.
-pub(super) fn run(bench: &mut Bench, progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
+/// The act, as an experiment.
+pub(super) const ACT: Experiment = Experiment {
+    name: "demo-http",
+    paper: "LRP, Figure 5, live",
+    about: "requests/s before, during and after a SYN flood",
+    x: "seconds",
+    y: "requests/s",
+    senders: &[],
+    measure,
+    claims,
+    ..USUAL
+};
+
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let site = Site::new()?;
-    progress.begin("http", u64::from(LOOKS * 3) * SYSTEMS.len() as u64);
-    let mut series = Vec::new();
-    let mut notes = vec![format!(
+    run.systems.extend(SYSTEMS);
+    run.progress
+        .begin("http", u64::from(LOOKS * 3) * SYSTEMS.len() as u64);
+    run.note(format!(
         "wrk keeps {CONNECTIONS} connections busy with a document of 1,300 bytes and {WORK} \
          multiplications a request; from {:.0} s to {:.0} s a flood of {FLOOD} SYN/s from \
          scattered sources comes to another port of the server, where nobody accepts.",
         (LOOK * LOOKS).as_secs_f64(),
         (LOOK * LOOKS * 2).as_secs_f64()
-    )];
+    ));
     for system in SYSTEMS {
-        let (points, said) = watch(bench, &site, system, progress)?;
-        notes.push(format!("wrk on {}: {said}", system.name()));
-        series.push(Series {
+        let (points, said) = watch(run.bench, &site, system, run.progress)?;
+        run.note(format!("wrk on {}: {said}", system.name()));
+        run.series.push(Series {
             system: system.name().to_owned(),
             points,
             ..Series::default()
         });
     }
-    progress.end();
-    let mut environment = Environment::of_machine();
-    bench.describe(&mut environment, &SYSTEMS)?;
-    Ok(ResultFile {
-        experiment: "demo-http".to_owned(),
-        paper: "LRP, Figure 5, live".to_owned(),
-        quick: true,
-        environment,
-        axes: Axes {
-            x: "seconds".into(),
-            y: "requests/s".into(),
-        },
-        claims: claims(&series),
-        series,
-        reference: Vec::new(),
-        notes,
-    })
+    run.progress.end();
+    Ok(())
 }
 
 /// One system: its rate at each look, and what wrk says.
@@ -181,14 +179,7 @@ fn watch(
                 last = now;
                 let flooded = (LOOKS..LOOKS * 2).contains(&look);
                 progress.step(&line(system.name(), rate, flooded));
-                points.push(Point {
-                    x: (LOOK * (look + 1)).as_secs_f64(),
-                    y: rate,
-                    low: rate,
-                    high: rate,
-                    runs: 1,
-                    ..Point::default()
-                });
+                points.push(Point::exactly((LOOK * (look + 1)).as_secs_f64(), rate, 1));
             }
             Ok(())
         };

@@ -104,6 +104,6 @@ fn on_a_link(progress: &mut dyn Progress) -> anyhow::Result<Vec<ResultFile>> {
     result
         .claims
         .retain(|claim| CLAIMS.contains(&claim.id.as_str()));
-    let web = http::run(&mut bench, progress)?;
+    let web = http::ACT.run_on(&mut bench, options, progress, http::ACT.measure)?;
     Ok(vec![result, web])
 }

@@ -89,21 +89,21 @@ pub struct Experiment {
     /// What it measures, in a line.
     pub about: &'static str,
     /// The axes, with their units.
-    x: &'static str,
-    y: &'static str,
+    pub(crate) x: &'static str,
+    pub(crate) y: &'static str,
     /// The test bed it needs.
-    config: fn() -> Config,
+    pub(crate) config: fn() -> Config,
     /// With which Linux, busy-polled, does best in it.
-    busy: BusyTimeout,
+    pub(crate) busy: BusyTimeout,
     /// What sends the loads, in words.
-    senders: &'static [&'static str],
-    measure: fn(&mut Run<'_>) -> anyhow::Result<()>,
+    pub(crate) senders: &'static [&'static str],
+    pub(crate) measure: fn(&mut Run<'_>) -> anyhow::Result<()>,
     /// Computes the claims from the series.
-    claims: fn(&[Series]) -> Vec<Claim>,
+    pub(crate) claims: fn(&[Series]) -> Vec<Claim>,
 }
 
 /// What most experiments have in common.
-const USUAL: Experiment = Experiment {
+pub(crate) const USUAL: Experiment = Experiment {
     name: "",
     paper: "",
     about: "",
@@ -121,15 +121,15 @@ pub(crate) struct Run<'a> {
     pub(crate) bench: &'a mut Bench,
     pub(crate) options: Options,
     pub(crate) progress: &'a mut dyn Progress,
-    name: &'static str,
+    pub(crate) name: &'static str,
     pub(crate) senders: Vec<&'static str>,
     /// The systems measured so far.
-    systems: BTreeSet<System>,
+    pub(crate) systems: BTreeSet<System>,
     /// How each was run where the systems' own words do not say, by its name.
-    described: Option<BTreeMap<String, String>>,
-    series: Vec<Series>,
-    reference: Vec<Series>,
-    notes: Vec<String>,
+    pub(crate) described: Option<BTreeMap<String, String>>,
+    pub(crate) series: Vec<Series>,
+    pub(crate) reference: Vec<Series>,
+    pub(crate) notes: Vec<String>,
 }
 
 impl Run<'_> {
@@ -165,7 +165,7 @@ impl Run<'_> {
         Ok(swept.series)
     }
 
-    fn note(&mut self, text: impl Into<String>) {
+    pub(crate) fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 }

@@ -5,10 +5,11 @@
 //! data without a copy to user space that a tap does not pay too. The figure is
 //! printed, whatever it is. The client is Linux, on the other processor.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
 use super::{Experiment, Run, USUAL, ratio};
 use crate::bench::Bench;
@@ -16,7 +17,10 @@ use crate::interrupt;
 use crate::result::{Claim, Point, Series, find};
 use crate::system::System;
 use crate::testbed::{CLIENT_INTERFACE, SERVER, SERVER_INTERFACE, Testbed};
-use crate::worker::{BULK_CHUNK, BulkJob, BulkOutcome, Child, Direction, Job, Place};
+use crate::worker::flows::{
+    CHUNK, FlowClient, FlowHost, FlowJob, FlowOutcome, FlowServer, FlowSpec, Transfer, Way,
+};
+use crate::worker::{Child, Job, Place};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "tcp-bulk",
@@ -41,10 +45,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 const RECEIVES: &str = "server receives";
 const SENDS: &str = "server sends";
-const DIRECTIONS: [(&str, Direction); 2] = [
-    (RECEIVES, Direction::ToServer),
-    (SENDS, Direction::ToClient),
-];
+const DIRECTIONS: [(&str, Way); 2] = [(RECEIVES, Way::Give), (SENDS, Way::Fetch)];
 /// Linux with its receive work on the sender's processor and on the receiver's.
 const SYSTEMS: [System; 3] = [System::NiLrp, System::LinuxPlain, System::LinuxRps];
 
@@ -61,9 +62,9 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     for round in 0..rounds {
         let what = format!("{}, round {}", run.name, round + 1);
         run.progress.begin(&what, results.len() as u64);
-        for ((system, (setting, direction)), measured) in &mut results {
+        for ((system, (setting, way)), measured) in &mut results {
             interrupt::check()?;
-            let gigabits = transfer(run.bench, *system, *direction)?.gigabits();
+            let gigabits = transfer(run.bench, *system, *way)?;
             run.progress.step(&format!(
                 "{} {setting}: {gigabits:.1} Gbit/s",
                 system.name()
@@ -92,7 +93,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
 fn point(mut measured: Vec<f64>) -> Option<Point> {
     measured.sort_by(f64::total_cmp);
     Some(Point {
-        x: BULK_CHUNK as f64,
+        x: CHUNK as f64,
         y: *measured.get(measured.len() / 2)?,
         low: *measured.first()?,
         high: *measured.last()?,
@@ -116,47 +117,69 @@ fn as_it_comes(testbed: &Testbed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn transfer(
-    bench: &mut Bench,
-    system: System,
-    direction: Direction,
-) -> anyhow::Result<BulkOutcome> {
+/// Gigabits/s of payload from the first bytes on.
+fn transfer(bench: &mut Bench, system: System, way: Way) -> anyhow::Result<f64> {
     let testbed = &mut bench.testbed;
     testbed.set_mode(system.mode())?;
     let config = testbed.config();
-    let (job, server, namespace) = if system.is_linux() {
+    // Whatever the kernel's connections use here.
+    let congestion = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")?;
+    let congestion = congestion.trim().to_owned();
+    let (host, address, namespace) = if system.is_linux() {
         as_it_comes(testbed)?;
-        let address = SocketAddr::from((SERVER.0, PORT));
-        (BulkJob::LinuxServer { address }, address, testbed.server())
+        let congestion = congestion.clone();
+        (FlowHost::Linux { congestion }, SERVER.0, testbed.server())
     } else {
-        let job = BulkJob::TapServer {
-            interface: TAP.to_owned(),
-            address: TAP_STACK,
-            port: PORT,
-        };
-        (job, SocketAddr::from((TAP_STACK, PORT)), testbed.client())
+        let interface = TAP.to_owned();
+        (FlowHost::Tap { interface }, TAP_STACK, testbed.client())
     };
+    let address = SocketAddrV4::new(address, PORT);
     let place = Place {
         namespace,
         cpu: config.server_cpu,
     };
-    let _server = Child::start_ready(place, &Job::Bulk(job), system.name())?;
+    let job = FlowJob::Server(FlowServer { address, host });
+    let mut server = Child::start_ready(place, &Job::Flow(job, false), system.name())?;
     if !system.is_linux() {
         let address = format!("{TAP_KERNEL}/24");
         testbed.in_client(&["ip", "address", "add", &address, "dev", TAP])?;
     }
-    let client = BulkJob::Client {
-        server,
-        direction,
-        duration: WINDOW,
+    let flow = FlowSpec {
+        server: address,
+        port: 0,
+        way,
+        after_ms: 0,
+        duration_ms: WINDOW.as_millis() as u64,
     };
     let place = Place {
         namespace: testbed.client(),
         cpu: config.client_cpu,
     };
-    let mut client = Child::start(place, &Job::Bulk(client), "the client")?;
-    let line = client.line(WINDOW + TIMEOUT)?;
-    serde_json::from_str(&line).with_context(|| format!("the client answered {line}"))
+    let client = FlowJob::Flows(FlowClient {
+        flows: vec![flow],
+        congestion,
+    });
+    let flows: Vec<FlowOutcome> = Child::run(
+        place,
+        &Job::Flow(client, false),
+        "the client",
+        WINDOW + TIMEOUT,
+    )?;
+    let flow = flows.first().context("no flow")?;
+    if let Some(why) = &flow.failed {
+        bail!("{}: {why}", system.name());
+    }
+    let (bytes, nanoseconds) = match way {
+        Way::Fetch => (flow.bytes, flow.nanoseconds),
+        Way::Give => {
+            let transfers: Vec<Transfer> = server.ask_for("transfers", TIMEOUT)?;
+            let transfer = transfers
+                .first()
+                .context("the server knows of no transfer")?;
+            (transfer.bytes, transfer.nanoseconds)
+        }
+    };
+    Ok(bytes as f64 * 8.0 / nanoseconds.max(1) as f64)
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
@@ -194,7 +217,7 @@ mod tests {
 
     #[test]
     fn claims_compare_with_the_fastest_linux() {
-        let x = BULK_CHUNK as f64;
+        let x = CHUNK as f64;
         let series = [
             curve("ni-lrp", Some(RECEIVES), &[(x, 10.0)]),
             curve("linux-rps", Some(RECEIVES), &[(x, 12.5)]),

@@ -10,7 +10,7 @@ use super::{
     CLIENT, CLIENT_INTERFACE, CLIENT_MAC_ADDRESS, SERVER, SERVER_INTERFACE, SERVER_MAC_ADDRESS,
     Testbed, set_up,
 };
-use crate::command::run;
+use crate::command::run_line;
 
 /// Interface of the second server.
 pub const RIVAL_INTERFACE: &str = "tw-r";
@@ -99,20 +99,16 @@ impl Testbed {
             ),
         ];
         for (namespace, interface, other, (addresses, mac), peers) in hosts {
-            let mac = mac.to_string();
-            let queues = self.config.queues.to_string();
-            let queues = ["numtxqueues", &queues, "numrxqueues", &queues];
-            let mut add = vec!["-n", namespace, "link", "add", interface];
-            add.extend(["address", &mac]);
-            add.extend(queues);
-            add.extend(["type", "veth", "peer", "name", other]);
-            add.extend(["netns", &bridged.middle]);
-            add.extend(queues);
-            run(ip, &add)?;
+            let (inside, queues) = (&bridged.middle, self.queues());
+            run_line(&format!(
+                "{ip} -n {namespace} link add {interface} address {mac} {queues} \
+                 type veth peer name {other} netns {inside} {queues}"
+            ))?;
             set_up(ip, namespace, interface, addresses, &peers)?;
-            let middle = ["-n", &bridged.middle, "link", "set", other];
-            run(ip, &[&middle[..], &["addrgenmode", "none"]].concat())?;
-            run(ip, &[&middle[..], &["up"]].concat())?;
+            run_line(&format!(
+                "{ip} -n {inside} link set {other} addrgenmode none"
+            ))?;
+            run_line(&format!("{ip} -n {inside} link set {other} up"))?;
             // What crosses the bridge is what would cross a wire: segments of
             // the MTU with their checksums.
             for (namespace, interface) in [(namespace, interface), (&bridged.middle, other)] {

@@ -37,7 +37,7 @@ use serde::Deserialize;
 use tidewall_manager::restore::{Restorer, Undo};
 use tidewall_wire::ethernet::MacAddress;
 
-use crate::command::{absolute, run};
+use crate::command::{absolute, run, run_line};
 use crate::environment::Environment;
 use crate::worker::scratch_directory;
 
@@ -180,27 +180,12 @@ impl Testbed {
     }
 
     fn build(&self, ip: &str) -> anyhow::Result<()> {
-        let (client_mac, server_mac) = (
-            CLIENT_MAC_ADDRESS.to_string(),
-            SERVER_MAC_ADDRESS.to_string(),
-        );
-        let queues = self.config.queues.to_string();
-        let queues = ["numtxqueues", &queues, "numrxqueues", &queues];
-        let mut add = vec!["-n", &self.client, "link", "add", CLIENT_INTERFACE];
-        add.extend(["address", &client_mac]);
-        add.extend(queues);
-        add.extend([
-            "type",
-            "veth",
-            "peer",
-            "name",
-            SERVER_INTERFACE,
-            "netns",
-            &self.server,
-        ]);
-        add.extend(["address", &server_mac]);
-        add.extend(queues);
-        run(ip, &add)?;
+        let queues = self.queues();
+        run_line(&format!(
+            "{ip} -n {} link add {CLIENT_INTERFACE} address {CLIENT_MAC_ADDRESS} {queues} \
+             type veth peer name {SERVER_INTERFACE} netns {} address {SERVER_MAC_ADDRESS} {queues}",
+            self.client, self.server
+        ))?;
         let to_client = [(CLIENT, CLIENT_MAC_ADDRESS)];
         let to_server = [(SERVER, SERVER_MAC_ADDRESS)];
         set_up(ip, &self.client, CLIENT_INTERFACE, CLIENT, &to_server)?;
@@ -254,32 +239,27 @@ impl Testbed {
     /// its ring fills up and stays full.
     fn build_sink(&self, ip: &str) -> anyhow::Result<()> {
         const HOURS: u64 = 6 * 3600 * 1_000_000_000;
-        let queues = self.config.queues.to_string();
-        let queues = ["numtxqueues", &queues, "numrxqueues", &queues];
-        let mut add = vec!["-n", &self.client, "link", "add", SINK_INTERFACE];
-        add.extend(queues);
-        add.extend(["type", "veth", "peer", "name", SINK_PEER]);
-        add.extend(queues);
-        run(ip, &add)?;
+        let (client, queues) = (&self.client, self.queues());
+        run_line(&format!(
+            "{ip} -n {client} link add {SINK_INTERFACE} {queues} \
+             type veth peer name {SINK_PEER} {queues}"
+        ))?;
         for interface in [SINK_INTERFACE, SINK_PEER] {
-            run(
-                ip,
-                &[
-                    "-n",
-                    &self.client,
-                    "link",
-                    "set",
-                    interface,
-                    "addrgenmode",
-                    "none",
-                ],
-            )?;
+            run_line(&format!(
+                "{ip} -n {client} link set {interface} addrgenmode none"
+            ))?;
         }
         self.in_client_shell(&format!(
             "ethtool -K {SINK_PEER} gro on; cd /sys/class/net/{SINK_PEER}; \
              echo {FOR_EVER} > napi_defer_hard_irqs; echo {HOURS} > gro_flush_timeout; \
              ip link set {SINK_PEER} up; ip link set {SINK_INTERFACE} up"
         ))
+    }
+
+    /// How many queues a veth is to have, for `ip link add`.
+    fn queues(&self) -> String {
+        let queues = self.config.queues;
+        format!("numtxqueues {queues} numrxqueues {queues}")
     }
 
     /// Transmit queue of the client's kernel sockets.
@@ -354,17 +334,10 @@ impl Testbed {
         struct Link {
             qdisc: String,
         }
-        let text = run(
-            "ip",
-            &[
-                "-n",
-                &self.client,
-                "-json",
-                "link",
-                "show",
-                CLIENT_INTERFACE,
-            ],
-        )?;
+        let text = run_line(&format!(
+            "ip -n {} -json link show {CLIENT_INTERFACE}",
+            self.client
+        ))?;
         let links: Vec<Link> = serde_json::from_str(&text).context("ip -json link")?;
         environment.qdisc = links
             .into_iter()
@@ -395,40 +368,19 @@ fn set_up(
     own: (Ipv4Addr, Ipv6Addr),
     peers: &[((Ipv4Addr, Ipv6Addr), MacAddress)],
 ) -> anyhow::Result<()> {
-    let ip = |arguments: &[&str]| {
-        let mut all = vec!["-n", namespace];
-        all.extend(arguments);
-        run(ip, &all).map(drop)
-    };
-    ip(&["link", "set", "lo", "up"])?;
+    let ip = |arguments: String| run_line(&format!("{ip} -n {namespace} {arguments}"));
+    ip("link set lo up".to_owned())?;
     // No router solicitations and no duplicate address detection: the
     // link carries what the experiment sends and nothing else.
-    ip(&["link", "set", interface, "addrgenmode", "none"])?;
-    ip(&["address", "add", &format!("{}/24", own.0), "dev", interface])?;
-    ip(&[
-        "address",
-        "add",
-        &format!("{}/64", own.1),
-        "dev",
-        interface,
-        "nodad",
-    ])?;
-    ip(&["link", "set", interface, "up"])?;
+    ip(format!("link set {interface} addrgenmode none"))?;
+    ip(format!("address add {}/24 dev {interface}", own.0))?;
+    ip(format!("address add {}/64 dev {interface} nodad", own.1))?;
+    ip(format!("link set {interface} up"))?;
     for (addresses, mac) in peers {
-        let mac = mac.to_string();
         for address in [IpAddr::from(addresses.0), IpAddr::from(addresses.1)] {
-            let address = address.to_string();
-            ip(&[
-                "neigh",
-                "replace",
-                &address,
-                "lladdr",
-                &mac,
-                "dev",
-                interface,
-                "nud",
-                "permanent",
-            ])?;
+            ip(format!(
+                "neigh replace {address} lladdr {mac} dev {interface} nud permanent"
+            ))?;
         }
     }
     Ok(())

@@ -91,6 +91,17 @@ impl Child {
         Ok(child)
     }
 
+    /// Runs a worker to its end and reads what it answers, a line of JSON.
+    pub(crate) fn run<T: DeserializeOwned>(
+        place: Place<'_>,
+        job: &Job,
+        what: &str,
+        within: Duration,
+    ) -> anyhow::Result<T> {
+        let line = Child::start(place, job, what)?.line(within)?;
+        serde_json::from_str(&line).with_context(|| format!("{what} answered {line}"))
+    }
+
     /// The next line that it prints.
     pub(crate) fn line(&mut self, patience: Duration) -> anyhow::Result<String> {
         self.line_unless(patience, || false)

@@ -6,6 +6,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use tidewall_socket::snapshot::{QueueSnapshot, StackSnapshot};
 
+use super::usage::ran;
+
 /// Name of the thread that stands for the receive softirq.
 const SOFTIRQ: &str = "tw-softirq";
 
@@ -77,11 +79,7 @@ fn thread(path: &Path, first: bool) -> Thread {
     Thread {
         name: read("comm").trim().to_owned(),
         first,
-        nanoseconds: read("schedstat")
-            .split_whitespace()
-            .next()
-            .and_then(|field| field.parse().ok())
-            .unwrap_or(0),
+        nanoseconds: ran(&read("schedstat")),
         switches: switches(&status),
     }
 }

@@ -9,7 +9,6 @@
 //! then how many it has, and ends with its input.
 
 mod bridging;
-mod bulk;
 mod child;
 mod cpu;
 pub mod flows;
@@ -40,8 +39,6 @@ use crate::bridge;
 use crate::system::{Control, System};
 use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 
-pub(crate) use bulk::CHUNK as BULK_CHUNK;
-pub use bulk::{BulkJob, BulkOutcome, Direction};
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
 pub use program::Program;
@@ -66,17 +63,12 @@ pub enum Job {
     /// Let so many SYNs a second to each port pass at the server's interface,
     /// until the standard input ends.
     SynLimit(u32),
-    /// One end of a bulk transfer.
-    Bulk(BulkJob),
     /// Forward between interfaces as the specification says, until asked for
     /// the report or the standard input ends.
     Bridge(bridge::Spec),
-    /// Serve bulk and objects.
-    FlowServer(flows::FlowServer),
-    /// Bulk flows; prints a [`flows::FlowOutcome`] of each.
-    FlowClient(flows::FlowClient),
-    /// Objects on new connections; prints a [`flows::ObjectOutcome`].
-    ObjectClient(flows::ObjectClient),
+    /// Serve or fetch bulk and objects; true: ahead of whatever else runs on the
+    /// machine.
+    Flow(flows::FlowJob, bool),
     /// Use up processor time nobody else wants (nice 19), until the standard
     /// input ends: LRP's background processes, which keep the processor out of
     /// its idle states.
@@ -280,11 +272,8 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Hold(spec) => hold::run(&spec),
         Job::XdpSink => xdp_sink(),
         Job::SynLimit(per_second) => limit_syns(per_second),
-        Job::Bulk(job) => bulk::run(&job),
         Job::Bridge(spec) => bridging::run(spec),
-        Job::FlowServer(job) => flows::run(flows::FlowJob::Server(&job)),
-        Job::FlowClient(job) => flows::run(flows::FlowJob::Flows(&job)),
-        Job::ObjectClient(job) => flows::run(flows::FlowJob::Objects(&job)),
+        Job::Flow(job, ahead) => flows::run(&job, ahead),
         Job::Spin => spin(),
     }
 }
@@ -340,6 +329,7 @@ mod tests {
                 ..Setup::default()
             })
         };
+        let flow = |job| Job::Flow(job, true);
         let origin = "10.77.0.1:8080".parse().unwrap();
         let jobs = [
             service(Setup {
@@ -393,11 +383,15 @@ mod tests {
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
             Job::XdpSink,
             Job::SynLimit(10_000),
-            Job::Bulk(BulkJob::TapServer {
-                interface: "tw-t".into(),
-                address: [10, 78, 0, 2].into(),
-                port: 1,
-            }),
+            Job::Flow(
+                flows::FlowJob::Server(flows::FlowServer {
+                    address: "10.78.0.2:1".parse().unwrap(),
+                    host: flows::FlowHost::Tap {
+                        interface: "tw-t".into(),
+                    },
+                }),
+                false,
+            ),
             Job::Bridge(bridge::Spec {
                 left: "tw-ma".into(),
                 right: vec!["tw-mb".into()],
@@ -411,11 +405,7 @@ mod tests {
                 sharing: bridge::Sharing::Flow,
                 seed: u64::MAX,
             }),
-            Job::FlowServer(flows::FlowServer::Linux {
-                address: "10.77.0.3:5001".parse().unwrap(),
-                congestion: "cubic".into(),
-            }),
-            Job::FlowClient(flows::FlowClient {
+            flow(flows::FlowJob::Flows(flows::FlowClient {
                 flows: vec![flows::FlowSpec {
                     server: "10.77.0.3:5001".parse().unwrap(),
                     port: 10_000,
@@ -424,15 +414,15 @@ mod tests {
                     duration_ms: 1_000,
                 }],
                 congestion: "cubic".into(),
-            }),
-            Job::ObjectClient(flows::ObjectClient {
+            })),
+            flow(flows::FlowJob::Objects(flows::ObjectClient {
                 server: "10.77.0.3:5001".parse().unwrap(),
                 first_port: 10_000,
                 count: 600,
                 at_once: 8,
                 bytes: 100_000,
                 congestion: "cubic".into(),
-            }),
+            })),
             Job::Spin,
         ];
         for job in jobs {

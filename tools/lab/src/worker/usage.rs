@@ -148,7 +148,7 @@ fn of_stat(text: &str, cpu: usize, first: usize) -> Option<f64> {
 }
 
 /// The first field of a task's schedstat: nanoseconds on a processor.
-fn ran(text: &str) -> u64 {
+pub(super) fn ran(text: &str) -> u64 {
     text.split_whitespace()
         .next()
         .and_then(|field| field.parse().ok())

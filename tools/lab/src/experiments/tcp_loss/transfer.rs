@@ -12,8 +12,8 @@ use crate::testbed::{
     MIDDLE_CLIENT, MIDDLE_RIVAL, MIDDLE_SERVER, RIVAL, SERVER, SERVER_INTERFACE, Testbed,
 };
 use crate::worker::flows::{
-    Figures, FlowClient, FlowOutcome, FlowServer, FlowSpec, ObjectClient, ObjectOutcome, Transfer,
-    Way,
+    Figures, FlowClient, FlowHost, FlowJob, FlowOutcome, FlowServer, FlowSpec, ObjectClient,
+    ObjectOutcome, Transfer, Way,
 };
 use crate::worker::{Child, Job, Place};
 
@@ -144,19 +144,17 @@ impl<'a> Session<'a> {
         let servers = peers
             .iter()
             .map(|peer| {
-                let (namespace, job) = match peer {
+                let (namespace, host) = match peer {
                     Peer::Tidewall => (
                         testbed.server(),
-                        FlowServer::Tidewall {
+                        FlowHost::Tidewall {
                             interface: SERVER_INTERFACE.to_owned(),
-                            address: peer.address(),
                             cpu: config.server_cpu,
                         },
                     ),
                     Peer::Linux => (
                         testbed.rival()?,
-                        FlowServer::Linux {
-                            address: peer.address(),
+                        FlowHost::Linux {
                             congestion: CONGESTION.to_owned(),
                         },
                     ),
@@ -165,7 +163,11 @@ impl<'a> Session<'a> {
                     namespace,
                     cpu: config.server_cpu,
                 };
-                Child::start_ready(place, &Job::FlowServer(job), peer.name())
+                let job = FlowServer {
+                    address: peer.address(),
+                    host,
+                };
+                Child::start_ready(place, &Job::Flow(FlowJob::Server(job), true), peer.name())
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
         Ok(Session {
@@ -176,14 +178,12 @@ impl<'a> Session<'a> {
     }
 
     /// Runs a client to its end.
-    fn client<T: DeserializeOwned>(&self, job: &Job, time: Duration) -> anyhow::Result<T> {
+    fn client<T: DeserializeOwned>(&self, job: FlowJob, time: Duration) -> anyhow::Result<T> {
         let place = Place {
             namespace: self.testbed.client(),
             cpu: self.testbed.config().client_cpu,
         };
-        let mut client = Child::start(place, job, "the client")?;
-        let line = client.line(time + TIMEOUT)?;
-        serde_json::from_str(&line).with_context(|| format!("the client answered {line}"))
+        Child::run(place, &Job::Flow(job, true), "the client", time + TIMEOUT)
     }
 
     /// What the servers know of their connections, and the bridge of itself.
@@ -219,10 +219,8 @@ pub(super) fn run(
                 bytes: OBJECT,
                 congestion: CONGESTION.to_owned(),
             };
-            let objects: ObjectOutcome = session.client(
-                &Job::ObjectClient(job),
-                Duration::from_secs(u64::from(count)),
-            )?;
+            let objects: ObjectOutcome =
+                session.client(FlowJob::Objects(job), Duration::from_secs(u64::from(count)))?;
             of_objects(&objects, count)?
         }
         Work::Sends | Work::Receives => {
@@ -243,7 +241,7 @@ pub(super) fn run(
                 congestion: CONGESTION.to_owned(),
             };
             let flows: Vec<FlowOutcome> =
-                session.client(&Job::FlowClient(job), Duration::from_millis(time))?;
+                session.client(FlowJob::Flows(job), Duration::from_millis(time))?;
             if let Some(why) = flows.iter().find_map(|flow| flow.failed.as_ref()) {
                 bail!("{} to {}: {why}", case.setting(), peer.name());
             }
@@ -325,7 +323,7 @@ pub(super) fn share(
         congestion: CONGESTION.to_owned(),
     };
     let flows: Vec<FlowOutcome> =
-        session.client(&Job::FlowClient(job), Duration::from_millis(end))?;
+        session.client(FlowJob::Flows(job), Duration::from_millis(end))?;
     if let Some(why) = flows.iter().find_map(|flow| flow.failed.as_ref()) {
         bail!("sharing: {why}");
     }

@@ -9,12 +9,10 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::{set_socket_linger, tcp_congestion};
 
 use super::{
-    FlowClient, FlowOutcome, FlowSpec, ObjectClient, ObjectOutcome, Request, TICK_MS, Way,
+    CHUNK, FlowClient, FlowOutcome, FlowSpec, ObjectClient, ObjectOutcome, Request, TICK_MS, Way,
 };
 use crate::tcp;
 
-/// Bytes of one read or write.
-const CHUNK: usize = 256 << 10;
 /// How long connecting, the first bytes or an object may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a flow looks at the clock while nothing comes.
@@ -22,18 +20,6 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How much longer than it is counted a flow sends: what it sent last has to
 /// arrive within the time counted, at any round trip here.
 const GRACE: Duration = Duration::from_millis(500);
-
-/// Runs bulk flows and prints what became of each.
-pub(super) fn run_flows(client: &FlowClient) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(&flows(client))?);
-    Ok(())
-}
-
-/// Fetches objects and prints what became of them.
-pub(super) fn run_objects(client: &ObjectClient) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(&objects(client))?);
-    Ok(())
-}
 
 pub(super) fn flows(client: &FlowClient) -> Vec<FlowOutcome> {
     let begun = Instant::now();

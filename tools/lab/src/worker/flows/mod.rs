@@ -20,50 +20,64 @@ use tidewall_sys::set_fifo;
 pub type Figures = BTreeMap<String, f64>;
 
 /// What one of these workers is to do.
-pub(super) enum FlowJob<'a> {
-    /// Serve.
-    Server(&'a FlowServer),
-    /// Bulk.
-    Flows(&'a FlowClient),
-    /// Objects.
-    Objects(&'a ObjectClient),
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlowJob {
+    /// Serve bulk and objects, until the standard input ends. The line
+    /// `transfers` is answered with the [`Transfer`]s since the last.
+    Server(FlowServer),
+    /// Bulk flows; prints a [`FlowOutcome`] of each.
+    Flows(FlowClient),
+    /// Objects on new connections; prints an [`ObjectOutcome`].
+    Objects(ObjectClient),
 }
 
-/// Runs a worker, ahead of whatever else runs on the machine (SCHED_FIFO): kernel
-/// TCP works in softirq, ahead of everything, and a stack in user space must not
-/// look bad for a neighbour's compiler. It sleeps when it has nothing to do, and
-/// the kernel leaves other threads a twentieth of the time even if it does not.
-pub(super) fn run(job: FlowJob<'_>) -> anyhow::Result<()> {
-    if let Err(error) = set_fifo(1) {
+/// Runs a worker. One that runs `ahead` does so ahead of whatever else runs on the
+/// machine (SCHED_FIFO): kernel TCP works in softirq, ahead of everything, and a
+/// stack in user space must not look bad for a neighbour's compiler. It sleeps
+/// when it has nothing to do, and the kernel leaves other threads a twentieth of
+/// the time even if it does not.
+pub(super) fn run(job: &FlowJob, ahead: bool) -> anyhow::Result<()> {
+    if ahead && let Err(error) = set_fifo(1) {
         eprintln!("shares the processor with others on equal terms: {error}");
     }
     match job {
-        FlowJob::Server(job) => server::run(job),
-        FlowJob::Flows(job) => client::run_flows(job),
-        FlowJob::Objects(job) => client::run_objects(job),
+        FlowJob::Server(job) => return server::run(job),
+        FlowJob::Flows(job) => println!("{}", serde_json::to_string(&client::flows(job))?),
+        FlowJob::Objects(job) => println!("{}", serde_json::to_string(&client::objects(job))?),
     }
+    Ok(())
 }
 
-/// A server of bulk and objects, until the standard input ends. The line
-/// `transfers` is answered with the [`Transfer`]s since the last.
+/// A server of bulk and objects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowServer {
+    /// Where to listen.
+    pub address: SocketAddrV4,
+    /// On which stack.
+    pub host: FlowHost,
+}
+
+/// The stack of a server of bulk and objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum FlowServer {
-    /// On kernel sockets.
+pub enum FlowHost {
+    /// Kernel sockets.
     Linux {
-        /// Where to listen.
-        address: SocketAddrV4,
         /// TCP_CONGESTION.
         congestion: String,
     },
-    /// On a stack that takes an interface.
+    /// A stack that takes an interface.
     Tidewall {
         /// The interface.
         interface: String,
-        /// Where to listen.
-        address: SocketAddrV4,
         /// Processor of its threads.
         cpu: usize,
+    },
+    /// A stack at the far end of a tap.
+    Tap {
+        /// Name of the interface to make.
+        interface: String,
     },
 }
 
@@ -91,7 +105,7 @@ pub struct FlowClient {
 pub struct FlowSpec {
     /// The server.
     pub server: SocketAddrV4,
-    /// Local port.
+    /// Local port; 0: any.
     pub port: u16,
     /// Who sends.
     pub way: Way,
@@ -117,6 +131,8 @@ pub struct FlowOutcome {
     pub failed: Option<String>,
 }
 
+/// Bytes of one read or write.
+pub const CHUNK: usize = 256 << 10;
 /// Steps of a timeline, ms.
 pub const TICK_MS: u64 = 100;
 

@@ -12,18 +12,16 @@ use rustix::net::sockopt::set_tcp_congestion;
 use tidewall_service::linux_stream::{self, LinuxStream, LinuxStreams};
 use tidewall_service::tidewall_stream::{TidewallStream, TidewallStreams};
 use tidewall_service::{Event, Interest, Stream, StreamHost};
-use tidewall_socket::{EmbeddedConfig, Stack};
+use tidewall_socket::{EmbeddedConfig, Stack, TapConfig};
 
 use super::super::service::until_input_ends;
-use super::{Figures, FlowServer, REQUEST, Request, Transfer};
+use super::{CHUNK, Figures, FlowHost, FlowServer, REQUEST, Request, Transfer};
 use crate::tcp;
 
 /// The listener's token.
 const LISTENER: u64 = u64::MAX;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 256;
-/// Bytes of one read or write.
-const CHUNK: usize = 256 << 10;
 /// Bytes that a connection may move before others have their turn.
 const TURN: usize = 4 * CHUNK;
 /// The longest sleep.
@@ -92,35 +90,33 @@ pub(super) fn run(job: &FlowServer) -> anyhow::Result<()> {
     }
     let ledger = Ledger::default();
     answer(ledger.clone(), stop.clone());
-    match job {
-        FlowServer::Linux {
-            address,
-            congestion,
-        } => {
+    let address = SocketAddr::from(job.address);
+    let stack = match &job.host {
+        FlowHost::Linux { congestion } => {
             let host = LinuxStreams::new(linux_stream::Options::default())?;
-            let listener = host.listen((*address).into(), BACKLOG)?;
+            let listener = host.listen(address, BACKLOG)?;
             set_tcp_congestion(&listener, congestion)?;
-            serve(&host, &listener, &ledger, &stop)
+            return serve(&host, &listener, &ledger, &stop);
         }
-        FlowServer::Tidewall {
-            interface,
-            address,
-            cpu,
-        } => {
-            let stack = Stack::embedded(
-                EmbeddedConfig::new(interface)
-                    .receiver_cpu(*cpu)
-                    .control(false),
-            )
-            .with_context(|| format!("cannot start the stack on {interface}"))?;
-            for warning in stack.warnings() {
-                eprintln!("{warning}");
-            }
-            let host = TidewallStreams::new(&stack)?;
-            let listener = host.listen((*address).into(), BACKLOG)?;
-            serve(&host, &listener, &ledger, &stop)
-        }
+        FlowHost::Tidewall { interface, cpu } => Stack::embedded(
+            EmbeddedConfig::new(interface)
+                .receiver_cpu(*cpu)
+                .control(false),
+        )
+        .with_context(|| format!("cannot start the stack on {interface}"))?,
+        FlowHost::Tap { interface } => Stack::tap(TapConfig {
+            name: interface.clone(),
+            addresses: vec![address.ip()],
+            ..TapConfig::default()
+        })
+        .with_context(|| format!("cannot start the stack on {interface}"))?,
+    };
+    for warning in stack.warnings() {
+        eprintln!("{warning}");
     }
+    let host = TidewallStreams::new(&stack)?;
+    let listener = host.listen(address, BACKLOG)?;
+    serve(&host, &listener, &ledger, &stop)
 }
 
 /// Answers the lab from a thread of its own.
