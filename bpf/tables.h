@@ -177,9 +177,9 @@ enum tw_counter {
 	TW_COUNT_UNKNOWN,
 	/* Group and broadcast destinations, left to the kernel. */
 	TW_COUNT_MULTICAST,
-	/* The destination is no address of this host, left to the kernel.
-	 * -> After a change of addresses restart the service: a stack learns the interface's
-	 * addresses when it starts. */
+	/* The destination is no address of the interface, left to the kernel.
+	 * -> Nothing, where this host forwards. Otherwise `tidewall trace` shows what it is, and
+	 * `ip address show dev IF` which addresses are the interface's. */
 	TW_COUNT_NOT_LOCAL,
 	/* Frames for this host that no Tidewall socket owns, left to the kernel within the rates
 	 * of their classes. */

@@ -70,7 +70,7 @@ impl NetDevice {
         }
     }
 
-    /// See [`Stack::warnings`].
+    /// See [`Stack::warnings`](crate::Stack::warnings).
     pub(crate) fn warnings(&self, queues: &[QueueHandle]) -> Vec<String> {
         let mut warnings = lock(&self.warnings).clone();
         let blocked = |queue: &&QueueHandle| queue.poller.lock().napi().blocked;

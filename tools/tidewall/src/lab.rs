@@ -71,12 +71,13 @@ struct RunArguments {
 /// Show the main job: a UDP service on Tidewall and the same code on Linux sockets, side by side.
 ///
 /// Sweeps the offered rate from 10,000 packets/s to all the link carries, in
-/// network namespaces of its own, and prints a table and a plot. Without root
-/// it runs on the in-memory device and says what that shows and what not.
+/// network namespaces of its own, then has wrk ask a web server while a SYN flood
+/// comes and goes, and prints tables and plots. Without root it runs on the
+/// in-memory device and says what that shows and what not.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  tidewall demo --out out/demo    then open out/demo/demo.html\n\n\
-    Takes less than three minutes. Exit codes: 0 it ran, whatever it showed; 1 it broke off; 2 it could not begin; 130 interrupted."
+    Takes less than four minutes. Exit codes: 0 it ran, whatever it showed; 1 it broke off; 2 it could not begin; 130 interrupted."
 )]
 pub struct DemoArguments {
     /// Where to write table, plot (SVG), page (HTML) and results (JSON)

@@ -4,7 +4,7 @@
 //! written by the device's owner alone ([`TrustedTables`]). *Application*: exact flow or
 //! listener → channel, in the application's own mapping, so that a socket
 //! costs no system call ([`ApplicationTables`]). The driver program is
-//! `bpf/demux.bpf.c`; [`drive`] runs it, compiled for the processor, over [`Tables`]
+//! `bpf/demux.bpf.c`; [`drive()`] runs it, compiled for the processor, over [`Tables`]
 //! on the heap, for devices without a driver. [`classify_host`] is the application
 //! level alone, for architectures that demultiplex on the host.
 //!

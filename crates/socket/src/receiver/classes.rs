@@ -39,7 +39,7 @@ pub(super) struct ClassShare {
     held_until: AtomicU64,
 }
 
-/// Now, as [`ClassShare`] count it; never zero.
+/// Now, as [`ClassShare`] counts it; never zero.
 pub(super) fn nanoseconds(now: Duration) -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).max(1)
 }

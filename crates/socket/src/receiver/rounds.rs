@@ -275,7 +275,7 @@ impl Receiver {
         }
     }
 
-    /// What follows sorting: fragments, kernel_delivered, wake-ups, memory pressure.
+    /// What follows sorting: what the kernel delivered, wake-ups, memory pressure.
     fn deliver(&self, core: &Core, mut poller: MutexGuard<'_, Poller, rank::Poller>, ready: Ready) {
         let kernel_delivered = poller.take_kernel_delivered();
         let short = poller.short_of_frames();

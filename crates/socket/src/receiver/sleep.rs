@@ -29,7 +29,7 @@ pub(super) struct LoadSample {
     pub(super) level: LoadLevel,
 }
 
-/// ClassShare without sleep after which the kernel is asked all the same: its descriptors
+/// Rounds without sleep after which the kernel is asked all the same: its descriptors
 /// and the signals are not the device's to hold up.
 const ASK_KERNEL_EVERY: u32 = 64;
 

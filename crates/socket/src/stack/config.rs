@@ -93,7 +93,7 @@ impl EmbeddedConfig {
     /// it); a power of two from 4096. 8192 by default.
     ///
     /// Why: many sockets with long queues. Wrong: `stat`: `copied-out` or
-    /// `no-transmit-frame` grows.
+    /// `lost-in-ring` grows.
     #[must_use]
     pub fn frames(mut self, frames: u32) -> Self {
         self.frames = frames;
@@ -204,7 +204,7 @@ impl EmbeddedConfig {
     /// memory that there is for this process, as Linux's `tcp_mem`.
     ///
     /// Why: other programs need the memory, or windows are large. Wrong: `stat`:
-    /// `no-memory` and pruned out-of-order data grow.
+    /// `no-memory` grows, and "memory of data" stands at its limit.
     #[must_use]
     pub fn tcp_memory(mut self, bytes: impl Into<Option<u64>>) -> Self {
         self.tcp_memory = bytes.into();

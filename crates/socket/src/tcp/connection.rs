@@ -117,7 +117,7 @@ struct Reported {
     /// The peer's FIN has come, or reading was shut down.
     receive_closed: bool,
     send_closed: bool,
-    /// [`Connection::notified`].
+    /// [`Connection::notification_count`].
     notified: u32,
 }
 
@@ -357,7 +357,7 @@ impl ConnectionInner {
     }
 
     /// As [`ConnectionInner::notify_changes`], if it was notified of something since
-    /// `before` ([`Connection::notified`]).
+    /// `before` ([`Connection::notification_count`]).
     pub(crate) fn notify_notifications(&self, state: &mut State, before: u32) {
         if state.connection.notification_count() != before {
             self.notify_changes(state);

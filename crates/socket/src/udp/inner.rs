@@ -24,7 +24,7 @@ use crate::stack::Core;
 use crate::wait_queue::{WaitQueue, Waitable};
 
 /// Datagrams that may wait outside the channels without credit (reassembled
-/// ones and kernel_delivered); their count is bounded by their makers' limits too.
+/// ones and those that the kernel delivered); their count is bounded by their makers' limits too.
 const OUTSIDE_LIMIT: usize = 256;
 
 /// Address families whose datagrams a socket takes.
