@@ -3,7 +3,7 @@
 //! Lives here: test beds in network namespaces ([`testbed`]), the worker
 //! processes inside them ([`worker`]), the experiments, one file each
 //! ([`experiments`]), their results, claims, plots and report ([`result`],
-//! [`plot`], [`report`]). Does not live here: anything under test. Both stacks
+//! [`plot`], [`report()`]). Does not live here: anything under test. Both stacks
 //! run the same service code of `tidewall-service` under the same load of
 //! `tidewall-load`.
 //!

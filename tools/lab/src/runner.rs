@@ -60,7 +60,7 @@ pub fn list() -> String {
 
 /// Runs experiments one after the other, prints tables and claims to standard
 /// output and writes what `options` asks for. Ctrl-C ends it in order; calls
-/// of this and of [`demo`](crate::demo) must come from the main thread.
+/// of this and of [`demo`](fn@crate::demo) must come from the main thread.
 ///
 /// # Errors
 /// [`Missing`] privileges or programs, [`Interrupted`], a name that there is

@@ -9,7 +9,7 @@ use super::Time;
 #[repr(usize)]
 pub(super) enum Timer {
     /// Something in flight is not acknowledged (see
-    /// [`RtxTimer`](super::recovery::Wait)), or nothing is in flight and the window,
+    /// [`RtxTimer`](super::recovery::RtxTimer)), or nothing is in flight and the window,
     /// Nagle or cork hold data back (persist, RFC 9293 §3.8.6.1).
     Retransmit = 0,
     /// An acknowledgment has waited long enough.

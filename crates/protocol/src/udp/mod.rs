@@ -1,7 +1,7 @@
 //! UDP (RFC 768; RFC 1122 §4.1; over IPv6 RFC 8200 §8.1).
 //!
 //! [`input`] runs once a datagram in the receiver's own context: it allocates
-//! nothing and touches each byte once, for the checksum. [`output`] writes a
+//! nothing and touches each byte once, for the checksum. [`output()`] writes a
 //! whole Ethernet frame.
 
 mod output;
