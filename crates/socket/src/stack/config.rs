@@ -54,8 +54,8 @@ pub struct EmbeddedConfig {
 impl EmbeddedConfig {
     /// Of the interface of this name, in the caller's network namespace.
     ///
-    /// Wrong: ENODEV; EINVAL for a VLAN, bridge or bond, with the name of the interface
-    /// below.
+    /// Wrong: `NotFound`; `Unsupported` for a VLAN, a bridge or a bond, with the name of
+    /// the interface below.
     pub fn new(interface: impl Into<String>) -> Self {
         EmbeddedConfig {
             interface: interface.into(),

@@ -107,7 +107,8 @@ impl Stack {
     /// socket owns stay with the kernel, through bounded channels.
     ///
     /// # Errors
-    /// ENODEV; EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON (and
+    /// `NotFound` where there is no such interface; `Unsupported` where its driver takes no
+    /// such program; EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON (and
     /// CAP_SYS_NICE for host architectures); EBUSY when something else is
     /// attached to the interface; EINVAL for a configuration out of range.
     pub fn embedded(config: EmbeddedConfig) -> io::Result<Self> {

@@ -7,10 +7,10 @@
 //! the application leaves alone for several milliseconds.
 //!
 //! One concern a file: `channels`, `frames` (from channels to segments), `connection`,
-//! `fast_open` (cookies and keys), `listener`, `time_wait`, `stream` (the
-//! application's side), `kernel_stream` (connections that the kernel has),
-//! `selector`, `sending` (in which order, and how much at a time), `timers`, `ports`,
-//! `helper`, `memory` (what all connections' data takes).
+//! `flows` (which connections there are), `fast_open` (cookies and keys), `listener`,
+//! `time_wait`, `stream` (the application's side), `kernel_stream` (connections that the
+//! kernel has), `selector`, `sending` (in which order, and how much at a time), `timers`,
+//! `ports`, `helper`, `memory` (what all connections' data takes).
 
 pub(crate) mod channels;
 pub(crate) mod connection;
