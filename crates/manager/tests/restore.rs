@@ -39,9 +39,9 @@ impl Drop for Directory {
     }
 }
 
-/// Waits, at most five seconds, for another process to make `done` true.
+/// Waits, not for ever, for another process to make `done` true.
 fn wait_until(mut done: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(20);
     while Instant::now() < end {
         if done() {
             return true;
