@@ -11,6 +11,9 @@ export PATH
 : "${BOLERO_RANDOM_TEST_TIME_MS:=3000}"
 export BOLERO_RANDOM_TEST_TIME_MS
 
+# What is built once gains nothing from being built in pieces.
+[ -z "${CI:-}" ] || export CARGO_INCREMENTAL=0
+
 step() { printf '\n== %s\n' "$*"; }
 
 # Every test that skips writes a line here (tools/skip).
