@@ -21,7 +21,6 @@ TIDEWALL_SKIPPED=$(mktemp)
 export TIDEWALL_SKIPPED
 # Tests that failed once beside others and passed alone.
 unsteady=$(mktemp)
-kernels=$(mktemp)
 at_end() {
 	status=$?
 	if [ -s "$unsteady" ]; then
@@ -30,7 +29,7 @@ at_end() {
 	fi
 	step "$(wc -l <"$TIDEWALL_SKIPPED") tests or parts of tests were skipped"
 	sort "$TIDEWALL_SKIPPED"
-	rm -f "$TIDEWALL_SKIPPED" "$unsteady" "$kernels"
+	rm -f "$TIDEWALL_SKIPPED" "$unsteady"
 	exit $status
 }
 trap at_end EXIT
@@ -52,13 +51,10 @@ step "memory model (loom)"
 make --no-print-directory loom
 step "instructions of hot paths (valgrind, and an emulator of the driver program)"
 make --no-print-directory instructions
-step "documentation, and meanwhile the driver program on other kernels (QEMU)"
-# Most of its time goes by waiting for packages.
-TIDEWALL=target/debug/tidewall scripts/kernels.sh load >"$kernels" 2>&1 &
-loading=$!
+step "the driver program on other kernels (QEMU)"
+TIDEWALL=target/debug/tidewall scripts/kernels.sh load
+step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
-wait "$loading" || { cat "$kernels"; exit 1; }
-cat "$kernels"
 step "nothing left behind"
 left=$(ip netns list 2>/dev/null | grep -c '^tw-' || true)
 [ "$left" = 0 ] || { echo "$left tw- namespaces were left behind"; ip netns list; exit 1; }

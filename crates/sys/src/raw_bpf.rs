@@ -32,7 +32,7 @@ pub fn attach_xdp(program: BorrowedFd<'_>, interface: u32, attach: Attach) -> io
         BPF_XDP,
         attach as u32,
     ];
-    // SAFETY: the kernel reads as much as it is told of the attributes, which have no
+    // SAFETY: the kernel reads as much of the attributes as the length says, which have no
     // pointers; a descriptor just returned to us is owned by nobody else.
     unsafe {
         let size = size_of_val(&attributes);

@@ -147,8 +147,8 @@ pub fn epoll_wait(set: i32, most: usize) -> Answer<Vec<Told>> {
     let mut events = vec![empty; most];
     let now = Timespec::default();
     let count = epoll::wait(borrow(set), &mut events[..], Some(&now)).map_err(number)?;
-    let told = |epoll::Event { flags, data }| (flags.bits(), data.u64());
-    Ok(events.into_iter().take(count).map(told).collect())
+    let event = |epoll::Event { flags, data }| (flags.bits(), data.u64());
+    Ok(events.into_iter().take(count).map(event).collect())
 }
 
 /// `select` without waiting, of any width.

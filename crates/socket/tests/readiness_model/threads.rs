@@ -144,7 +144,7 @@ fn one_event_wakes_one_of_those_who_wait_on_a_set() {
     let (fd, mut peer) = bed.pair();
     let set = bed.set();
     bed.add(set, fd, Events::IN | Events::EDGE);
-    let (tell, told) = channel();
+    let (tell, reports) = channel();
     thread::scope(|scope| {
         for _ in 0..4 {
             let (tell, bed) = (tell.clone(), &bed);
@@ -156,7 +156,7 @@ fn one_event_wakes_one_of_those_who_wait_on_a_set() {
         bed.until_asleep(4);
         for round in 1..=4 {
             peer.write_all(b"x").unwrap();
-            assert_eq!(told.recv_timeout(TIMEOUT), Ok(Some(fd as u64)));
+            assert_eq!(reports.recv_timeout(TIMEOUT), Ok(Some(fd as u64)));
             bed.still_wait(4 - round);
         }
     });
@@ -176,7 +176,7 @@ fn of_exclusive_sets_few_are_woken() {
         .unwrap();
     let for_nothing = AtomicUsize::new(0);
     let over = AtomicBool::new(false);
-    let (tell, told) = channel();
+    let (tell, reports) = channel();
     thread::scope(|scope| {
         for _ in 0..SETS {
             let set = bed.set();
@@ -202,13 +202,13 @@ fn of_exclusive_sets_few_are_woken() {
         bed.until_asleep(SETS);
         for _ in 0..CONNECTIONS {
             let _connection = TcpStream::connect(&bed.far, address).unwrap();
-            told.recv_timeout(TIMEOUT).unwrap();
+            reports.recv_timeout(TIMEOUT).unwrap();
             bed.still_wait(SETS);
         }
         over.store(true, Ordering::SeqCst);
         for _ in 0..SETS {
             let _connection = TcpStream::connect(&bed.far, address).unwrap();
-            told.recv_timeout(TIMEOUT).unwrap();
+            reports.recv_timeout(TIMEOUT).unwrap();
         }
     });
     let for_nothing = for_nothing.into_inner();
@@ -375,7 +375,7 @@ fn connections_that_come_together_wake_as_many() {
         .near
         .listen(address, ListenOptions::default(), Flags::NONE)
         .unwrap();
-    let (tell, told) = channel();
+    let (tell, reports) = channel();
     thread::scope(|scope| {
         for _ in 0..THREADS {
             let (tell, bed) = (tell.clone(), &bed);
@@ -387,13 +387,13 @@ fn connections_that_come_together_wake_as_many() {
         }
         bed.until_asleep(THREADS);
         let _first = TcpStream::connect(&bed.far, address).unwrap();
-        told.recv_timeout(TIMEOUT).unwrap();
+        reports.recv_timeout(TIMEOUT).unwrap();
         bed.still_wait(THREADS - 1);
         let all: Vec<_> = (1..THREADS)
             .map(|_| TcpStream::connect_nonblocking(&bed.far, address).unwrap())
             .collect();
         for _ in 1..THREADS {
-            told.recv_timeout(TIMEOUT).unwrap();
+            reports.recv_timeout(TIMEOUT).unwrap();
         }
         drop(all);
     });
@@ -406,7 +406,7 @@ fn datagrams_that_come_together_wake_as_many() {
     let address = SocketAddr::from((NEAR, 92));
     let socket = UdpSocket::bind(bed.near.stack(), address).unwrap();
     let peer = UdpSocket::bind(&bed.far, SocketAddr::from((FAR, 92))).unwrap();
-    let (tell, told) = channel();
+    let (tell, reports) = channel();
     thread::scope(|scope| {
         for _ in 0..THREADS {
             let (tell, socket, bed) = (tell.clone(), &socket, &bed);
@@ -417,12 +417,12 @@ fn datagrams_that_come_together_wake_as_many() {
         }
         bed.until_asleep(THREADS);
         peer.send_to(b"one", address).unwrap();
-        told.recv_timeout(TIMEOUT).unwrap();
+        reports.recv_timeout(TIMEOUT).unwrap();
         bed.still_wait(THREADS - 1);
         let rest = (1..THREADS).map(|_| (&b"more"[..], address));
         assert_eq!(peer.send_batch(rest).unwrap(), THREADS - 1);
         for _ in 1..THREADS {
-            told.recv_timeout(TIMEOUT).unwrap();
+            reports.recv_timeout(TIMEOUT).unwrap();
         }
     });
 }
@@ -436,7 +436,7 @@ fn signals_end_a_wait_and_masks_hold_them_off() {
     let interrupted = |result: std::io::Result<usize>| {
         assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINTR));
     };
-    let (tell, told) = channel();
+    let (tell, reports) = channel();
     let (go_on, may_go_on) = channel();
     thread::scope(|scope| {
         let bed = &bed;
@@ -461,10 +461,10 @@ fn signals_end_a_wait_and_masks_hold_them_off() {
             let none = near.epoll_pwait2(set, &mut events, soon, Some(&signals));
             assert_eq!(none.unwrap(), 0);
         });
-        let thread = told.recv().unwrap();
+        let thread = reports.recv().unwrap();
         bed.until_asleep(1);
         thread.interrupt(libc::SIGUSR1);
-        let thread = told.recv().unwrap();
+        let thread = reports.recv().unwrap();
         thread.interrupt(libc::SIGUSR2);
         go_on.send(()).unwrap();
         waiting.join().unwrap();
@@ -527,7 +527,7 @@ fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
     let third = bed.set();
     bed.add(third, other, Events::IN);
     peer.set_read_timeout(Some(TIMEOUT)).unwrap();
-    let (tell, told) = channel();
+    let (tell, reports) = channel();
     let mut times = Vec::new();
     thread::scope(|scope| {
         let leader = scope.spawn(|| bed.while_waiting(|| bed.wait(third, TIMEOUT)));
@@ -546,7 +546,7 @@ fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
             assert_eq!(busy.join().unwrap(), None);
             let begin = Instant::now();
             peer.write_all(b"y").unwrap();
-            times.push(told.recv_timeout(TIMEOUT).unwrap() - begin);
+            times.push(reports.recv_timeout(TIMEOUT).unwrap() - begin);
             assert_eq!(bed.near.read(fd, &mut [0; 4]).unwrap(), 1);
         }
         other_peer.write_all(b"x").unwrap();

@@ -148,7 +148,7 @@ impl Host {
 
     /// Moves the clock from event to event.
     pub(crate) fn advance(&mut self, to: Duration) {
-        self.settle();
+        self.run_until_idle();
         while let Some(event) = self.next_event().filter(|&event| event <= to) {
             if event <= self.now() {
                 break;
@@ -161,7 +161,7 @@ impl Host {
     fn move_to(&mut self, to: Duration) {
         self.time.set(to);
         self.link.advance_to(to);
-        self.settle();
+        self.run_until_idle();
     }
 
     /// A packet arrives: an IP datagram from its first byte on; a segment that is
@@ -174,7 +174,7 @@ impl Host {
         };
         let frames = datagrams.iter().filter_map(|datagram| frame(datagram));
         self.link.inject_burst(Side::A, frames.collect());
-        self.settle();
+        self.run_until_idle();
     }
 
     /// The next packet that has left, from its IP header on, and when it did.
@@ -191,7 +191,7 @@ impl Host {
 
     /// Does what there is to do now: threads that were woken go on, nobody's sockets
     /// are attended to.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn run_until_idle(&mut self) {
         for _ in 0..ROUNDS {
             let woke = self.time.look();
             let attended = self.stack.attend();

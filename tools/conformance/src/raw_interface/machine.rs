@@ -2,7 +2,7 @@
 //! other makes the calls that wait.
 //!
 //! Nobody waits for real time. The clock moves when the script's thread sleeps or
-//! waits for a packet, from event to event, and stands still until whoever an
+//! waits for a packet, from event to event, and stands still until the one that an
 //! event has woken is done with it and has asked for the time: what a call
 //! reports as the end of its waiting is then exact.
 
@@ -89,7 +89,7 @@ impl Machine {
         self.look_at_device();
         if thread::current().id() == self.script {
             let result = call(&self.posix);
-            self.lock().settle();
+            self.lock().run_until_idle();
             return result;
         }
         self.time.enter();
@@ -135,7 +135,7 @@ impl Machine {
     pub(super) fn receive(&self) -> Option<(Duration, Vec<u8>)> {
         self.look_at_device();
         let mut host = self.lock();
-        host.settle();
+        host.run_until_idle();
         let end = host.now() + HORIZON;
         loop {
             if let Some((at, packet)) = host.packet_out() {

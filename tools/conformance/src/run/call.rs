@@ -290,10 +290,10 @@ impl Calls {
         let argument = argument.clone();
         Ok(job(
             move |posix| posix.ioctl(fd, request, given),
-            move |_, told| {
+            move |_, reported| {
                 let compared = !sets && argument != Expression::Ellipsis;
-                if compared && integer(&argument)? != i64::from(told) {
-                    return Err(format!("ioctl tells [{told}], expected {argument}"));
+                if compared && integer(&argument)? != i64::from(reported) {
+                    return Err(format!("ioctl tells [{reported}], expected {argument}"));
                 }
                 Ok(Returned::Value(0))
             },
@@ -492,20 +492,20 @@ fn check_option(found: &[u8], expected: &Expression, length: &Expression) -> Out
         Expression::Ellipsis => found.len(),
         length => number::<u32>(length)? as usize,
     };
-    let told = found.get(..length).unwrap_or(found);
+    let reported = found.get(..length).unwrap_or(found);
     let wanted = option_value(expected, None)?;
     // A string may end where the script's does.
     let same = match expected {
-        Expression::Text(..) => told.starts_with(&wanted),
-        _ => told == wanted,
+        Expression::Text(..) => reported.starts_with(&wanted),
+        _ => reported == wanted,
     };
     if same {
         return Ok(Returned::Value(0));
     }
-    let shown = match (expected, told) {
-        (Expression::Text(..), told) => format!("{:?}", String::from_utf8_lossy(told)),
+    let shown = match (expected, reported) {
+        (Expression::Text(..), reported) => format!("{:?}", String::from_utf8_lossy(reported)),
         (_, [a, b, c, d]) => format!("[{}]", i32::from_ne_bytes([*a, *b, *c, *d])),
-        (_, told) => format!("{told:?}"),
+        (_, reported) => format!("{reported:?}"),
     };
     Err(format!("getsockopt gives {shown}, expected {expected}"))
 }

@@ -47,16 +47,16 @@ pub(super) fn check(message: &Expression, domain: i32, received: &Received) -> R
         .iter()
         .map(|control| (control.level, control.kind))
         .collect();
-    let told = expected
+    let reported = expected
         .iter()
         .map(|control| header(control, domain))
         .collect::<Result<Vec<_>, _>>()?;
-    if live != told {
+    if live != reported {
         return Err(format!(
-            "control messages (level, type) {live:?}, expected {told:?}"
+            "control messages (level, type) {live:?}, expected {reported:?}"
         ));
     }
-    for (control, header) in expected.iter().zip(told) {
+    for (control, header) in expected.iter().zip(reported) {
         data(needed(control, "cmsg_data")?, header, received)?;
     }
     Ok(())

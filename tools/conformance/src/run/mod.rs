@@ -260,7 +260,7 @@ impl Run {
             let next = self.next_wake().filter(|next| *next > before);
             let step = next.map_or(to, |next| next.min(to)).max(before);
             self.host.advance(step);
-            self.settle()?;
+            self.run_until_idle()?;
             if step >= to {
                 return Ok(());
             }
@@ -274,8 +274,8 @@ impl Run {
 
     /// After anything has happened: collects what left, and sees whether a call that
     /// blocked has returned.
-    fn settle(&mut self) -> Result<(), Wrong> {
-        self.host.settle();
+    fn run_until_idle(&mut self) -> Result<(), Wrong> {
+        self.host.run_until_idle();
         self.collect();
         let Some(pending) = self.pending.take() else {
             return Ok(());
@@ -307,7 +307,7 @@ impl Run {
     /// Makes a call; what checks it, unless it blocks.
     fn make(&mut self, job: Job) -> Option<Check> {
         self.worker.make(job);
-        self.host.settle();
+        self.host.run_until_idle();
         self.collect();
         self.worker.finished()
     }

@@ -42,7 +42,7 @@ impl Run {
         };
         self.note(now, packet);
         self.host.packet_in(&bytes);
-        self.settle()
+        self.run_until_idle()
     }
 
     fn icmp(&mut self, icmp: &Icmp, ip: IpFields) -> Result<Vec<u8>, Wrong> {

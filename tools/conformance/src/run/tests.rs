@@ -157,7 +157,7 @@ fn results_of_calls_are_compared() {
 
 #[test]
 fn control_messages_are_compared() {
-    let told = |message: &str| {
+    let reported = |message: &str| {
         format!(
             "+0 setsockopt(4, SOL_SOCKET, SO_TIMESTAMPING, [SOF_TIMESTAMPING_TX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE], 4) = 0
             +0 write(4, ..., 100) = 100
@@ -173,7 +173,7 @@ fn control_messages_are_compared() {
     };
     let flags = "msg_flags=MSG_ERRQUEUE|MSG_TRUNC";
     let good = format!("{flags}, msg_control=[{time}, {}]", error(0));
-    after(&told(&good)).unwrap();
+    after(&reported(&good)).unwrap();
     for (message, expected) in [
         (
             "msg_flags=MSG_ERRQUEUE".to_owned(),
@@ -193,7 +193,7 @@ fn control_messages_are_compared() {
         ),
         (good.replace("scm_nsec=1", "scm_nsec=2"), "expected 200ms"),
     ] {
-        let message = failure(&told(&message));
+        let message = failure(&reported(&message));
         assert!(message.contains(expected), "{message}");
     }
 }

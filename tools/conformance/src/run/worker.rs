@@ -61,7 +61,7 @@ impl Drop for Worker {
         self.time.end();
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // Nobody is there to be told of a panic.
+            // Nobody is there to hear of a panic.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! What scripts are read as, and how errors are told.
+//! What scripts are read as, and how errors are reported.
 
 use core::time::Duration;
 

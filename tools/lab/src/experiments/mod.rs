@@ -151,7 +151,7 @@ impl Run<'_> {
         self.sweep_part(self.name, curves, plan, point)
     }
 
-    /// The same, under another name for whoever watches.
+    /// The same, under the name that progress shows.
     fn sweep_part(
         &mut self,
         name: &str,
