@@ -20,6 +20,7 @@
 mod bench;
 mod bound;
 pub mod bridge;
+mod capacity;
 mod command;
 mod demo;
 pub mod environment;
@@ -40,6 +41,7 @@ pub mod tune;
 pub mod worker;
 
 pub use bound::{Bound, InvalidBound};
+pub use capacity::Capacity;
 pub use demo::demo;
 pub use interrupt::Interrupted;
 pub use report::{html, markdown, report};

@@ -10,6 +10,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use crate::bound::Bound;
+use crate::capacity::Capacity;
 use crate::environment::Environment;
 
 /// The outcome of one experiment.
@@ -23,6 +24,9 @@ pub struct ResultFile {
     pub quick: bool,
     /// Where and how it ran.
     pub environment: Environment,
+    /// What `bare` took when the run began, where loads are shares of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bare: Option<Capacity>,
     /// What the numbers are.
     pub axes: Axes,
     /// The curves.
@@ -79,6 +83,13 @@ pub struct Point {
     pub high: f64,
     /// Runs that gave a result.
     pub runs: u32,
+    /// What was offered, as a share of `bare`'s capacity; none where it is not
+    /// counted so, and of a load as fast as it goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
+    /// The result over `bare`'s at the same load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_bare: Option<f64>,
     /// Packets/s dropped over the whole load, by place; medians.
     #[serde(default)]
     pub drops: BTreeMap<String, f64>,
@@ -215,6 +226,7 @@ impl Series {
             let y = *point.values.get(figure)?;
             Some(Point {
                 variant: point.variant.clone(),
+                share: point.share,
                 values: kept(point).into_iter().collect(),
                 ..Point::exactly(point.x, y, point.runs)
             })
@@ -245,6 +257,11 @@ impl Series {
             .iter()
             .filter(|point| (point.x - x).abs() <= 0.1 * x.abs().max(1.0))
             .min_by(|a, b| (a.x - x).abs().total_cmp(&(b.x - x).abs()))
+    }
+
+    /// The point that offered this share of `bare`'s capacity.
+    pub fn offered(&self, share: f64) -> Option<&Point> {
+        self.points.iter().find(|point| point.share == Some(share))
     }
 
     /// Maximum loss-free receive rate: the highest offered load up to which,
@@ -324,6 +341,32 @@ impl ResultFile {
     }
 }
 
+/// Sets each result beside that of `bare` at the same load, where there is one.
+pub(crate) fn set_beside_bare(series: &mut [Series]) {
+    let bare: Vec<Series> = series
+        .iter()
+        .filter(|it| it.system == BARE)
+        .cloned()
+        .collect();
+    for series in series.iter_mut().filter(|series| series.system != BARE) {
+        let Some(bare) = bare
+            .iter()
+            .find(|it| it.setting == series.setting && it.y == series.y)
+        else {
+            continue;
+        };
+        for point in &mut series.points {
+            let same = bare.points.iter().find(|other| other.share == point.share);
+            point.of_bare = same
+                .map(|bare| point.y / bare.y)
+                .filter(|ratio| ratio.is_finite());
+        }
+    }
+}
+
+/// Name of the series that shows what the machine and the link allow.
+const BARE: &str = "bare";
+
 /// A field of comma-separated values (RFC 4180 §2).
 fn quote(text: &str) -> String {
     if text.contains([',', '"', '\n']) {
@@ -394,6 +437,7 @@ pub(crate) mod tests {
             paper: "LRP, Figure 3".into(),
             quick: true,
             environment: Environment::default(),
+            bare: None,
             axes: Axes {
                 x: "offered packets/s".into(),
                 y: "delivered packets/s".into(),

@@ -8,6 +8,7 @@ use tidewall_service::ServiceSpec;
 use tidewall_service::linux::Receive;
 
 use crate::bench::{Bench, Measured, Setup, Watching};
+use crate::capacity::Capacity;
 use crate::interrupt::{self, Interrupted};
 use crate::progress::Progress;
 use crate::result::{Point, Series};
@@ -138,7 +139,8 @@ pub(crate) struct Swept {
 
 /// Measures all curves, round by round, every other round backwards so that
 /// what changes with time changes all alike. `reduce` makes numbers of a
-/// measurement; `None` when nothing was measured, which is a failed set-up: it
+/// measurement, whose load is told as a share of the `capacity` where that is
+/// known; `None` when nothing was measured, which is a failed set-up: it
 /// is tried once more, then noted and left out.
 ///
 /// # Errors
@@ -148,6 +150,7 @@ pub(crate) fn sweep(
     name: &str,
     curves: &[Curve],
     plan: Plan,
+    capacity: Option<&Capacity>,
     progress: &mut dyn Progress,
     reduce: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
 ) -> anyhow::Result<Swept> {
@@ -199,7 +202,7 @@ pub(crate) fn sweep(
     swept.series = curves
         .iter()
         .enumerate()
-        .map(|(number, curve)| assemble(number, curve, &tables))
+        .map(|(number, curve)| assemble(number, curve, &tables, capacity))
         .collect();
     Ok(swept)
 }
@@ -345,7 +348,12 @@ fn describe(load: &LoadSpec) -> String {
 }
 
 /// The better variant at every point, medians over the rounds.
-fn assemble(number: usize, curve: &Curve, tables: &BTreeMap<Key, Vec<Sample>>) -> Series {
+fn assemble(
+    number: usize,
+    curve: &Curve,
+    tables: &BTreeMap<Key, Vec<Sample>>,
+    capacity: Option<&Capacity>,
+) -> Series {
     let points = (0..curve.loads.len())
         .filter_map(|place| {
             let mut best: Option<Point> = None;
@@ -355,6 +363,9 @@ fn assemble(number: usize, curve: &Curve, tables: &BTreeMap<Key, Vec<Sample>>) -
                     .get(&key)
                     .and_then(|samples| point(samples))
                     .map(|point| Point {
+                        share: capacity
+                            .zip(curve.loads.get(place))
+                            .and_then(|(capacity, load)| capacity.share(load, point.x)),
                         variant: variant.map(|variant| variant.to_string()),
                         ..point
                     });
@@ -408,7 +419,7 @@ pub(crate) fn point(samples: &[Sample]) -> Option<Point> {
             .into_iter()
             .filter_map(|(name, values)| Some((name.to_owned(), median(&values)?)))
             .collect(),
-        variant: None,
+        ..Point::default()
     })
 }
 
@@ -480,14 +491,14 @@ mod tests {
             ((0, batch, 0), vec![sample(1.0, 6.0, &[])]),
             ((0, recv, 1), vec![sample(2.0, 5.0, &[])]),
         ]);
-        let series = assemble(0, &curve(Better::Higher), &tables);
+        let series = assemble(0, &curve(Better::Higher), &tables, None);
         assert_eq!(series.points.len(), 2);
         assert_eq!(series.points[0].variant.as_deref(), Some("recvmmsg"));
         assert_eq!(series.points[1].variant.as_deref(), Some("recv"));
-        let series = assemble(0, &curve(Better::Lower), &tables);
+        let series = assemble(0, &curve(Better::Lower), &tables, None);
         assert_eq!(series.points[0].variant.as_deref(), Some("recv"));
         assert!(
-            assemble(1, &curve(Better::Higher), &tables)
+            assemble(1, &curve(Better::Higher), &tables, None)
                 .points
                 .is_empty()
         );

@@ -33,6 +33,9 @@ pub struct Control {
 /// A system under comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum System {
+    /// No stack at all: the driver's poll, count or reply in place, poll. What
+    /// this machine and link allow.
+    Bare,
     /// Tidewall: demultiplexing in the driver, all else in the receiver.
     #[default]
     NiLrp,
@@ -74,6 +77,7 @@ impl System {
     /// Its name in results.
     pub fn name(self) -> &'static str {
         match self {
+            System::Bare => "bare",
             System::NiLrp => "ni-lrp",
             System::Generic => "ni-lrp-generic",
             System::SoftLrp => "soft-lrp",
@@ -123,7 +127,7 @@ impl System {
 
     /// True for the kernel's own stack.
     pub fn is_linux(self) -> bool {
-        self.architecture().is_none()
+        self != System::Bare && self.architecture().is_none()
     }
 
     /// True where real-time threads stand for interrupts.
@@ -176,6 +180,9 @@ impl System {
                 format!("{mode}; generic XDP; the receiver polls the driver")
             }
             Some(_) => format!("{mode}; the receiver polls the driver"),
+            None if self == System::Bare => format!(
+                "{mode}; no stack: one thread that polls the driver and counts, or sends the frame back"
+            ),
             None if self == System::LinuxXdp => format!(
                 "as linux-busy; an XDP program on its interface lets {SYN_LIMIT} SYNs/s to each \
                  port pass and drops the others in the driver"

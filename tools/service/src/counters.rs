@@ -213,8 +213,9 @@ impl Counters {
         }
     }
 
-    /// Adds one batch of service `number`.
-    pub(crate) fn batch(&self, number: usize, datagrams: u64, bytes: u64, replies: u64) {
+    /// Adds one batch of service `number`: datagrams, bytes of their payloads and
+    /// replies handed on.
+    pub fn batch(&self, number: usize, datagrams: u64, bytes: u64, replies: u64) {
         let cell = self.cell(number);
         bump(cell.first(), datagrams);
         bump(cell.get(1), bytes);

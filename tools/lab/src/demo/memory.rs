@@ -108,6 +108,7 @@ pub(super) fn run(progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
     let mut claims = lrp_overload::claims(&series);
     claims.retain(|claim| claim.id == "flat");
     Ok(ResultFile {
+        bare: None,
         experiment: "demo-memory".to_owned(),
         paper: "after LRP, Figure 3".to_owned(),
         quick: true,

@@ -25,20 +25,28 @@ use crate::system::System;
 use crate::testbed::Config;
 use crate::testbed::privilege;
 
-/// The sweep, packets/s; `None`: as fast as it goes.
-const RATES: [Option<u64>; 7] = [
-    Some(10_000),
-    Some(100_000),
-    Some(300_000),
-    Some(500_000),
-    Some(700_000),
-    Some(1_000_000),
+/// The sweep, shares of what `bare` takes; `None`: as fast as it goes.
+const SHARES: [Option<f64>; 7] = [
+    Some(0.01),
+    Some(0.1),
+    Some(0.3),
+    Some(0.5),
+    Some(0.7),
+    Some(0.9),
     None,
 ];
 /// Time for measuring: with the set-up, under three minutes.
 const BUDGET: Duration = Duration::from_secs(130);
 /// What a sweep without the other architectures can show.
-const CLAIMS: [&str; 5] = ["flat", "peak-vs-linux", "vs-busy", "vs-rps", "vs-timer"];
+const CLAIMS: [&str; 7] = [
+    "flat",
+    "peak-vs-linux",
+    "vs-busy",
+    "vs-rps",
+    "vs-timer",
+    "vs-bare",
+    "ring-spared",
+];
 
 /// Runs the demonstration, prints table, plot and claims to standard output,
 /// and writes `demo.html`, `demo.json`, `demo.svg` and the same of `demo-http`
@@ -85,11 +93,6 @@ pub fn demo(directory: &Path, progress: &mut dyn Progress) -> anyhow::Result<Out
 fn on_a_link(progress: &mut dyn Progress) -> anyhow::Result<Vec<ResultFile>> {
     let config = Config::default();
     let mut bench = Bench::new(config, false)?;
-    let curves: Vec<Curve> = [&[System::NiLrp][..], &System::LINUX]
-        .concat()
-        .into_iter()
-        .map(|system| lrp_overload::curve(system, config, &RATES))
-        .collect();
     let plan = Plan {
         rounds: 5,
         budget: Some(BUDGET),
@@ -99,6 +102,12 @@ fn on_a_link(progress: &mut dyn Progress) -> anyhow::Result<Vec<ResultFile>> {
         ..Options::default()
     };
     let mut result = EXPERIMENT.run_on(&mut bench, options, progress, |run| {
+        let bed = run.bed()?;
+        let curves: Vec<Curve> = [&[System::Bare, System::NiLrp][..], &System::LINUX]
+            .concat()
+            .into_iter()
+            .map(|system| lrp_overload::curve(system, bed, &SHARES))
+            .collect();
         lrp_overload::finish(run, &curves, plan)
     })?;
     result

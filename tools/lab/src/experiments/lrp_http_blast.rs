@@ -5,7 +5,7 @@ use tidewall_load::{LoadSpec, Reuse, SenderKind};
 
 use super::tcp::{self, SYSTEMS, Site, UNREAD_PORT, client, http_load, kept, later, summarize};
 use super::{Experiment, Run, USUAL, best_linux, ratio};
-use crate::bench::blast;
+use crate::capacity::Capacity;
 use crate::result::{Claim, Series, find};
 use crate::sweep::Curve;
 use crate::testbed::Config;
@@ -26,22 +26,24 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 /// Multiplications a request: about 20 µs, which make the server heavier than
 /// client and sender together.
 pub(crate) const WORK: u32 = 20_000;
-/// The blast at which the claims are judged, packets/s.
-const JUDGED: f64 = 400_000.0;
+/// The blast at which the claims are judged, as a share of `bare`'s capacity.
+const JUDGED: f64 = 0.3;
 
-const FULL: [u64; 6] = [0, 50_000, 100_000, 200_000, 400_000, 700_000];
-const QUICK: [u64; 3] = [0, 100_000, 400_000];
+const FULL: [f64; 6] = [0.0, 0.05, 0.1, 0.2, 0.3, 0.5];
+const QUICK: [f64; 3] = [0.0, 0.1, 0.3];
 
-fn curves(config: Config, site: &Site, quick: bool) -> Vec<Curve> {
-    let rates: &[u64] = if quick { &QUICK } else { &FULL };
-    let load = |&rate: &u64| LoadSpec {
-        blast: (rate > 0).then(|| later(blast(SenderKind::Skb, UNREAD_PORT, None), rate)),
+fn curves((config, capacity): (Config, Capacity), site: &Site, quick: bool) -> Vec<Curve> {
+    let shares: &[f64] = if quick { &QUICK } else { &FULL };
+    let load = |&share: &f64| LoadSpec {
+        blast: capacity
+            .blast(SenderKind::Skb, UNREAD_PORT, Some(share))
+            .map(|blast| later(blast, capacity.rate(Some(share)).unwrap_or(0))),
         ..http_load(config, client(Reuse::KeepAlive))
     };
     SYSTEMS
         .into_iter()
         .map(|system| {
-            let loads = rates.iter().map(load).collect();
+            let loads = shares.iter().map(load).collect();
             Curve::over_tcp(system, site.server(WORK), loads)
         })
         .collect()
@@ -49,9 +51,10 @@ fn curves(config: Config, site: &Site, quick: bool) -> Vec<Curve> {
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let site = Site::new()?;
-    let curves = curves(run.config(), &site, run.options.quick);
+    let bed = run.bed()?;
+    let curves = curves(bed, &site, run.options.quick);
     run.series = run.sweep(&curves, run.options.plan(5), tcp::reduce)?;
-    summarize(&mut run.series, JUDGED);
+    summarize(&mut run.series, |series| series.offered(JUDGED));
     run.note(format!(
         "32 connections in a closed loop, kept, a document of 1,300 bytes, {WORK} multiplications \
          a request; the blast begins once they stand, from the same thread."
@@ -61,13 +64,13 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
 
 fn claims(series: &[Series]) -> Vec<Claim> {
     let ours = find(series, "ni-lrp", None);
-    let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
+    let at = |series: &Series| series.offered(JUDGED).map(|point| point.y.max(1.0));
     vec![
         Claim::at_least(
             "kept",
-            "ni-lrp's requests/s beside 400,000 UDP packets/s to another port, over \
-             those beside none",
-            ours.and_then(|series| kept(series, JUDGED)),
+            "ni-lrp's requests/s beside UDP packets at 0.3 of bare's capacity to another \
+             port, over those beside none",
+            ours.and_then(|series| kept(series, series.offered(JUDGED))),
             0.7,
         ),
         Claim::above(
@@ -82,6 +85,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
 
     #[test]
@@ -91,6 +95,9 @@ mod tests {
             curve("linux-rps", None, &[(0.0, 4e4), (3.9e5, 5e3)]),
             curve("linux-busy", None, &[(0.0, 4e4), (4e5, 1e4)]),
         ];
+        for series in &mut series {
+            series.points[1].share = Some(JUDGED);
+        }
         let found = claims(&series);
         assert_eq!(
             (found[0].measured, found[1].measured),
@@ -109,14 +116,19 @@ mod tests {
     fn a_sweep_begins_with_no_blast() {
         let site = Site::new().unwrap();
         for quick in [false, true] {
-            for curve in curves(Config::default(), &site, quick) {
+            for curve in curves((Config::default(), MILLION), &site, quick) {
                 assert!(curve.loads[0].blast.is_none());
                 assert!(curve.loads.iter().all(|load| load.check().is_ok()));
                 let judged = |load: &LoadSpec| {
                     let blast = load.blast.as_ref()?;
                     Some(blast.steps.last()?.rate as f64)
                 };
-                assert!(curve.loads.iter().any(|load| judged(load) == Some(JUDGED)));
+                assert!(
+                    curve
+                        .loads
+                        .iter()
+                        .any(|load| judged(load) == Some(JUDGED * 1e6))
+                );
             }
         }
     }

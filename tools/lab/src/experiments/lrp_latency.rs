@@ -11,8 +11,9 @@ use std::time::Duration;
 use tidewall_load::{LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Experiment, Run, USUAL, best_linux, quickest_linux, ratio, trips};
-use crate::bench::{Measured, blast, load, server};
+use super::{Experiment, Run, USUAL, best_linux, quickest_linux, ratio, ring_losses, trips};
+use crate::bench::{Measured, load, server};
+use crate::capacity::Capacity;
 use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Sample};
 use crate::system::System;
@@ -34,16 +35,17 @@ const ECHO_PORT: u16 = 7;
 const BLAST_PORT: u16 = 9;
 const UNOWNED_PORT: u16 = 19;
 const UNOWNED: &str = "blast at a port nobody owns";
-/// The blast at which the claims are judged, packets/s.
-const JUDGED: f64 = 1_000_000.0;
+/// The blast at which the claims are judged, as a share of `bare`'s capacity.
+const JUDGED: f64 = 0.9;
+/// Blasts beside which the service is compared with `bare`.
+const BESIDE: [f64; 3] = [0.5, 0.9, 1.1];
 const TIMEOUT: Duration = Duration::from_millis(20);
 
-const FULL: [u64; 7] = [0, 100_000, 300_000, 500_000, 700_000, 850_000, 1_000_000];
-const QUICK: [u64; 3] = [0, 500_000, 1_000_000];
-const UNOWNED_FULL: [u64; 4] = [0, 300_000, 700_000, 1_000_000];
-const UNOWNED_QUICK: [u64; 1] = [1_000_000];
+const FULL: [f64; 8] = [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.1];
+const QUICK: [f64; 4] = [0.0, 0.5, 0.9, 1.1];
 
-const SYSTEMS: [System; 7] = [
+const SYSTEMS: [System; 8] = [
+    System::Bare,
     System::NiLrp,
     System::SoftLrp,
     System::EarlyDemux,
@@ -53,14 +55,10 @@ const SYSTEMS: [System; 7] = [
     System::LinuxBusy,
 ];
 
-fn curves(config: Config, quick: bool) -> Vec<Curve> {
-    let (owned, unowned): (&[u64], &[u64]) = if quick {
-        (&QUICK, &UNOWNED_QUICK)
-    } else {
-        (&FULL, &UNOWNED_FULL)
-    };
-    let load = |rate: u64, port: u16| LoadSpec {
-        blast: (rate > 0).then(|| blast(SenderKind::Skb, port, Some(rate))),
+fn curves((config, capacity): (Config, Capacity), quick: bool) -> Vec<Curve> {
+    let shares: &[f64] = if quick { &QUICK } else { &FULL };
+    let load = |share: f64, port: u16| LoadSpec {
+        blast: capacity.blast(SenderKind::Skb, port, Some(share)),
         ping: Some(PingSpec {
             timeout: TIMEOUT,
             ..PingSpec::new(server(ECHO_PORT))
@@ -73,10 +71,7 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
         if quick && system.needs_real_time() {
             continue;
         }
-        for (setting, rates, port) in [
-            (None, owned, BLAST_PORT),
-            (Some(UNOWNED), unowned, UNOWNED_PORT),
-        ] {
+        for (setting, port) in [(None, BLAST_PORT), (Some(UNOWNED), UNOWNED_PORT)] {
             curves.push(Curve {
                 system,
                 setting,
@@ -95,7 +90,7 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                         work: 0,
                     },
                 ],
-                loads: rates.iter().map(|&rate| load(rate, port)).collect(),
+                loads: shares.iter().map(|&share| load(share, port)).collect(),
                 ..Curve::default()
             });
         }
@@ -104,7 +99,8 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let curves = curves(run.config(), run.options.quick);
+    let bed = run.bed()?;
+    let curves = curves(bed, run.options.quick);
     run.series = run.sweep(&curves, run.options.plan(5), reduce)?;
     run.note(format!(
         "One 8-byte request at a time from a spinning client; lost after {TIMEOUT:?}. The same \
@@ -138,17 +134,18 @@ fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let ours = find(series, "ni-lrp", None).and_then(|series| series.at(JUDGED));
-    let unowned = find(series, "ni-lrp", Some(UNOWNED)).and_then(|series| series.at(JUDGED));
-    let p99 = |series: &Series| series.at(JUDGED)?.values.get(trips::P99).copied();
-    vec![
+    let rate = |series: &Series, share| Some(series.offered(share)?.y.max(1.0));
+    let p99 = |series: &Series, share| series.offered(share)?.values.get(trips::P99).copied();
+    let ours = |setting| find(series, "ni-lrp", setting);
+    let bare = |setting| find(series, "bare", setting);
+    let mut claims = vec![
         Claim::at_least(
             "echo-vs-linux",
-            "beside a blast of 1,000,000/s at another socket: ni-lrp's echoes/s over \
+            "beside a blast of 0.9 of bare's capacity at another socket: ni-lrp's echoes/s over \
              the best Linux mode's",
             ratio(
-                ours.map(|point| point.y),
-                best_linux(series, None, |series| Some(series.at(JUDGED)?.y.max(1.0))),
+                ours(None).and_then(|ours| Some(ours.offered(JUDGED)?.y)),
+                best_linux(series, None, |series| rate(series, JUDGED)),
             ),
             4.0,
         ),
@@ -157,8 +154,8 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             "beside the same: ni-lrp's 99th percentile of the round trip over the best \
              Linux mode's",
             ratio(
-                find(series, "ni-lrp", None).and_then(p99),
-                quickest_linux(series, None, p99),
+                ours(None).and_then(|ours| p99(ours, JUDGED)),
+                quickest_linux(series, None, |series| p99(series, JUDGED)),
             ),
             0.2,
         ),
@@ -166,10 +163,56 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             "unowned-vs-owned",
             "ni-lrp's echoes/s beside that blast at a port nobody owns, over those \
              beside it at an owned one",
-            ratio(unowned.map(|point| point.y), ours.map(|point| point.y)),
+            ratio(
+                ours(Some(UNOWNED)).and_then(|ours| Some(ours.offered(JUDGED)?.y)),
+                ours(None).and_then(|ours| rate(ours, JUDGED)),
+            ),
             0.8,
         ),
-    ]
+        Claim::at_least(
+            "idle-vs-bare",
+            "ni-lrp's echoes/s beside nothing, over bare's, which always polls",
+            ratio(
+                ours(None).and_then(|ours| Some(ours.offered(0.0)?.y)),
+                bare(None).and_then(|bare| rate(bare, 0.0)),
+            ),
+            0.9,
+        ),
+        Claim::at_most(
+            "ring-spared",
+            "ni-lrp beside blasts up to 0.9 of that capacity, owned and unowned: lost in the \
+             device's rings, largest share of what was offered",
+            ring_losses(
+                series.iter().filter(|series| series.system == "ni-lrp"),
+                JUDGED,
+            ),
+            0.001,
+        ),
+    ];
+    for (setting, name, place) in [
+        (None, "owned", "another socket"),
+        (Some(UNOWNED), "unowned", "a port nobody owns"),
+    ] {
+        for share in BESIDE {
+            let both = |of: &dyn Fn(&Series) -> Option<f64>| {
+                ratio(ours(setting).and_then(of), bare(setting).and_then(of))
+            };
+            let at = format!("beside {share} of bare's capacity at {place}: ni-lrp's");
+            claims.push(Claim::at_least(
+                format!("{name}-{share}"),
+                format!("{at} echoes/s over bare's there"),
+                both(&|series| rate(series, share)),
+                0.8,
+            ));
+            claims.push(Claim::at_most(
+                format!("{name}-p99-{share}"),
+                format!("{at} 99th percentile of the round trip over bare's there"),
+                both(&|series| p99(series, share)),
+                1.5,
+            ));
+        }
+    }
+    claims
 }
 
 #[cfg(test)]
@@ -177,48 +220,72 @@ mod tests {
     use tidewall_load::LoadReport;
 
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
     use crate::worker::LoadOutcome;
 
-    fn with_p99(mut series: Series, p99: f64) -> Series {
-        for point in &mut series.points {
+    /// Echoes/s and their 99th percentile beside 0, 0.5, 0.9 and 1.1.
+    fn measured(system: &str, setting: Option<&str>, points: [(f64, f64); 4]) -> Series {
+        let mut series = curve(system, setting, &points.map(|(rate, _)| (1.0, rate)));
+        let places = series.points.iter_mut().zip(QUICK).zip(points);
+        for ((point, share), (_, p99)) in places {
+            (point.x, point.share) = (share * 1e6, Some(share));
             point.values.insert(trips::P99.into(), p99);
         }
         series
     }
 
     fn series() -> Vec<Series> {
+        let flat = |rate, p99| [(rate, p99); 4];
+        let mut ours = measured(
+            "ni-lrp",
+            None,
+            [(9e4, 20.0), (8e4, 40.0), (4e4, 114.0), (1e4, 300.0)],
+        );
+        ours.points[1].drops.insert("device ring".into(), 100.0);
+        ours.points[3].drops.insert("device ring".into(), 1e5);
         vec![
-            with_p99(curve("ni-lrp", None, &[(0.0, 9.9e4), (9.99e5, 4e4)]), 114.0),
-            with_p99(
-                curve("linux-rps", None, &[(0.0, 8.8e4), (9.7e5, 3e3)]),
-                10_000.0,
-            ),
-            with_p99(
-                curve("linux-timer", None, &[(0.0, 3.9e4), (1e6, 5.9e3)]),
-                3_136.0,
-            ),
-            with_p99(curve("ni-lrp", Some(UNOWNED), &[(1e6, 3.6e4)]), 120.0),
-            with_p99(curve("linux-timer", Some(UNOWNED), &[(1e6, 9e4)]), 1.0),
+            ours,
+            measured("linux-rps", None, flat(3e3, 10_000.0)),
+            measured("linux-timer", None, flat(5.9e3, 3_136.0)),
+            measured("ni-lrp", Some(UNOWNED), flat(3.6e4, 120.0)),
+            measured("linux-timer", Some(UNOWNED), flat(9e4, 1.0)),
+            measured("bare", None, flat(1e5, 30.0)),
+            measured("bare", Some(UNOWNED), flat(4e4, 100.0)),
         ]
+    }
+
+    fn claim(series: &[Series], id: &str) -> Claim {
+        claims(series)
+            .into_iter()
+            .find(|claim| claim.id == id)
+            .unwrap()
     }
 
     #[test]
     fn claims_follow_from_the_curves() {
-        let claims = claims(&series());
         let expected = [
-            ("echo-vs-linux", 4e4 / 5.9e3),
-            ("p99-vs-linux", 114.0 / 3136.0),
-            ("unowned-vs-owned", 0.9),
+            ("echo-vs-linux", 4e4 / 5.9e3, true),
+            ("p99-vs-linux", 114.0 / 3136.0, true),
+            ("unowned-vs-owned", 0.9, true),
+            ("idle-vs-bare", 0.9, true),
+            ("ring-spared", 2e-4, true),
+            ("owned-0.5", 0.8, true),
+            ("owned-p99-0.5", 4.0 / 3.0, true),
+            ("owned-0.9", 0.4, false),
+            ("owned-p99-1.1", 10.0, false),
+            ("unowned-1.1", 0.9, true),
+            ("unowned-p99-0.9", 1.2, true),
         ];
-        for (claim, (id, measured)) in claims.iter().zip(expected) {
-            assert_eq!(claim.id, id);
+        for (id, measured, holds) in expected {
+            let claim = claim(&series(), id);
             assert!(
                 (claim.measured.unwrap() / measured - 1.0).abs() < 1e-9,
                 "{claim:?}"
             );
-            assert!(claim.holds == Some(true), "{id}");
+            assert_eq!(claim.holds, Some(holds), "{id}");
         }
+        assert_eq!(claims(&series()).len(), 5 + 12);
     }
 
     #[test]
@@ -233,43 +300,44 @@ mod tests {
             },
             ..Measured::default()
         };
-        let curves = curves(Config::default(), true);
+        let curves = curves((Config::default(), MILLION), true);
         let sample = reduce(&curves[0], &curves[0].loads[1], &measured).unwrap();
         assert_eq!((sample.y, sample.values["lost"]), (0.0, 25.0));
         assert_eq!(sample.values[trips::P99], 20_000.0);
         // A system of the kernel that collapses is compared with, not left out.
         let mut series = series();
         for series in &mut series[1..3] {
-            series.points[1].y = 0.0;
+            series.points[2].y = 0.0;
         }
-        let claim = &claims(&series)[0];
-        assert_eq!((claim.measured, claim.holds), (Some(4e4), Some(true)));
-        series[0].points[1].y = 0.0;
-        assert_eq!(claims(&series)[0].holds, Some(false));
+        let found = claim(&series, "echo-vs-linux");
+        assert_eq!((found.measured, found.holds), (Some(4e4), Some(true)));
+        // And so is ours.
+        series[0].points[2].y = 0.0;
+        let found = claim(&series, "echo-vs-linux");
+        assert_eq!((found.measured, found.holds), (Some(0.0), Some(false)));
     }
 
     #[test]
     fn a_sender_that_did_not_reach_the_rate_shows_nothing() {
         let mut series = series();
-        series[0].points[1].x = 6e5;
-        assert!(
-            claims(&series)
-                .iter()
-                .all(|claim| claim.holds == Some(false))
-        );
+        series[0].points[2].share = Some(0.6);
+        for id in ["echo-vs-linux", "p99-vs-linux", "owned-0.9"] {
+            let claim = claim(&series, id);
+            assert_eq!((claim.measured, claim.holds), (None, Some(false)), "{id}");
+        }
     }
 
     #[test]
     fn loads_are_valid_and_quick_keeps_what_the_claims_need() {
         for quick in [false, true] {
-            let curves = curves(Config::default(), quick);
+            let curves = curves((Config::default(), MILLION), quick);
             assert!(
                 curves
                     .iter()
                     .flat_map(|curve| &curve.loads)
                     .all(|load| load.check().is_ok())
             );
-            for system in [&[System::NiLrp][..], &System::LINUX].concat() {
+            for system in [&[System::Bare, System::NiLrp][..], &System::LINUX].concat() {
                 for setting in [None, Some(UNOWNED)] {
                     assert!(
                         curves

@@ -10,8 +10,9 @@
 use tidewall_load::{LoadSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
-use super::{Experiment, Run, USUAL, best_linux, ratio, scaled};
-use crate::bench::{Measured, blast, load};
+use super::{Experiment, Run, USUAL, best_linux, ratio, ring_losses, scaled};
+use crate::bench::{Measured, load};
+use crate::capacity::Capacity;
 use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Plan, Sample};
 use crate::system::System;
@@ -36,36 +37,32 @@ const FRAMES: &str = "frame sender";
 /// Share that may be lost at a rate that counts as free of loss. The sampled
 /// windows of sender and receiver are not the same to the packet.
 const LOSS: f64 = 0.01;
-/// From this rate on a working application must do better than under Linux.
-const WORK_FROM: f64 = 300_000.0;
+/// From this share of `bare`'s capacity on a working application must do better
+/// than under Linux.
+const WORK_FROM: f64 = 0.3;
+/// Up to this share nothing may be lost in the ring.
+const SPARED: f64 = 0.9;
 
-/// The sweep, packets/s; `None`: as fast as it goes.
-const FULL: [Option<u64>; 11] = [
-    Some(10_000),
-    Some(50_000),
-    Some(100_000),
-    Some(200_000),
-    Some(300_000),
-    Some(400_000),
-    Some(500_000),
-    Some(700_000),
-    Some(850_000),
-    Some(1_000_000),
+/// The sweep, shares of `bare`'s capacity; `None`: as fast as it goes.
+const FULL: [Option<f64>; 10] = [
+    Some(0.05),
+    Some(0.1),
+    Some(0.2),
+    Some(0.3),
+    Some(0.5),
+    Some(0.7),
+    Some(0.9),
+    Some(1.0),
+    Some(1.1),
     None,
 ];
-const QUICK: [Option<u64>; 3] = [Some(400_000), Some(700_000), None];
-const WORK_FULL: [Option<u64>; 6] = [
-    Some(100_000),
-    Some(300_000),
-    Some(500_000),
-    Some(700_000),
-    Some(1_000_000),
-    None,
-];
-const WORK_QUICK: [Option<u64>; 2] = [Some(500_000), None];
+const QUICK: [Option<f64>; 3] = [Some(0.5), Some(0.9), None];
+const WORK_FULL: [Option<f64>; 6] = [Some(0.1), Some(0.3), Some(0.5), Some(0.7), Some(1.0), None];
+const WORK_QUICK: [Option<f64>; 2] = [Some(0.5), None];
 
 /// Systems of the whole experiment.
-const SYSTEMS: [System; 8] = [
+const SYSTEMS: [System; 9] = [
+    System::Bare,
     System::NiLrp,
     System::Generic,
     System::SoftLrp,
@@ -77,18 +74,20 @@ const SYSTEMS: [System; 8] = [
 ];
 
 /// Loads of one curve.
-fn loads(config: Config, kind: SenderKind, rates: &[Option<u64>]) -> Vec<LoadSpec> {
-    rates
-        .iter()
-        .map(|&rate| LoadSpec {
-            blast: Some(blast(kind, PORT, rate)),
-            ..load(config)
-        })
-        .collect()
+fn loads(bed: Bed, kind: SenderKind, shares: &[Option<f64>]) -> Vec<LoadSpec> {
+    let (config, capacity) = bed;
+    let load = |&share| LoadSpec {
+        blast: capacity.blast(kind, PORT, share),
+        ..load(config)
+    };
+    shares.iter().map(load).collect()
 }
 
+/// The test bed, and what `bare` takes there.
+pub(crate) type Bed = (Config, Capacity);
+
 /// A curve of the plain sweep.
-pub(crate) fn curve(system: System, config: Config, rates: &[Option<u64>]) -> Curve {
+pub(crate) fn curve(system: System, bed: Bed, shares: &[Option<f64>]) -> Curve {
     Curve {
         system,
         services: vec![ServiceSpec {
@@ -96,12 +95,12 @@ pub(crate) fn curve(system: System, config: Config, rates: &[Option<u64>]) -> Cu
             port: PORT,
             work: 0,
         }],
-        loads: loads(config, SenderKind::Skb, rates),
+        loads: loads(bed, SenderKind::Skb, shares),
         ..Curve::default()
     }
 }
 
-fn curves(config: Config, quick: bool) -> Vec<Curve> {
+fn curves(bed: Bed, quick: bool) -> Vec<Curve> {
     let (plain, work): (&[_], &[_]) = if quick {
         (&QUICK, &WORK_QUICK)
     } else {
@@ -109,9 +108,9 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
     };
     let mut curves: Vec<Curve> = SYSTEMS
         .iter()
-        .map(|&system| curve(system, config, plain))
+        .map(|&system| curve(system, bed, plain))
         .collect();
-    for system in [&[System::NiLrp][..], &System::LINUX].concat() {
+    for system in [&[System::Bare, System::NiLrp][..], &System::LINUX].concat() {
         curves.push(Curve {
             setting: Some(WORK),
             services: vec![ServiceSpec {
@@ -119,8 +118,8 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                 port: PORT,
                 work: WORK_MULTIPLICATIONS,
             }],
-            loads: loads(config, SenderKind::Skb, work),
-            ..curve(system, config, &[])
+            loads: loads(bed, SenderKind::Skb, work),
+            ..curve(system, bed, &[])
         });
     }
     // Without XDP and GRO a veth takes no frames, so no RPS here.
@@ -130,15 +129,16 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
     for &system in framed {
         curves.push(Curve {
             setting: Some(FRAMES),
-            loads: loads(config, SenderKind::Frame, &[None]),
-            ..curve(system, config, &[])
+            loads: loads(bed, SenderKind::Frame, &[None]),
+            ..curve(system, bed, &[])
         });
     }
     curves
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let curves = curves(run.config(), run.options.quick);
+    let bed = run.bed()?;
+    let curves = curves(bed, run.options.quick);
     run.senders
         .push("frame (XDP live frames, no packet buffers, as from a network card)");
     finish(run, &curves, run.options.plan(5))
@@ -150,7 +150,7 @@ pub(crate) fn finish(run: &mut Run<'_>, curves: &[Curve], plan: Plan) -> anyhow:
     run.series.iter_mut().for_each(summarize);
     run.reference = reference(&run.series);
     run.note(
-        "Offered is what the sender put on the link, the device ring's losses included; unless a \
+        "Loads are shares of what bare takes here. Offered is what the sender put on the link, the device ring's losses included; unless a \
          setting says otherwise with the skb sender, which flatters the kernel.",
     );
     run.note(
@@ -210,6 +210,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
     let last = |system: &str, setting| find(series, system, setting)?.last().map(|point| point.y);
     let peak = |system: &str, setting| find(series, system, setting)?.peak();
     let at_most = |system: &str| last(system, None);
+    let ours = |setting| find(series, "ni-lrp", setting).into_iter();
     // Nothing delivered counts as one packet, or the ratio had no value.
     let over = |system: &str, setting| {
         ratio(
@@ -287,7 +288,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::above(
             "work-above-linux",
-            "with that work, from 300,000/s up: ni-lrp over the best Linux mode, \
+            "with that work, from 0.3 of bare's capacity up: ni-lrp over the best Linux mode, \
              smallest ratio of the points where not both deliver everything",
             work_above(series),
             1.0,
@@ -321,6 +322,19 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
             0.1,
         )
         .paper(0.0),
+        Claim::at_least(
+            "vs-bare",
+            "at the highest offered rate: ni-lrp over bare, the limit of this bed",
+            over("bare", None),
+            0.85,
+        ),
+        Claim::at_most(
+            "ring-spared",
+            "ni-lrp up to 0.9 of bare's capacity: lost in the device's rings, largest share \
+             of what was offered",
+            ring_losses(ours(None), SPARED),
+            0.001,
+        ),
     ]
 }
 
@@ -331,15 +345,15 @@ fn work_above(series: &[Series]) -> Option<f64> {
     for (place, point) in ours.points.iter().enumerate() {
         let last = place + 1 == ours.points.len();
         let theirs = best_linux(series, Some(WORK), |series| {
-            let point = if last {
-                series.last()
-            } else {
-                series.at(point.x)
+            let point = match point.share {
+                Some(share) if !last => series.offered(share),
+                _ => series.last(),
             };
             point.map(|point| point.y)
         })?;
         let all = |delivered: f64| delivered >= (1.0 - LOSS) * point.x;
-        if point.x < 0.95 * WORK_FROM || (all(point.y) && all(theirs)) {
+        let light = point.share.is_some_and(|share| share < WORK_FROM);
+        if light || (all(point.y) && all(theirs)) {
             continue;
         }
         let ratio = point.y / theirs.max(1.0);
@@ -351,6 +365,7 @@ fn work_above(series: &[Series]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
 
     /// Figures as the prototypes had them.
@@ -358,11 +373,17 @@ mod tests {
         let rates = [4e5, 7e5, 1.5e6];
         let plain = |system, delivered: [f64; 3]| {
             let points: Vec<_> = rates.into_iter().zip(delivered).collect();
-            curve(system, None, &points)
+            let mut curve = curve(system, None, &points);
+            curve.points[0].share = Some(0.3);
+            curve.points[1].share = Some(0.5);
+            curve
         };
         let work = |system, delivered: [f64; 3]| {
             let points: Vec<_> = [3e5, 7e5, 1.5e6].into_iter().zip(delivered).collect();
-            curve(system, Some(WORK), &points)
+            let mut curve = curve(system, Some(WORK), &points);
+            curve.points[0].share = Some(0.3);
+            curve.points[1].share = Some(0.7);
+            curve
         };
         vec![
             plain("ni-lrp", [4e5, 7e5, 1.3e6]),
@@ -375,6 +396,7 @@ mod tests {
             plain("ni-lrp-generic", [4e5, 6e5, 7e5]),
             work("ni-lrp", [3e5, 6.8e5, 9.3e5]),
             work("linux-rps", [2.999e5, 3.3e5, 7e3]),
+            plain("bare", [4e5, 7e5, 1.4e6]),
             curve("ni-lrp", Some(FRAMES), &[(2e6, 1.2e6)]),
             curve("linux-busy", Some(FRAMES), &[(2e6, 3e5)]),
             curve("linux-timer", Some(FRAMES), &[(2e6, 2e3)]),
@@ -390,7 +412,13 @@ mod tests {
 
     #[test]
     fn claims_follow_from_the_curves() {
-        let series = series();
+        let mut series = series();
+        // Above 0.9 the ring may overflow.
+        for (point, lost) in [(0, 100.0), (1, 350.0), (2, 2e5)] {
+            series[0].points[point]
+                .drops
+                .insert("device ring".into(), lost);
+        }
         let expected = [
             ("flat", 1.0),
             ("peak-vs-linux", 1.3e6 / 6.7e5),
@@ -407,6 +435,8 @@ mod tests {
             ("frames-vs-timer", 1.2e6 / 2e3),
             ("order", 1.3 / 0.9),
             ("bsd-collapses", 5e3 / 4.5e5),
+            ("vs-bare", 1.3 / 1.4),
+            ("ring-spared", 0.0005),
         ];
         let claims = claims(&series);
         assert_eq!(claims.len(), expected.len());
@@ -414,7 +444,7 @@ mod tests {
             assert_eq!(claim.id, id);
             let got = claim.measured.unwrap();
             assert!(
-                (got / measured - 1.0).abs() < 1e-9,
+                (got / measured - 1.0f64).abs() < 1e-9,
                 "{id}: {got}, not {measured}"
             );
             assert!(claim.holds == Some(true), "{id}");
@@ -454,7 +484,7 @@ mod tests {
     #[test]
     fn a_sweep_ends_at_full_speed_and_quick_keeps_all_systems() {
         for quick in [false, true] {
-            let curves = curves(Config::default(), quick);
+            let curves = curves((Config::default(), MILLION), quick);
             for system in SYSTEMS {
                 assert!(
                     curves

@@ -131,7 +131,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let systems = run.bench.possible(&SYSTEMS);
     let curves = curves(&systems, run.config(), &site, run.options.quick);
     run.series = run.sweep(&curves, run.options.plan(5), tcp::reduce)?;
-    summarize(&mut run.series, JUDGED);
+    summarize(&mut run.series, |series| series.at(JUDGED));
     run.reference = reference(&run.series);
     let connected: Vec<Series> = run.series.iter().filter_map(new_clients).collect();
     run.series.extend(connected);
@@ -178,7 +178,7 @@ fn reference(series: &[Series]) -> Vec<Series> {
 fn claims(series: &[Series]) -> Vec<Claim> {
     let ours = |setting| find(series, "ni-lrp", setting);
     let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
-    let kept_of = |setting| ours(setting).and_then(|series| kept(series, JUDGED));
+    let kept_of = |setting| ours(setting).and_then(|series| kept(series, series.at(JUDGED)));
     vec![
         Claim::at_least(
             "dummy-skb",

@@ -30,9 +30,10 @@ use std::time::Duration;
 use tidewall_load::LoadSpec;
 
 use crate::bench::{Bench, Measured};
+use crate::capacity::Capacity;
 use crate::environment::Environment;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series};
+use crate::result::{Axes, Claim, Point, ResultFile, Series, set_beside_bare};
 use crate::sweep::{self, Curve, Plan, Sample};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
@@ -123,6 +124,8 @@ pub(crate) struct Run<'a> {
     pub(crate) progress: &'a mut dyn Progress,
     pub(crate) name: &'static str,
     pub(crate) senders: Vec<&'static str>,
+    /// What `bare` takes, once that has been measured.
+    capacity: Option<Capacity>,
     /// The systems measured so far.
     pub(crate) systems: BTreeSet<System>,
     /// How each was run where the systems' own words do not say, by its name.
@@ -135,6 +138,28 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     fn config(&self) -> Config {
         self.bench.testbed.config()
+    }
+
+    /// What `bare` takes, measured when it is first asked for.
+    ///
+    /// # Errors
+    /// What measuring it reports.
+    fn capacity(&mut self) -> anyhow::Result<Capacity> {
+        if let Some(capacity) = self.capacity {
+            return Ok(capacity);
+        }
+        let capacity = Capacity::measure(self.bench, self.progress)?;
+        self.systems.insert(System::Bare);
+        self.capacity = Some(capacity);
+        Ok(capacity)
+    }
+
+    /// The test bed's configuration, and what `bare` takes there.
+    ///
+    /// # Errors
+    /// As of [`Run::capacity`].
+    pub(crate) fn bed(&mut self) -> anyhow::Result<(Config, Capacity)> {
+        Ok((self.config(), self.capacity()?))
     }
 
     /// Measures all curves, `point` making numbers of each measurement; see
@@ -160,7 +185,15 @@ impl Run<'_> {
         point: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
     ) -> anyhow::Result<Vec<Series>> {
         self.systems.extend(curves.iter().map(|curve| curve.system));
-        let swept = sweep::sweep(self.bench, name, curves, plan, self.progress, point)?;
+        let swept = sweep::sweep(
+            self.bench,
+            name,
+            curves,
+            plan,
+            self.capacity.as_ref(),
+            self.progress,
+            point,
+        )?;
         self.notes.extend(swept.notes);
         Ok(swept.series)
     }
@@ -201,6 +234,7 @@ impl Experiment {
             progress,
             name: self.name,
             senders: self.senders.to_vec(),
+            capacity: None,
             systems: BTreeSet::new(),
             described: None,
             series: Vec::new(),
@@ -208,6 +242,7 @@ impl Experiment {
             notes: Vec::new(),
         };
         measure(&mut run)?;
+        set_beside_bare(&mut run.series);
         run.bench.describe(&mut environment, &run.systems)?;
         if let Some(described) = run.described {
             environment.systems = described;
@@ -218,6 +253,7 @@ impl Experiment {
             paper: self.paper.to_owned(),
             quick: options.quick,
             environment,
+            bare: run.capacity,
             axes: Axes {
                 x: self.x.to_owned(),
                 y: self.y.to_owned(),
@@ -294,6 +330,20 @@ fn quickest_linux<'a>(
     figure: impl Fn(&Series) -> Option<f64> + 'a,
 ) -> Option<f64> {
     linux(series, setting, figure).min_by(f64::total_cmp)
+}
+
+/// Of the loads up to `share` of `bare`'s capacity, the largest part of what was
+/// offered that died in the device's rings, with everybody else's.
+fn ring_losses<'a>(series: impl Iterator<Item = &'a Series>, share: f64) -> Option<f64> {
+    let lost = |point: &Point| {
+        let rings = ["device ring", "receive ring"].map(|ring| point.drops.get(ring));
+        rings.into_iter().flatten().sum::<f64>() / point.x
+    };
+    series
+        .flat_map(|series| &series.points)
+        .filter(|point| point.x > 0.0 && point.share.is_some_and(|offered| offered <= share))
+        .map(lost)
+        .max_by(f64::total_cmp)
 }
 
 /// The paper's points of each system, drawn as many times theirs as `scale` says

@@ -11,7 +11,7 @@ use tidewall_load::{BlastSpec, HttpSpec, LoadReport, LoadSpec, RateStep, Reuse};
 use tidewall_service::http;
 
 use crate::bench::{Measured, load, server};
-use crate::result::Series;
+use crate::result::{Point, Series};
 use crate::sweep::{Curve, Sample};
 use crate::system::System;
 use crate::testbed::{Config, more_clients};
@@ -203,16 +203,16 @@ pub(super) const NEW_CLIENTS: &str = "new clients";
 /// Share of new clients that were connected in time.
 pub(super) const CONNECTED: &str = "connected";
 
-/// What is left of the unloaded result at a load of `x`.
-pub(super) fn kept(series: &Series, x: f64) -> Option<f64> {
+/// What is left of the unloaded result at the point of a load.
+pub(super) fn kept(series: &Series, loaded: Option<&Point>) -> Option<f64> {
     let alone = series.points.first().filter(|point| point.x < 2.0)?.y;
-    (alone > 0.0).then_some(series.at(x)?.y / alone)
+    (alone > 0.0).then_some(loaded?.y / alone)
 }
 
-/// Writes [`kept`] into the curve's summary.
-pub(super) fn summarize(series: &mut [Series], x: f64) {
+/// Writes [`kept`] at the point that `loaded` finds into the curve's summary.
+pub(super) fn summarize(series: &mut [Series], loaded: impl Fn(&Series) -> Option<&Point>) {
     for series in series {
-        if let Some(share) = kept(series, x) {
+        if let Some(share) = kept(series, loaded(series)) {
             series.summary.insert("kept".to_owned(), share);
         }
     }
@@ -249,12 +249,12 @@ mod tests {
     #[test]
     fn what_is_kept_is_told_from_the_unloaded() {
         let series = curve("x", None, &[(0.0, 40_000.0), (390_000.0, 10_000.0)]);
-        assert_eq!(kept(&series, 400_000.0), Some(0.25));
-        assert_eq!(kept(&series, 800_000.0), None);
+        assert_eq!(kept(&series, series.at(400_000.0)), Some(0.25));
+        assert_eq!(kept(&series, series.at(800_000.0)), None);
         let loaded = curve("x", None, &[(390_000.0, 10_000.0)]);
-        assert_eq!(kept(&loaded, 400_000.0), None);
+        assert_eq!(kept(&loaded, loaded.at(400_000.0)), None);
         let mut all = [series, loaded];
-        summarize(&mut all, 400_000.0);
+        summarize(&mut all, |series| series.at(400_000.0));
         assert_eq!(all[0].summary["kept"], 0.25);
         assert!(all[1].summary.is_empty());
     }

@@ -23,6 +23,7 @@ pub(crate) struct Look {
 /// The look of a system.
 pub(crate) fn look(system: &str) -> Look {
     let (colour, letter) = match system {
+        "bare" => ((0x66, 0x66, 0x66), '='),
         "ni-lrp" => ((0x00, 0x72, 0xb2), 'N'),
         "soft-lrp" => ((0x00, 0x9e, 0x73), 'S'),
         "early-demux" => ((0xe6, 0x9f, 0x00), 'E'),
@@ -57,7 +58,7 @@ pub(crate) fn look(system: &str) -> Look {
     Look {
         colour,
         letter,
-        dashed: system.starts_with("linux") || matches!(system, "squid" | "nginx"),
+        dashed: system.starts_with("linux") || matches!(system, "squid" | "nginx" | "bare"),
     }
 }
 
@@ -217,6 +218,7 @@ mod tests {
     #[test]
     fn systems_look_different() {
         let names = [
+            "bare",
             "ni-lrp",
             "soft-lrp",
             "early-demux",

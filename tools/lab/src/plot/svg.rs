@@ -117,7 +117,10 @@ fn curves(area: &Area<'_>, result: &ResultFile, panel: &Panel<'_>) -> Drawn {
         .bold_line_style(RGBColor(0xdd, 0xdd, 0xdd))
         .x_desc(result.axes.x.clone())
         .y_desc(panel.y)
-        .x_label_formatter(&|x| short(*x))
+        .x_label_formatter(&|x| match &result.bare {
+            Some(bare) => format!("{} ({:.2})", short(*x), x / bare.packets),
+            None => short(*x),
+        })
         .y_label_formatter(&|y| scale.label(*y))
         .label_style(("sans-serif", 13))
         .draw()?;

@@ -2,7 +2,7 @@
 //! also reads without colour.
 
 use super::{Panel, look, panels, precise, short};
-use crate::result::{ResultFile, Series};
+use crate::result::{Point, ResultFile, Series};
 
 /// Columns and rows of a plot, axes not counted.
 const WIDTH: usize = 64;
@@ -105,9 +105,13 @@ fn curves(result: &ResultFile, panel: &Panel<'_>, colour: bool) -> String {
 
 /// All points: one table a setting, a row a load, a column a system.
 pub fn table(result: &ResultFile) -> String {
-    let mut text = String::new();
+    let mut text = result.bare.map_or_else(String::new, |bare| {
+        let (low, high) = (short(bare.low), short(bare.high));
+        let median = short(bare.packets);
+        format!("bare takes {median} packets/s here ({low}–{high}); second numbers are shares of bare's\n\n")
+    });
     for panel in panels(result) {
-        if !text.is_empty() {
+        if !text.is_empty() && !text.ends_with("\n\n") {
             text.push('\n');
         }
         if let Some(setting) = panel.setting {
@@ -129,16 +133,16 @@ pub fn table(result: &ResultFile) -> String {
             .map(|series| series.system.len())
             .max()
             .unwrap_or(0);
-        let width = longest.max(9) + 2;
-        text += &format!("{:>10}", "");
+        let width = longest.max(11) + 2;
+        text += &format!("{:>12}", "");
         for series in &panel.series {
             text += &format!("{:>width$}", series.system);
         }
         text.push('\n');
         for number in 0..rows {
-            text += &format!("{:>10}", heading(&panel, number, rows));
+            text += &format!("{:>12}", heading(&panel, number, rows));
             for series in &panel.series {
-                let value = at(series, number, rows, &panel).map_or("–".to_owned(), short);
+                let value = at(series, number, rows, &panel).map_or("–".to_owned(), result_of);
                 text += &format!("{value:>width$}");
             }
             text.push('\n');
@@ -154,7 +158,23 @@ fn heading(panel: &Panel<'_>, number: usize, rows: usize) -> String {
     }
     fullest(panel, rows)
         .and_then(|series| series.points.get(number))
-        .map_or_else(String::new, |point| short(point.x))
+        .map_or_else(String::new, load)
+}
+
+/// What was offered, and as a share of what `bare` takes.
+fn load(point: &Point) -> String {
+    match point.share {
+        Some(share) => format!("{} {share:.2}", short(point.x)),
+        None => short(point.x),
+    }
+}
+
+/// A result, and as a share of `bare`'s.
+fn result_of(point: &Point) -> String {
+    match point.of_bare {
+        Some(of_bare) => format!("{} {of_bare:.2}", short(point.y)),
+        None => short(point.y),
+    }
 }
 
 fn fullest<'a>(panel: &Panel<'a>, rows: usize) -> Option<&'a Series> {
@@ -167,12 +187,15 @@ fn fullest<'a>(panel: &Panel<'a>, rows: usize) -> Option<&'a Series> {
 
 /// The result of a row: by place where all points are there, by load where
 /// some are missing.
-fn at(series: &Series, number: usize, rows: usize, panel: &Panel<'_>) -> Option<f64> {
+fn at<'a>(series: &'a Series, number: usize, rows: usize, panel: &Panel<'_>) -> Option<&'a Point> {
     if series.points.len() == rows {
-        return series.points.get(number).map(|point| point.y);
+        return series.points.get(number);
     }
-    let x = fullest(panel, rows)?.points.get(number)?.x;
-    series.at(x).map(|point| point.y)
+    let wanted = fullest(panel, rows)?.points.get(number)?;
+    match wanted.share {
+        Some(share) => series.offered(share),
+        None => series.at(wanted.x),
+    }
 }
 
 /// The claims, one a line.

@@ -8,6 +8,7 @@
 //! [`LoadOutcome`] at the end. A worker that holds connections prints `ready`,
 //! then how many it has, and ends with its input.
 
+mod bare;
 mod bridging;
 mod child;
 mod cpu;

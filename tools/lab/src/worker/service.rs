@@ -22,6 +22,7 @@ use tidewall_socket::descriptor::Allocator;
 use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
 use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 
+use super::bare::Bare;
 use super::{ClassSpec, Cpu, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
 use crate::system::System;
 use crate::testbed::SERVER_INTERFACE;
@@ -60,9 +61,16 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
     let counters = Counters::create(&job.counters, job.setup.services.len().max(1))
         .with_context(|| format!("cannot make {}", job.counters.display()))?;
     let setup = &job.setup;
+    if setup.system == System::Bare {
+        let bare = Bare::open(job)?;
+        let seen = bare.seen();
+        answer(job, &stop, move || seen.account(), || None)?;
+        say_ready();
+        return bare.serve(&counters, &stop);
+    }
     let Some(architecture) = setup.system.architecture() else {
         let options = setup.system.linux_options(setup.receive, setup.spin);
-        answer(job, &stop, || None)?;
+        answer(job, &stop, account_of_linux, || None)?;
         return match &setup.tcp {
             None => serve_datagrams(&|| Linux::new(options), job, &counters, &stop),
             Some(spec) => serve_linux(&options, spec, &counters, &stop),
@@ -91,8 +99,14 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
     for warning in stack.warnings() {
         eprintln!("{warning}");
     }
-    let seen = stack.clone();
-    answer(job, &stop, move || Some(seen.snapshot()))?;
+    let seen = [stack.clone(), stack.clone()];
+    let [account, cpu] = seen.map(|stack| move || stack.snapshot());
+    answer(
+        job,
+        &stop,
+        move || account_of_stack(&account()),
+        move || Some(cpu()),
+    )?;
     let receive_limit = control.and_then(|control| control.receive_limit);
     serve_stack(stack, receive_limit, job, &counters, &stop)
 }
@@ -234,6 +248,7 @@ fn say_ready() {
 fn answer(
     job: &ServiceJob,
     stop: &Arc<AtomicBool>,
+    account: impl Fn() -> Account + Send + 'static,
     snapshot: impl Fn() -> Option<StackSnapshot> + Send + 'static,
 ) -> anyhow::Result<()> {
     let stop_input = stop.clone();
@@ -247,7 +262,7 @@ fn answer(
         }
         let answered = until_input_ends(|line| {
             match line {
-                "account" => println!("{}", serde_json::to_string(&account(snapshot()))?),
+                "account" => println!("{}", serde_json::to_string(&account())?),
                 "cpu" => println!("{}", serde_json::to_string(&Cpu::read(snapshot()))?),
                 "process" => match SERVING.load(Ordering::Relaxed) {
                     0 => println!("{}", std::process::id()),
@@ -282,14 +297,11 @@ pub(super) fn until_input_ends(
     Ok(())
 }
 
-/// Of a stack, or of Linux where there is none.
-fn account(snapshot: Option<StackSnapshot>) -> Account {
-    match snapshot {
-        Some(snapshot) => account_of_stack(&snapshot),
-        None => Account {
-            drops: drops_of_linux(),
-            ..Account::default()
-        },
+/// What Linux dropped.
+fn account_of_linux() -> Account {
+    Account {
+        drops: drops_of_linux(),
+        ..Account::default()
     }
 }
 
@@ -307,7 +319,7 @@ fn account_of_stack(snapshot: &StackSnapshot) -> Account {
 /// Picks the ways to die out of a snapshot, and gives them the places' names
 /// of the result files. Ways that the driver program shares with passing on to the
 /// kernel are not drops.
-fn drops_of_snapshot(snapshot: &Value) -> Drops {
+pub(super) fn drops_of_snapshot(snapshot: &Value) -> Drops {
     let mut drops = Drops::new();
     let mut add = |place: String, count: u64| {
         if count > 0 {

@@ -1,0 +1,173 @@
+//! What `bare` takes on this machine: the unit of offered loads.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use tidewall_load::{BlastSpec, LoadSpec, SenderKind};
+use tidewall_service::{Kind, ServiceSpec};
+
+use crate::bench::{Bench, Setup, Watching, blast, load};
+use crate::progress::Progress;
+use crate::sweep::median;
+use crate::system::System;
+
+/// Port of the service that is blasted.
+const PORT: u16 = 9;
+/// Blasts, and how long each is measured.
+const RUNS: usize = 5;
+const TIME: Duration = Duration::from_millis(200);
+
+/// Packets of 14 bytes a second that `bare` delivered of all that the link carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// The median.
+    pub packets: f64,
+    /// The fewest of a run.
+    pub low: f64,
+    /// The most of a run.
+    pub high: f64,
+    /// How many runs.
+    pub runs: u32,
+}
+
+impl Capacity {
+    /// Measures it.
+    pub(crate) fn measure(bench: &mut Bench, progress: &mut dyn Progress) -> anyhow::Result<Self> {
+        let config = bench.testbed.config();
+        let setup = Setup {
+            system: System::Bare,
+            services: vec![ServiceSpec {
+                kind: Kind::Discard,
+                port: PORT,
+                work: 0,
+            }],
+            ..Setup::default()
+        };
+        let load = LoadSpec {
+            blast: Some(blast(SenderKind::Skb, PORT, None)),
+            duration: TIME,
+            ..load(config)
+        };
+        let watching = Watching {
+            every_ms: 50,
+            ..Watching::default()
+        };
+        let mut session = bench.serve(&setup)?;
+        let delivered = (0..RUNS)
+            .map(|_| {
+                let measured = session.measure(&load, watching)?;
+                Ok(measured.outcome.delivered.first().copied().unwrap_or(0.0))
+            })
+            .collect::<anyhow::Result<Vec<f64>>>()?;
+        let capacity = Self::of(&delivered).context("bare delivered nothing")?;
+        progress.line(&format!(
+            "bare takes {:.0} packets/s here",
+            capacity.packets
+        ));
+        Ok(capacity)
+    }
+
+    /// Of runs that delivered so much; `None` when nothing came.
+    fn of(delivered: &[f64]) -> Option<Self> {
+        Some(Capacity {
+            packets: median(delivered).filter(|packets| *packets >= 1.0)?,
+            low: delivered.iter().copied().min_by(f64::total_cmp)?,
+            high: delivered.iter().copied().max_by(f64::total_cmp)?,
+            runs: delivered.len() as u32,
+        })
+    }
+
+    /// So large a share of it, packets/s; `None`, as fast as it goes, stays so.
+    pub(crate) fn rate(&self, share: Option<f64>) -> Option<u64> {
+        share.map(|share| (share * self.packets).round() as u64)
+    }
+
+    /// A blast of such a share: none of 0.
+    pub(crate) fn blast(
+        &self,
+        kind: SenderKind,
+        port: u16,
+        share: Option<f64>,
+    ) -> Option<BlastSpec> {
+        (share != Some(0.0)).then(|| blast(kind, port, self.rate(share)))
+    }
+
+    /// The share that a load asked for, to three decimals, where so much was offered;
+    /// otherwise the share that was. `None` of a load without limit.
+    pub(crate) fn share(&self, load: &LoadSpec, offered: f64) -> Option<f64> {
+        let Some(blast) = &load.blast else {
+            return Some(0.0);
+        };
+        let asked = blast.steps.last().map(|step| step.rate).or(blast.rate)? as f64;
+        let reached = if offered >= REACHED * asked {
+            asked
+        } else {
+            offered
+        };
+        Some((reached / self.packets * 1e3).round() / 1e3)
+    }
+}
+
+/// A sender that puts less of what it was asked for on the link offered another load.
+const REACHED: f64 = 0.9;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::testbed::Config;
+
+    /// A machine on which `bare` takes a million packets/s.
+    pub(crate) const MILLION: Capacity = Capacity {
+        packets: 1e6,
+        low: 1e6,
+        high: 1e6,
+        runs: 5,
+    };
+
+    #[test]
+    fn it_is_the_median_of_its_runs() {
+        let capacity = Capacity::of(&[9e5, 1.1e6, 1e6]).unwrap();
+        assert_eq!(
+            (capacity.packets, capacity.low, capacity.high, capacity.runs),
+            (1e6, 9e5, 1.1e6, 3)
+        );
+        assert_eq!(Capacity::of(&[]), None);
+        assert_eq!(Capacity::of(&[0.0, 0.0, 5.0]), None);
+    }
+
+    #[test]
+    fn shares_survive_their_rates() {
+        for packets in [1e6, 1_234_567.0, 98_765.5] {
+            let capacity = Capacity { packets, ..MILLION };
+            for share in [0.0, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.1] {
+                let load = LoadSpec {
+                    blast: capacity.blast(SenderKind::Skb, PORT, Some(share)),
+                    ..load(Config::default())
+                };
+                assert_eq!(load.blast.is_none(), share == 0.0);
+                let asked = share * packets;
+                assert_eq!(capacity.share(&load, asked), Some(share));
+                assert_eq!(capacity.share(&load, 0.91 * asked), Some(share));
+                if share > 0.0 {
+                    let fell_short = capacity.share(&load, 0.5 * asked).unwrap();
+                    assert!(
+                        (fell_short - share / 2.0).abs() < 1e-3,
+                        "{share}: {fell_short}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_that_the_link_carries_is_no_share() {
+        assert_eq!(MILLION.rate(None), None);
+        let blast = MILLION.blast(SenderKind::Skb, PORT, None);
+        let load = LoadSpec {
+            blast,
+            ..load(Config::default())
+        };
+        assert_eq!(MILLION.share(&load, 1.5e6), None);
+    }
+}

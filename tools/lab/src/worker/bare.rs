@@ -1,0 +1,290 @@
+//! `bare`, the limit of the bed: what this machine and this link allow a receiver that is
+//! nothing but a receiver. The driver's poll, the driver program's limit, count or reply in
+//! place, poll: over the device crate alone, with the device's owner to load the program.
+//!
+//! One thread that never sleeps. All that a poll has brought is dealt with before the next
+//! one, so nothing is outstanding then and what the program has admitted is given back at
+//! once: its limit bounds what one poll may bring of a port. The reply to a datagram is the
+//! frame it came in, its two ends exchanged; both checksums stay right, since their sums do
+//! not depend on the order of what is added (RFC 1071 §2).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use anyhow::{Context, ensure};
+use serde_json::json;
+use tidewall_device::demux::layout::{Class, Counter, Kind as FrameKind, Metadata, Protocol};
+use tidewall_device::demux::{ApplicationTables, ChannelId, EMBEDDED_APPLICATION, Tables};
+use tidewall_device::frame::Frame;
+use tidewall_device::queue::{Interrupt, InterruptModeration, POLL_MAX, Queue, Received};
+use tidewall_manager::{AfXdp, Config};
+use tidewall_service::{Counters, Kind, ServiceSpec, multiply};
+
+use super::ServiceJob;
+use super::service::{Account, drops_of_snapshot};
+use crate::testbed::{SERVER, SERVER_INTERFACE};
+
+/// Frames that the program admits to a port between two polls: two whole ones, since an
+/// interrupt may bring one of its own.
+const LIMIT: u32 = 2 * POLL_MAX;
+/// Bytes of a UDP header.
+const HEADER: u16 = 8;
+
+/// What the worker's other thread tells the lab.
+pub(super) struct Seen {
+    tables: Tables,
+    polls: AtomicU64,
+    /// Of each queue, frames that the program admitted and the receive ring lost.
+    lost: Vec<AtomicU64>,
+}
+
+impl Seen {
+    /// What became of packets so far.
+    pub(super) fn account(&self) -> Account {
+        let trusted = &self.tables.trusted;
+        let queues = self.lost.iter().zip(0..).map(|(lost, queue)| {
+            let driver = Counter::ALL.map(|it| (it.name(), trusted.counter(queue, it)));
+            let kernel = Class::ALL.map(|it| {
+                let counts = trusted.class(queue, it);
+                (it.name(), [counts.passed, counts.dropped])
+            });
+            json!({
+                "driver": BTreeMap::from(driver),
+                "kernel": BTreeMap::from(kernel),
+                "lost_in_ring": lost.load(Ordering::Relaxed),
+            })
+        });
+        Account {
+            drops: drops_of_snapshot(&json!({ "queues": queues.collect::<Vec<_>>() })),
+            rounds: self.polls.load(Ordering::Relaxed),
+            ..Account::default()
+        }
+    }
+}
+
+/// The device, and what is served on it.
+pub(super) struct Bare<'a> {
+    // Keeps the program attached.
+    _device: AfXdp,
+    turns: Vec<Turn<'a>>,
+    seen: Arc<Seen>,
+}
+
+/// A queue and what it needs to take its turn.
+struct Turn<'a> {
+    number: u32,
+    queue: Queue,
+    batch: Vec<Received>,
+    services: Vec<Served<'a>>,
+}
+
+/// A service on one queue.
+struct Served<'a> {
+    spec: &'a ServiceSpec,
+    channel: ChannelId,
+    /// Frames that the program has admitted, and those that have come, modulo 2^32.
+    admitted: u32,
+    came: u32,
+    /// Of this turn: datagrams, bytes of their payloads, replies.
+    counts: (u64, u64, u64),
+}
+
+impl<'a> Bare<'a> {
+    /// Opens the server's interface for the job's services.
+    pub(super) fn open(job: &'a ServiceJob) -> anyhow::Result<Self> {
+        let setup = &job.setup;
+        ensure!(
+            setup.tcp.is_none()
+                && setup.compute.is_none()
+                && (setup.services.iter()).all(|service| service.kind != Kind::Acknowledge),
+            "bare discards and echoes datagrams, nothing else"
+        );
+        let mut device = AfXdp::open(&Config {
+            queues: job.queues,
+            ..Config::new(SERVER_INTERFACE)
+        })
+        .with_context(|| format!("cannot open {SERVER_INTERFACE}"))?;
+        device.warnings.iter().for_each(|it| eprintln!("{it}"));
+        let tables = device.tables();
+        let trusted = &tables.trusted;
+        trusted.set_locals(&[SERVER.0.into(), SERVER.1.into()])?;
+        trusted.limit_kernel_frames(false);
+        let serve = |(spec, number): (&'a ServiceSpec, u16)| Served {
+            spec,
+            channel: ChannelId::new(number, 1),
+            admitted: 0,
+            came: 0,
+            counts: (0, 0, 0),
+        };
+        let mut turns = Vec::new();
+        for (queue, number) in std::mem::take(&mut device.queues).into_iter().zip(0..) {
+            let services: Vec<_> = setup.services.iter().zip(1..).map(serve).collect();
+            for Served { spec, channel, .. } in &services {
+                let embedded = &tables.embedded;
+                embedded.set_limit(number, channel.index(), LIMIT);
+                embedded.listen(Protocol::Udp, None, spec.port, *channel)?;
+                trusted.own_port(Protocol::Udp, None, spec.port, EMBEDDED_APPLICATION)?;
+            }
+            turns.push(Turn {
+                number,
+                queue,
+                batch: Vec::new(),
+                services,
+            });
+        }
+        let seen = Seen {
+            tables,
+            polls: AtomicU64::new(0),
+            lost: turns.iter().map(|_| AtomicU64::new(0)).collect(),
+        };
+        Ok(Bare {
+            _device: device,
+            turns,
+            seen: Arc::new(seen),
+        })
+    }
+
+    /// For the thread that answers the lab.
+    pub(super) fn seen(&self) -> Arc<Seen> {
+        self.seen.clone()
+    }
+
+    /// Serves until `stop` is set.
+    pub(super) fn serve(mut self, counters: &Counters, stop: &AtomicBool) -> anyhow::Result<()> {
+        let mut datagram = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            for (turn, lost) in self.turns.iter_mut().zip(&self.seen.lost) {
+                let receive = &mut turn.queue.receive;
+                receive.fill(&mut turn.queue.frames);
+                if receive.napi().ids.contains(&0) {
+                    // Its poll is not known yet: a request that came by way of the kernel
+                    // has no answer.
+                    while receive.take_kernel_delivered(&mut datagram).is_some() {}
+                } else {
+                    receive.set_moderation(InterruptModeration::BusyPoll);
+                }
+                receive.poll(Interrupt::Masked)?;
+                turn.take(&self.seen.tables.embedded, counters, lost);
+                turn.queue.transmit.flush()?;
+                turn.queue.transmit.reclaim(&mut turn.queue.frames);
+            }
+            self.seen.polls.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Turn<'_> {
+    /// Deals with everything that a poll has brought.
+    fn take(&mut self, tables: &ApplicationTables, counters: &Counters, lost: &AtomicU64) {
+        // Read before the ring: what was admitted up to here is in it, or lost.
+        for served in &mut self.services {
+            served.admitted = tables.head(self.number, served.channel.index());
+        }
+        self.queue.receive.receive(&mut self.batch, usize::MAX);
+        for Received { frame, metadata } in self.batch.drain(..) {
+            let number = usize::from(metadata.channel_id().index()).wrapping_sub(1);
+            let spare = match self.services.get_mut(number) {
+                Some(served) => served.take(frame, &metadata, &mut self.queue),
+                None => Some(frame),
+            };
+            self.queue.frames.extend(spare);
+        }
+        let mut missing = 0;
+        for (number, served) in self.services.iter_mut().enumerate() {
+            let (datagrams, bytes, replies) = std::mem::take(&mut served.counts);
+            // Before the replies leave, so that a client with a reply finds it here.
+            if datagrams > 0 {
+                counters.batch(number, datagrams, bytes, replies);
+            }
+            let behind = served.admitted.wrapping_sub(served.came).cast_signed();
+            missing += u64::from(behind.max(0).cast_unsigned());
+            let channel = served.channel.index();
+            let outstanding = served
+                .admitted
+                .wrapping_sub(tables.tail(self.number, channel));
+            tables.tail_add(self.number, channel, outstanding);
+        }
+        lost.store(missing, Ordering::Relaxed);
+    }
+}
+
+impl Served<'_> {
+    /// Counts a frame and does what the service does with it. Returns the frame unless it
+    /// is on its way back.
+    fn take(&mut self, mut frame: Frame, metadata: &Metadata, queue: &mut Queue) -> Option<Frame> {
+        self.came = self.came.wrapping_add(1);
+        if metadata.kind() != Some(FrameKind::Datagram) {
+            return Some(frame);
+        }
+        let payload = metadata.end.saturating_sub(metadata.transport + HEADER);
+        self.counts.0 += 1;
+        self.counts.1 += u64::from(payload);
+        if self.spec.work > 0 {
+            multiply(self.spec.work, 1.0);
+        }
+        if self.spec.kind == Kind::Discard {
+            return Some(frame);
+        }
+        exchange(queue.memory.packet_mut(&mut frame), metadata);
+        let full = queue.transmit.transmit(frame, None).err();
+        self.counts.2 += u64::from(full.is_none());
+        full
+    }
+}
+
+/// Makes of a datagram the same one from its receiver to its sender.
+fn exchange(frame: &mut [u8], metadata: &Metadata) {
+    let network = usize::from(metadata.network);
+    let (addresses, length) = match metadata.version {
+        4 => (network + 12, 4),
+        _ => (network + 8, 16),
+    };
+    let places = [(0, 6), (addresses, length), (metadata.transport.into(), 2)];
+    for (place, length) in places {
+        if let Some(both) = frame.get_mut(place..place + 2 * length) {
+            both.rotate_left(length);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tidewall_wire::{ethernet, ipv4, udp};
+
+    use super::*;
+
+    #[test]
+    fn a_reply_goes_back_with_right_checksums() {
+        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+        let (from, to) = (Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2));
+        frame.extend([0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0x66, 0x31]);
+        frame.extend([from.octets(), to.octets()].concat());
+        frame.extend([0x30, 0x39, 0, 7, 0, 12, 0xe2, 0x2a, b't', b'i', b'd', b'e']);
+        let check = |frame: &[u8], from, to, ports| {
+            let ethernet = ethernet::Frame::new(frame).unwrap();
+            let ip = ipv4::Packet::new(ethernet.payload()).unwrap();
+            let udp = udp::Packet::new(ip.payload()).unwrap();
+            assert!(ip.has_valid_checksum());
+            assert_eq!((ip.source(), ip.destination()), (from, to));
+            assert_eq!((udp.source_port(), udp.destination_port()), ports);
+            assert_eq!(format!("{:?}", udp.checksum_v4(from, to)), "Valid");
+            assert_eq!(udp.payload(), b"tide");
+            ethernet.source()
+        };
+        let first = check(&frame, from, to, (12345, 7));
+        let metadata = Metadata {
+            version: 4,
+            network: 14,
+            transport: 34,
+            end: 46,
+            ..Metadata::default()
+        };
+        exchange(&mut frame, &metadata);
+        let second = check(&frame, to, from, (7, 12345));
+        assert_ne!(first, second);
+    }
+}
