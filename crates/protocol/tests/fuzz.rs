@@ -5,7 +5,7 @@
 //! it is, and with lengths and checksums mended.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -15,8 +15,9 @@ use tidewall_protocol::ip::reassembly::{Limits, Reassembled, Reassembler};
 use tidewall_protocol::udp::{self, Checksum, InputOptions, Output};
 use tidewall_protocol::{DropReason, icmp};
 use tidewall_wire::ethernet::{self, MacAddress};
-use tidewall_wire::icmp::{v4, v6};
+use tidewall_wire::icmp::{Message, v4, v6};
 use tidewall_wire::ipv4::FragmentOffset;
+use tidewall_wire::udp::Addresses;
 use tidewall_wire::{Protocol, checksum, ipv4, ipv6};
 
 #[path = "tcp/fuzzed.rs"]
@@ -388,27 +389,29 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     options6[5] += 8;
     options6[6] = 60;
     let unreachable4 = {
-        let message = v4::Message::DestinationUnreachable {
-            code: 3,
-            mtu: 0,
-            quoted: &udp4[..28],
+        let message = Message {
+            kind: v4::kind::DESTINATION_UNREACHABLE,
+            code: v4::unreachable::PORT,
+            rest: [0; 4],
+            body: &udp4[..28],
         };
         let mut body = vec![0; 100];
-        let length = message.emit(&mut body).unwrap();
+        let addresses = Addresses::V4(Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED);
+        let length = message.emit(addresses, &mut body).unwrap();
         packet4(Protocol::ICMP, 1, 0, false, &body[..length])
     };
     let too_big6 = {
         let header = header6(Protocol::ICMPV6);
-        let message = v6::Message::PacketTooBig {
+        let message = Message {
+            kind: v6::kind::PACKET_TOO_BIG,
             code: 0,
-            mtu: 1280,
-            quoted: &udp6,
+            rest: 1280u32.to_be_bytes(),
+            body: &udp6,
         };
         let mut body = vec![0; 200];
         // Sent to the quoted datagram's source.
-        let length = message
-            .emit(header.destination, header.source, &mut body)
-            .unwrap();
+        let addresses = Addresses::V6(header.destination, header.source);
+        let length = message.emit(addresses, &mut body).unwrap();
         let header = ipv6::Header {
             source: header.destination,
             destination: header.source,

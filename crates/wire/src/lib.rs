@@ -12,7 +12,7 @@
 //!
 //! ```text
 //! ethernet::Frame ─► ipv4::Packet ───────────────────► udp::Packet, tcp::Packet
-//!                └─► ipv6::Packet ─► ipv6::Extensions ─► icmp::v4 / icmp::v6 ─► quoted datagram
+//!                └─► ipv6::Packet ─► ipv6::Extensions ─► icmp::Message ─► quoted datagram
 //! ```
 //!
 //! Read first: RFC 791 and 1122 (IPv4), RFC 8200 (IPv6), RFC 768 and 6935 (UDP),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bolero::check;
 use tidewall_wire::ethernet::{self, EtherType, MacAddress};
-use tidewall_wire::icmp::{self, v4, v6};
+use tidewall_wire::icmp::{self, Message, v4, v6};
 use tidewall_wire::ipv4::{self, FragmentOffset};
 use tidewall_wire::ipv6::{self, Fragment};
 use tidewall_wire::udp::{self, Addresses, Checksum};
@@ -50,8 +50,7 @@ fn fuzz_udp() {
 #[test]
 fn fuzz_icmp() {
     fuzz("icmp", |bytes| {
-        icmp_v4(bytes);
-        icmp_v6(bytes);
+        icmp_message(bytes);
     });
 }
 
@@ -157,8 +156,7 @@ fn ipv6(bytes: &[u8]) {
 fn transport(protocol: Protocol, bytes: &[u8]) {
     match protocol {
         Protocol::UDP => udp(bytes),
-        Protocol::ICMP => icmp_v4(bytes),
-        Protocol::ICMPV6 => icmp_v6(bytes),
+        Protocol::ICMP | Protocol::ICMPV6 => icmp_message(bytes),
         _ => {}
     }
 }
@@ -196,40 +194,20 @@ fn udp(bytes: &[u8]) {
     }
 }
 
-fn icmp_v4(bytes: &[u8]) {
-    let Ok(packet) = v4::Packet::new(bytes) else {
+fn icmp_message(bytes: &[u8]) {
+    let Ok(message) = Message::parse(bytes) else {
         return;
     };
-    let message = packet.message();
-    let mut again = vec![0; bytes.len()];
-    let length = message.emit(&mut again).unwrap();
-    let again = v4::Packet::new(&again[..length]).unwrap();
-    assert!(again.has_valid_checksum());
-    assert_eq!(again.message(), message);
-    if let v4::Message::DestinationUnreachable { quoted, .. }
-    | v4::Message::TimeExceeded { quoted, .. }
-    | v4::Message::ParameterProblem { quoted, .. } = message
-        && let Ok(quoted) = ipv4::Packet::new_quoted(quoted)
-    {
+    for addresses in [Addresses::V4(V4[0], V4[1]), Addresses::V6(V6[0], V6[1])] {
+        let mut again = vec![0; bytes.len()];
+        let length = message.emit(addresses, &mut again).unwrap();
+        assert!(icmp::has_valid_checksum(addresses, &again[..length]));
+        assert_eq!(Message::parse(&again[..length]), Ok(message));
+    }
+    if let Ok(quoted) = ipv4::Packet::new_quoted(message.body) {
         assert!(quoted.payload().len() < bytes.len());
     }
-}
-
-fn icmp_v6(bytes: &[u8]) {
-    let Ok(packet) = v6::Packet::new(bytes) else {
-        return;
-    };
-    let message = packet.message();
-    let mut again = vec![0; bytes.len()];
-    let length = message.emit(V6[0], V6[1], &mut again).unwrap();
-    let again = v6::Packet::new(&again[..length]).unwrap();
-    assert!(again.has_valid_checksum(V6[0], V6[1]));
-    assert_eq!(again.message(), message);
-    if let v6::Message::DestinationUnreachable { quoted, .. }
-    | v6::Message::PacketTooBig { quoted, .. }
-    | v6::Message::TimeExceeded { quoted, .. }
-    | v6::Message::ParameterProblem { quoted, .. } = message
-        && let Ok(quoted) = ipv6::Packet::new_quoted(quoted)
+    if let Ok(quoted) = ipv6::Packet::new_quoted(message.body)
         && let Ok(found) = quoted.extensions()
     {
         assert!(found.transport <= bytes.len());
@@ -262,16 +240,25 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let udp6 = datagram(Addresses::V6(V6[0], V6[1]), Checksum::Software);
     let plain4 = packet4(Protocol::UDP, &[], 0, false, &udp4);
     let plain6 = packet6(Protocol::UDP, &udp6);
-    let unreachable4 = message4(&v4::Message::DestinationUnreachable {
-        code: v4::unreachable::PORT,
-        mtu: 0,
-        quoted: &plain4[..28],
-    });
-    let too_big6 = message6(&v6::Message::PacketTooBig {
-        code: 0,
-        mtu: 1280,
-        quoted: &plain6,
-    });
+    let unreachable4 = emitted(
+        Addresses::V4(V4[0], V4[1]),
+        Message {
+            kind: v4::kind::DESTINATION_UNREACHABLE,
+            code: v4::unreachable::PORT,
+            rest: [0; 4],
+            body: &plain4[..28],
+        },
+    );
+    assert_eq!(checksum::checksum(&unreachable4), 0);
+    let too_big6 = emitted(
+        Addresses::V6(V6[0], V6[1]),
+        Message {
+            kind: v6::kind::PACKET_TOO_BIG,
+            code: 0,
+            rest: 1280u32.to_be_bytes(),
+            body: &plain6,
+        },
+    );
     let chain6 = {
         let mut chain = Vec::new();
         for next in [
@@ -380,12 +367,15 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         (
             "icmp",
             "echo4",
-            message4(&v4::Message::Echo {
-                reply: false,
-                identifier: 7,
-                sequence: 1,
-                data: b"ping",
-            }),
+            emitted(
+                Addresses::V4(V4[0], V4[1]),
+                Message {
+                    kind: v4::kind::ECHO,
+                    code: 0,
+                    rest: [0, 7, 0, 1],
+                    body: b"ping",
+                },
+            ),
         ),
         ("mac_address", "good", b"02:00:5e:10:00:01".to_vec()),
         ("mac_address", "sign", b"02:00:5e:10:00:+1".to_vec()),
@@ -465,17 +455,9 @@ fn datagram(addresses: Addresses, checksum: Checksum) -> Vec<u8> {
     bytes
 }
 
-fn message4(message: &v4::Message<'_>) -> Vec<u8> {
-    let mut bytes = vec![0; 200];
-    let length = message.emit(&mut bytes).unwrap();
-    bytes.truncate(length);
-    assert_eq!(checksum::checksum(&bytes), 0);
-    bytes
-}
-
-fn message6(message: &v6::Message<'_>) -> Vec<u8> {
+fn emitted(addresses: Addresses, message: Message<'_>) -> Vec<u8> {
     let mut bytes = vec![0; icmp::HEADER_LEN + 200];
-    let length = message.emit(V6[0], V6[1], &mut bytes).unwrap();
+    let length = message.emit(addresses, &mut bytes).unwrap();
     bytes.truncate(length);
     bytes
 }

@@ -8,7 +8,7 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use tidewall_wire::icmp::{v4, v6};
+use tidewall_wire::icmp::{self, Message, v4, v6};
 use tidewall_wire::udp::Addresses;
 use tidewall_wire::{Protocol, ipv4, ipv6};
 
@@ -70,15 +70,8 @@ struct Quoted {
     sequence: Option<u32>,
 }
 
-/// What an error means, before its flow is known.
-struct Meaning<'a> {
-    errno: i32,
-    hard: bool,
-    mtu: Option<u32>,
-    kind: u8,
-    code: u8,
-    quoted: &'a [u8],
-}
+/// What an error means: errno, whether it is hard, and the path MTU.
+type Meaning = ((i32, bool), Option<u32>);
 
 /// Reads an ICMP or ICMPv6 error. `bytes` start at the IP header of the error
 /// itself; `transport_offset` is where the frame's metadata has the ICMP header.
@@ -104,42 +97,39 @@ fn read(
 ) -> Result<FlowError, DropReason> {
     let protocols = [Protocol::ICMP, Protocol::ICMPV6];
     let received = ip::input(bytes, transport_offset, protocols)?;
-    let (offender, addressed, meaning, flow) = match received.addresses {
+    let message = Message::parse(received.transport).map_err(|_| DropReason::Truncated)?;
+    if !icmp::has_valid_checksum(received.addresses, received.transport) {
+        return Err(DropReason::IcmpChecksum);
+    }
+    let (offender, addressed, meaning, flow): (IpAddr, IpAddr, _, _) = match received.addresses {
         Addresses::V4(source, destination) => {
-            let packet = v4::Packet::new(received.transport).map_err(|_| DropReason::Truncated)?;
-            if !packet.has_valid_checksum() {
-                return Err(DropReason::IcmpChecksum);
-            }
-            let meaning = meaning_v4(&packet)?;
-            let flow = quoted_v4(meaning.quoted, transport)?;
-            (source.into(), IpAddr::from(destination), meaning, flow)
+            let flow = quoted_v4(message.body, transport);
+            (
+                source.into(),
+                destination.into(),
+                meaning_v4(&message),
+                flow,
+            )
         }
         Addresses::V6(source, destination) => {
-            let packet = v6::Packet::new(received.transport).map_err(|_| DropReason::Truncated)?;
-            if !packet.has_valid_checksum(source, destination) {
-                return Err(DropReason::IcmpChecksum);
-            }
-            let meaning = meaning_v6(&packet)?;
-            let flow = quoted_v6(meaning.quoted, transport)?;
-            (source.into(), IpAddr::from(destination), meaning, flow)
+            let flow = quoted_v6(message.body, transport);
+            (
+                source.into(),
+                destination.into(),
+                meaning_v6(&message),
+                flow,
+            )
         }
     };
+    let ((errno, hard), mtu) = meaning?;
     let Quoted {
         local,
         remote,
         sequence,
-    } = flow;
+    } = flow?;
     if local.ip() != addressed {
         return Err(DropReason::IcmpQuotedSource);
     }
-    let Meaning {
-        errno,
-        hard,
-        mtu,
-        kind,
-        code,
-        ..
-    } = meaning;
     Ok(FlowError {
         local,
         remote,
@@ -147,8 +137,8 @@ fn read(
         hard,
         mtu,
         offender,
-        kind,
-        code,
+        kind: message.kind,
+        code: message.code,
         sequence,
     })
 }
@@ -176,31 +166,22 @@ const UNREACHABLE_V4: [(i32, bool); 16] = [
     (EHOSTUNREACH, true),  // 15 precedence cutoff
 ];
 
-fn meaning_v4<'a>(packet: &v4::Packet<'a>) -> Result<Meaning<'a>, DropReason> {
-    let ((errno, hard), mtu, quoted) = match packet.message() {
-        v4::Message::DestinationUnreachable { code, mtu, quoted } => {
+fn meaning_v4(message: &Message<'_>) -> Result<Meaning, DropReason> {
+    let (code, mtu) = (message.code, message.mtu_v4());
+    Ok(match message.kind {
+        v4::kind::DESTINATION_UNREACHABLE => {
             // Linux drops codes it does not know.
             let meaning = UNREACHABLE_V4
                 .get(usize::from(code))
                 .ok_or(DropReason::IcmpIgnored)?;
             let mtu = (code == v4::unreachable::FRAGMENTATION_NEEDED && mtu != 0)
                 .then(|| u32::from(mtu).max(MTU_MIN_V4));
-            (*meaning, mtu, quoted)
+            (*meaning, mtu)
         }
-        v4::Message::TimeExceeded { quoted, .. } => ((EHOSTUNREACH, false), None, quoted),
-        v4::Message::ParameterProblem { quoted, .. } => ((EPROTO, true), None, quoted),
+        v4::kind::TIME_EXCEEDED => ((EHOSTUNREACH, false), None),
+        v4::kind::PARAMETER_PROBLEM => ((EPROTO, true), None),
         // Redirects are the kernel's; source quench is dead (RFC 6633).
-        v4::Message::Echo { .. } | v4::Message::Other { .. } => {
-            return Err(DropReason::IcmpIgnored);
-        }
-    };
-    Ok(Meaning {
-        errno,
-        hard,
-        mtu,
-        kind: packet.kind(),
-        code: packet.code(),
-        quoted,
+        _ => return Err(DropReason::IcmpIgnored),
     })
 }
 
@@ -215,32 +196,20 @@ const UNREACHABLE_V6: [(i32, bool); 7] = [
     (EACCES, true),        // 6 reject route
 ];
 
-fn meaning_v6<'a>(packet: &v6::Packet<'a>) -> Result<Meaning<'a>, DropReason> {
-    let ((errno, hard), mtu, quoted) = match packet.message() {
-        v6::Message::DestinationUnreachable { code, quoted } => {
-            let meaning = UNREACHABLE_V6.get(usize::from(code)).copied();
-            (meaning.unwrap_or((EPROTO, true)), None, quoted)
+fn meaning_v6(message: &Message<'_>) -> Result<Meaning, DropReason> {
+    Ok(match message.kind {
+        v6::kind::DESTINATION_UNREACHABLE => {
+            let meaning = UNREACHABLE_V6.get(usize::from(message.code)).copied();
+            (meaning.unwrap_or((EPROTO, true)), None)
         }
         // Soft in Linux's table; hard where the path MTU is discovered, as over IPv4.
-        v6::Message::PacketTooBig { mtu, quoted, .. } => {
-            ((EMSGSIZE, true), Some(mtu.max(MTU_MIN_V6)), quoted)
-        }
-        v6::Message::TimeExceeded { quoted, .. } => ((EHOSTUNREACH, false), None, quoted),
-        v6::Message::ParameterProblem { quoted, .. } => ((EPROTO, true), None, quoted),
+        v6::kind::PACKET_TOO_BIG => ((EMSGSIZE, true), Some(message.mtu_v6().max(MTU_MIN_V6))),
+        v6::kind::TIME_EXCEEDED => ((EHOSTUNREACH, false), None),
+        v6::kind::PARAMETER_PROBLEM => ((EPROTO, true), None),
         // RFC 4443 §2.4 (a): an unknown error is passed on; types from 128 on
         // are no errors.
-        v6::Message::Other { kind, body, .. } if kind < 128 => ((EPROTO, false), None, body),
-        v6::Message::Echo { .. } | v6::Message::Other { .. } => {
-            return Err(DropReason::IcmpIgnored);
-        }
-    };
-    Ok(Meaning {
-        errno,
-        hard,
-        mtu,
-        kind: packet.kind(),
-        code: packet.code(),
-        quoted,
+        0..128 => ((EPROTO, false), None),
+        _ => return Err(DropReason::IcmpIgnored),
     })
 }
 

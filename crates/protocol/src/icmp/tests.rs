@@ -30,10 +30,23 @@ fn sent(local: &str, remote: &str) -> Vec<u8> {
     frame[ethernet::HEADER_LEN..length].to_vec()
 }
 
+/// An error of this type about a datagram.
+fn message_of(kind: u8, code: u8, second_word: u32, body: &[u8]) -> Message<'_> {
+    Message {
+        kind,
+        code,
+        rest: second_word.to_be_bytes(),
+        body,
+    }
+}
+
 /// The datagram in which a router sends us an ICMP message.
-fn from_router4(message: &v4::Message<'_>) -> Vec<u8> {
+fn from_router4(message: &Message<'_>) -> Vec<u8> {
     let mut body = vec![0; 300];
-    let length = message.emit(&mut body).unwrap();
+    let here = Ipv4Addr::new(192, 0, 2, 1);
+    let length = message
+        .emit(Addresses::V4(ROUTER4, here), &mut body)
+        .unwrap();
     let header = ipv4::Header {
         tos: 0xc0,
         identification: 1,
@@ -43,7 +56,7 @@ fn from_router4(message: &v4::Message<'_>) -> Vec<u8> {
         ttl: 60,
         protocol: Protocol::ICMP,
         source: ROUTER4,
-        destination: Ipv4Addr::new(192, 0, 2, 1),
+        destination: here,
         options: ipv4::Options::NONE,
     };
     let mut bytes = vec![0; 20];
@@ -52,7 +65,7 @@ fn from_router4(message: &v4::Message<'_>) -> Vec<u8> {
     bytes
 }
 
-fn from_router6(message: &v6::Message<'_>) -> Vec<u8> {
+fn from_router6(message: &Message<'_>) -> Vec<u8> {
     let header = ipv6::Header {
         traffic_class: 0,
         flow_label: 0,
@@ -63,7 +76,7 @@ fn from_router6(message: &v6::Message<'_>) -> Vec<u8> {
     };
     let mut body = vec![0; 300];
     let length = message
-        .emit(header.source, header.destination, &mut body)
+        .emit(Addresses::V6(header.source, header.destination), &mut body)
         .unwrap();
     let mut bytes = vec![0; 40];
     header.emit(length, &mut bytes).unwrap();
@@ -73,21 +86,19 @@ fn from_router6(message: &v6::Message<'_>) -> Vec<u8> {
 
 fn unreachable4(code: u8) -> Result<FlowError, DropReason> {
     let quoted = sent(LOCAL4, REMOTE4);
-    let message = v4::Message::DestinationUnreachable {
-        code,
-        mtu: 0,
-        quoted: &quoted[..28],
-    };
+    let message = message_of(v4::kind::DESTINATION_UNREACHABLE, code, 0, &quoted[..28]);
     error(&from_router4(&message), 20)
 }
 
 fn unreachable6(code: u8) -> Result<FlowError, DropReason> {
     let quoted = sent(LOCAL6, REMOTE6);
     error(
-        &from_router6(&v6::Message::DestinationUnreachable {
+        &from_router6(&message_of(
+            v6::kind::DESTINATION_UNREACHABLE,
             code,
-            quoted: &quoted,
-        }),
+            0,
+            &quoted,
+        )),
         40,
     )
 }
@@ -175,21 +186,13 @@ fn soft_errors_reach_only_sockets_that_asked() {
 fn a_path_mtu_is_told_and_never_believed_too_small() {
     let quoted4 = sent(LOCAL4, REMOTE4);
     for (told, believed) in [(1400, Some(1400)), (68, Some(552)), (0, None)] {
-        let message = v4::Message::DestinationUnreachable {
-            code: 4,
-            mtu: told,
-            quoted: &quoted4,
-        };
+        let message = message_of(v4::kind::DESTINATION_UNREACHABLE, 4, told, &quoted4);
         let got = error(&from_router4(&message), 20).unwrap();
         assert_eq!((got.errno, got.hard, got.mtu), (EMSGSIZE, true, believed));
     }
     let quoted6 = sent(LOCAL6, REMOTE6);
     for (told, believed) in [(1400, Some(1400)), (576, Some(1280)), (0, Some(1280))] {
-        let message = v6::Message::PacketTooBig {
-            code: 0,
-            mtu: told,
-            quoted: &quoted6,
-        };
+        let message = message_of(v6::kind::PACKET_TOO_BIG, 0, told, &quoted6);
         let got = error(&from_router6(&message), 40).unwrap();
         assert_eq!((got.errno, got.hard, got.mtu), (EMSGSIZE, true, believed));
     }
@@ -203,36 +206,23 @@ fn the_other_errors_are_read_too() {
     let v6 = |message| error(&from_router6(&message), 40).map(|got| (got.errno, got.hard));
     let quoted = &quoted4[..];
     assert_eq!(
-        v4(v4::Message::TimeExceeded { code: 0, quoted }),
+        v4(message_of(v4::kind::TIME_EXCEEDED, 0, 0, quoted)),
         Ok((113, false))
     );
     assert_eq!(
-        v4(v4::Message::ParameterProblem {
-            code: 0,
-            pointer: 1,
-            quoted
-        }),
+        v4(message_of(v4::kind::PARAMETER_PROBLEM, 0, 1 << 24, quoted)),
         Ok((71, true))
     );
     let quoted = &quoted6[..];
     assert_eq!(
-        v6(v6::Message::TimeExceeded { code: 1, quoted }),
+        v6(message_of(v6::kind::TIME_EXCEEDED, 1, 0, quoted)),
         Ok((113, false))
     );
     assert_eq!(
-        v6(v6::Message::ParameterProblem {
-            code: 1,
-            pointer: 6,
-            quoted
-        }),
+        v6(message_of(v6::kind::PARAMETER_PROBLEM, 1, 6, quoted)),
         Ok((71, true))
     );
-    let unknown = v6::Message::Other {
-        kind: 100,
-        code: 0,
-        rest: [0; 4],
-        body: quoted,
-    };
+    let unknown = message_of(100, 0, 0, quoted);
     assert_eq!(v6(unknown), Ok((71, false)));
 }
 
@@ -240,33 +230,18 @@ fn the_other_errors_are_read_too() {
 fn messages_that_tell_a_socket_nothing_are_ignored() {
     let quoted = sent(LOCAL4, REMOTE4);
     for kind in [v4::kind::SOURCE_QUENCH, v4::kind::REDIRECT, 13] {
-        let message = v4::Message::Other {
-            kind,
-            code: 0,
-            rest: [0; 4],
-            body: &quoted,
-        };
+        let message = message_of(kind, 0, 0, &quoted);
         assert_eq!(
             error(&from_router4(&message), 20),
             Err(DropReason::IcmpIgnored)
         );
     }
-    let echo = v4::Message::Echo {
-        reply: false,
-        identifier: 1,
-        sequence: 1,
-        data: &quoted,
-    };
+    let echo = message_of(v4::kind::ECHO, 0, 0x0001_0001, &quoted);
     assert_eq!(
         error(&from_router4(&echo), 20),
         Err(DropReason::IcmpIgnored)
     );
-    let redirect = v6::Message::Other {
-        kind: 137,
-        code: 0,
-        rest: [0; 4],
-        body: &quoted,
-    };
+    let redirect = message_of(137, 0, 0, &quoted);
     assert_eq!(
         error(&from_router6(&redirect), 40),
         Err(DropReason::IcmpIgnored)
@@ -278,18 +253,11 @@ fn damaged_and_forged_errors_are_refused() {
     let quoted = sent(LOCAL4, REMOTE4);
     let about = |quoted: &[u8]| {
         error(
-            &from_router4(&v4::Message::DestinationUnreachable {
-                code: 3,
-                mtu: 0,
-                quoted,
-            }),
+            &from_router4(&message_of(v4::kind::DESTINATION_UNREACHABLE, 3, 0, quoted)),
             20,
         )
     };
-    let mut damaged = from_router4(&v4::Message::TimeExceeded {
-        code: 0,
-        quoted: &quoted,
-    });
+    let mut damaged = from_router4(&message_of(v4::kind::TIME_EXCEEDED, 0, 0, &quoted));
     *damaged.last_mut().unwrap() ^= 1;
     assert_eq!(error(&damaged, 20), Err(DropReason::IcmpChecksum));
     assert_eq!(error(&damaged, 24), Err(DropReason::TransportOffset));
@@ -310,22 +278,14 @@ fn damaged_and_forged_errors_are_refused() {
     let mut tcp = quoted.clone();
     tcp[9] = 6;
     assert_eq!(about(&tcp), Err(DropReason::IcmpQuotedProtocol));
-    let message = v4::Message::DestinationUnreachable {
-        code: 4,
-        mtu: 0,
-        quoted: &tcp[..28],
-    };
+    let message = message_of(v4::kind::DESTINATION_UNREACHABLE, 4, 0, &tcp[..28]);
     let found = tcp_error(&from_router4(&message), 20).unwrap();
     assert_eq!(
         found.sequence,
         Some(u32::from_be_bytes(tcp[24..28].try_into().unwrap()))
     );
     assert_eq!((found.errno, found.mtu), (EMSGSIZE, None));
-    let message = v4::Message::DestinationUnreachable {
-        code: 3,
-        mtu: 0,
-        quoted: &quoted,
-    };
+    let message = message_of(v4::kind::DESTINATION_UNREACHABLE, 3, 0, &quoted);
     assert_eq!(
         tcp_error(&from_router4(&message), 20),
         Err(DropReason::IcmpQuotedProtocol)
@@ -337,7 +297,7 @@ fn damaged_and_forged_errors_are_refused() {
     let quoted = sent(LOCAL6, REMOTE6);
     let about = |quoted: &[u8]| {
         error(
-            &from_router6(&v6::Message::DestinationUnreachable { code: 4, quoted }),
+            &from_router6(&message_of(v6::kind::DESTINATION_UNREACHABLE, 4, 0, quoted)),
             40,
         )
     };
@@ -354,10 +314,7 @@ fn damaged_and_forged_errors_are_refused() {
     fragment[5] += 8;
     fragment[6] = 44;
     assert_eq!(about(&fragment), Err(DropReason::IcmpQuotedFragment));
-    let mut damaged = from_router6(&v6::Message::TimeExceeded {
-        code: 0,
-        quoted: &quoted,
-    });
+    let mut damaged = from_router6(&message_of(v6::kind::TIME_EXCEEDED, 0, 0, &quoted));
     damaged[41] ^= 1;
     assert_eq!(error(&damaged, 40), Err(DropReason::IcmpChecksum));
 }

@@ -1,10 +1,15 @@
 //! ICMP for IPv4 (RFC 792) and IPv6 (RFC 4443): the errors that quote a
-//! datagram, and echo.
+//! datagram, and echo. Both have one form; types and codes differ, and what the
+//! checksum covers.
 
 pub mod v4;
 pub mod v6;
 
 use core::fmt;
+
+use crate::checksum::Sum;
+use crate::transport::Addresses;
+use crate::{EmitError, Protocol};
 
 /// Bytes before an error's quoted datagram or an echo's data.
 pub const HEADER_LEN: usize = 8;
@@ -26,56 +31,95 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The fields that every message has, cut out of its bytes.
-#[derive(Clone, Copy, Debug)]
-struct Parts<'a> {
-    bytes: &'a [u8],
-    kind: u8,
-    code: u8,
-    rest: [u8; 4],
-    body: &'a [u8],
+/// An ICMP or ICMPv6 message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// The type, see [`v4::kind`] and [`v6::kind`].
+    pub kind: u8,
+    /// The code within the type.
+    pub code: u8,
+    /// The second word of the header: of an echo its identifier and sequence
+    /// number, of a parameter problem where the bad byte is, else see
+    /// [`Message::mtu_v4`] and [`Message::mtu_v6`].
+    pub rest: [u8; 4],
+    /// An echo's data, or the start of the datagram that an error is about, from
+    /// its IP header on; RFC 4884 extensions may follow it.
+    pub body: &'a [u8],
 }
 
-impl<'a> Parts<'a> {
-    fn new(bytes: &'a [u8]) -> Result<Self, Error> {
+impl<'a> Message<'a> {
+    /// Takes the whole payload of an IPv4 datagram, or what follows an IPv6
+    /// datagram's extension headers. The checksum is not checked: ask
+    /// [`has_valid_checksum`].
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, body) = bytes
             .split_first_chunk::<HEADER_LEN>()
             .ok_or(Error::Truncated)?;
         let [kind, code, _, _, a, b, c, d] = *header;
         Ok(Self {
-            bytes,
             kind,
             code,
             rest: [a, b, c, d],
             body,
         })
     }
-}
 
-/// Writes a message with a zero checksum and returns its bytes.
-fn emit_parts<'b>(
-    kind: u8,
-    code: u8,
-    rest: [u8; 4],
-    body: &[u8],
-    buffer: &'b mut [u8],
-) -> Result<&'b mut [u8], crate::EmitError> {
-    let needed = HEADER_LEN + body.len();
-    let available = buffer.len();
-    let too_small = crate::EmitError::BufferTooSmall { needed, available };
-    let message = buffer.get_mut(..needed).ok_or(too_small)?;
-    let (header, to) = message
-        .split_first_chunk_mut::<HEADER_LEN>()
-        .ok_or(too_small)?;
-    let [a, b, c, d] = rest;
-    *header = [kind, code, 0, 0, a, b, c, d];
-    to.copy_from_slice(body);
-    Ok(message)
-}
+    /// The next hop's MTU in bytes, of [`v4::unreachable::FRAGMENTATION_NEEDED`]:
+    /// the low half of what RFC 792 left unused (RFC 1191 §4). Zero from routers
+    /// that are older.
+    #[must_use]
+    pub fn mtu_v4(&self) -> u16 {
+        self.sequence()
+    }
 
-/// Puts the checksum into a message that [`emit_parts`] wrote.
-fn put_checksum(message: &mut [u8], checksum: u16) {
-    if let Some(field) = message.get_mut(2..4) {
-        field.copy_from_slice(&checksum.to_be_bytes());
+    /// The next hop's MTU in bytes, of [`v6::kind::PACKET_TOO_BIG`].
+    #[must_use]
+    pub fn mtu_v6(&self) -> u32 {
+        u32::from_be_bytes(self.rest)
+    }
+
+    /// The number of an echo.
+    #[must_use]
+    pub fn sequence(&self) -> u16 {
+        let [_, _, high, low] = self.rest;
+        u16::from_be_bytes([high, low])
+    }
+
+    /// Writes the message, checksum included, at the start of `buffer` and
+    /// returns how many bytes that were. The addresses' family is the message's.
+    pub fn emit(&self, addresses: Addresses, buffer: &mut [u8]) -> Result<usize, EmitError> {
+        let needed = HEADER_LEN + self.body.len();
+        let available = buffer.len();
+        let too_small = EmitError::BufferTooSmall { needed, available };
+        let message = buffer.get_mut(..needed).ok_or(too_small)?;
+        let (header, body) = message
+            .split_first_chunk_mut::<HEADER_LEN>()
+            .ok_or(too_small)?;
+        let [a, b, c, d] = self.rest;
+        *header = [self.kind, self.code, 0, 0, a, b, c, d];
+        body.copy_from_slice(self.body);
+        let checksum = covered(addresses, message).bytes(message).checksum();
+        if let Some(field) = message.get_mut(2..4) {
+            field.copy_from_slice(&checksum.to_be_bytes());
+        }
+        Ok(needed)
     }
 }
+
+/// True when a message's checksum is correct for these addresses, which only
+/// IPv6's covers.
+#[must_use]
+pub fn has_valid_checksum(addresses: Addresses, message: &[u8]) -> bool {
+    covered(addresses, message).bytes(message).is_valid()
+}
+
+/// What the checksum covers beside the message.
+fn covered(addresses: Addresses, message: &[u8]) -> Sum {
+    match addresses {
+        Addresses::V4(..) => Sum::ZERO,
+        Addresses::V6(..) => addresses.pseudo_header(Protocol::ICMPV6, message.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

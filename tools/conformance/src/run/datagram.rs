@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use tidewall_wire::checksum::{self, Sum};
-use tidewall_wire::icmp::{v4, v6};
-use tidewall_wire::udp::ChecksumState;
+use tidewall_wire::icmp::{Message, v4, v6};
+use tidewall_wire::udp::{Addresses, ChecksumState};
 use tidewall_wire::{Protocol, ipv4, ipv6, tcp};
 
 use crate::script::{EcnCheck, Icmp, IpFields, Tcp, TcpFlags, TcpOption, TcpOptions};
@@ -227,36 +227,35 @@ pub(super) fn icmp_error(
     quote.truncate(quote.len() - usize::from(length));
     let mut body = vec![0; 1280];
     let (source, destination) = (remote.ip(), local.ip());
-    let (protocol, length) = match (source, destination) {
-        (IpAddr::V4(_), _) => {
-            let message = message_v4(icmp, &quote)?;
-            let length = message.emit(&mut body).map_err(|error| error.to_string())?;
-            (Protocol::ICMP, length)
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            let message = message_v6(icmp, &quote)?;
-            let length = message
-                .emit(source, destination, &mut body)
-                .map_err(|error| error.to_string())?;
-            (Protocol::ICMPV6, length)
-        }
-        _ => return Err("the two ends are of different families".into()),
+    let addresses =
+        Addresses::new(source, destination).ok_or("the two ends are of different families")?;
+    let (protocol, (kind, code, rest)) = match addresses {
+        Addresses::V4(..) => (Protocol::ICMP, error_v4(icmp)?),
+        Addresses::V6(..) => (Protocol::ICMPV6, error_v6(icmp)?),
     };
+    let message = Message {
+        kind,
+        code,
+        rest: rest.to_be_bytes(),
+        body: &quote,
+    };
+    let length = message
+        .emit(addresses, &mut body)
+        .map_err(|error| error.to_string())?;
     body.truncate(length);
     datagram(source, destination, ip, protocol, &body)
 }
 
-fn message_v4<'a>(icmp: &Icmp, quoted: &'a [u8]) -> Result<v4::Message<'a>, String> {
-    let code = icmp.code.as_deref();
+/// Type, code and second word of an error's header.
+type ErrorHeader = (u8, u8, u32);
+
+fn error_v4(icmp: &Icmp) -> Result<ErrorHeader, String> {
     let unreachable = |code| {
-        Ok(v4::Message::DestinationUnreachable {
-            code,
-            mtu: u16::try_from(icmp.mtu.unwrap_or(0))
-                .map_err(|_| "an ICMP message has 16 bits for the MTU".to_owned())?,
-            quoted,
-        })
+        let mtu = u16::try_from(icmp.mtu.unwrap_or(0))
+            .map_err(|_| "an ICMP message has 16 bits for the MTU".to_owned())?;
+        Ok((v4::kind::DESTINATION_UNREACHABLE, code, mtu.into()))
     };
-    match (icmp.kind.as_str(), code) {
+    match (icmp.kind.as_str(), icmp.code.as_deref()) {
         ("packet_too_big", None) => unreachable(v4::unreachable::FRAGMENTATION_NEEDED),
         ("unreachable", Some(code)) => unreachable(match code {
             "net_unreachable" | "no_route" => v4::unreachable::NET,
@@ -277,31 +276,18 @@ fn message_v4<'a>(icmp: &Icmp, quoted: &'a [u8]) -> Result<v4::Message<'a>, Stri
             "precedence_cutoff" => 15,
             _ => return Err(unknown(icmp)),
         }),
-        ("time_exceeded", _) => Ok(v4::Message::TimeExceeded { code: 0, quoted }),
-        ("parameter_problem", _) => Ok(v4::Message::ParameterProblem {
-            code: 0,
-            pointer: 0,
-            quoted,
-        }),
-        ("source_quench", None) => Ok(v4::Message::Other {
-            kind: v4::kind::SOURCE_QUENCH,
-            code: 0,
-            rest: [0; 4],
-            body: quoted,
-        }),
+        ("time_exceeded", _) => Ok((v4::kind::TIME_EXCEEDED, 0, 0)),
+        ("parameter_problem", _) => Ok((v4::kind::PARAMETER_PROBLEM, 0, 0)),
+        ("source_quench", None) => Ok((v4::kind::SOURCE_QUENCH, 0, 0)),
         _ => Err(unknown(icmp)),
     }
 }
 
-fn message_v6<'a>(icmp: &Icmp, quoted: &'a [u8]) -> Result<v6::Message<'a>, String> {
-    let unreachable = |code| Ok(v6::Message::DestinationUnreachable { code, quoted });
+fn error_v6(icmp: &Icmp) -> Result<ErrorHeader, String> {
+    let unreachable = |code| Ok((v6::kind::DESTINATION_UNREACHABLE, code, 0));
     match (icmp.kind.as_str(), icmp.code.as_deref()) {
         ("packet_too_big", None) | ("unreachable", Some("frag_needed")) => {
-            Ok(v6::Message::PacketTooBig {
-                code: 0,
-                mtu: icmp.mtu.unwrap_or(0),
-                quoted,
-            })
+            Ok((v6::kind::PACKET_TOO_BIG, 0, icmp.mtu.unwrap_or(0)))
         }
         ("unreachable", Some(code)) => unreachable(match code {
             "net_unreachable" | "no_route" => v6::unreachable::NO_ROUTE,
@@ -310,12 +296,8 @@ fn message_v6<'a>(icmp: &Icmp, quoted: &'a [u8]) -> Result<v6::Message<'a>, Stri
             "admin_prohibited" | "packet_filtered" => v6::unreachable::PROHIBITED,
             _ => return Err(unknown(icmp)),
         }),
-        ("time_exceeded", _) => Ok(v6::Message::TimeExceeded { code: 0, quoted }),
-        ("parameter_problem", _) => Ok(v6::Message::ParameterProblem {
-            code: 0,
-            pointer: 0,
-            quoted,
-        }),
+        ("time_exceeded", _) => Ok((v6::kind::TIME_EXCEEDED, 0, 0)),
+        ("parameter_problem", _) => Ok((v6::kind::PARAMETER_PROBLEM, 0, 0)),
         _ => Err(unknown(icmp)),
     }
 }

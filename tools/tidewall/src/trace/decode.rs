@@ -284,41 +284,29 @@ fn tcp_flags(payload: &[u8]) -> String {
 }
 
 fn icmp_detail(protocol: Protocol, payload: &[u8]) -> String {
-    let error = |what: &str, code: u8| format!(", {what} (code {code})");
-    if protocol == Protocol::ICMP {
-        use icmp::v4::Message;
-        return match icmp::v4::Packet::new(payload).map(|packet| packet.message()) {
-            Ok(Message::DestinationUnreachable { code, .. }) => {
-                error("destination unreachable", code)
-            }
-            Ok(Message::TimeExceeded { code, .. }) => error("time exceeded", code),
-            Ok(Message::ParameterProblem { code, .. }) => error("parameter problem", code),
-            Ok(Message::Echo {
-                reply, sequence, ..
-            }) => echo(reply, sequence),
-            Ok(Message::Other { kind, code, .. }) => format!(", type {kind} code {code}"),
-            Err(problem) => format!(", {problem}"),
-        };
-    }
-    use icmp::v6::Message;
-    match icmp::v6::Packet::new(payload).map(|packet| packet.message()) {
-        Ok(Message::DestinationUnreachable { code, .. }) => error("destination unreachable", code),
-        Ok(Message::PacketTooBig { mtu, .. }) => format!(", packet too big (MTU {mtu})"),
-        Ok(Message::TimeExceeded { code, .. }) => error("time exceeded", code),
-        Ok(Message::ParameterProblem { code, .. }) => error("parameter problem", code),
-        Ok(Message::Echo {
-            reply, sequence, ..
-        }) => echo(reply, sequence),
-        Ok(Message::Other { kind, code, .. }) => format!(", type {kind} code {code}"),
-        Err(problem) => format!(", {problem}"),
-    }
-}
-
-fn echo(reply: bool, sequence: u16) -> String {
-    format!(
-        ", echo {} {sequence}",
-        if reply { "reply" } else { "request" }
-    )
+    use icmp::{v4::kind as four, v6::kind as six};
+    let message = match icmp::Message::parse(payload) {
+        Ok(message) => message,
+        Err(problem) => return format!(", {problem}"),
+    };
+    let (code, sequence) = (message.code, message.sequence());
+    let ipv4 = protocol == Protocol::ICMP;
+    let problem = match message.kind {
+        four::DESTINATION_UNREACHABLE if ipv4 => "destination unreachable",
+        four::TIME_EXCEEDED if ipv4 => "time exceeded",
+        four::PARAMETER_PROBLEM if ipv4 => "parameter problem",
+        four::ECHO if ipv4 => return format!(", echo request {sequence}"),
+        four::ECHO_REPLY if ipv4 => return format!(", echo reply {sequence}"),
+        kind if ipv4 => return format!(", type {kind} code {code}"),
+        six::DESTINATION_UNREACHABLE => "destination unreachable",
+        six::PACKET_TOO_BIG => return format!(", packet too big (MTU {})", message.mtu_v6()),
+        six::TIME_EXCEEDED => "time exceeded",
+        six::PARAMETER_PROBLEM => "parameter problem",
+        six::ECHO_REQUEST => return format!(", echo request {sequence}"),
+        six::ECHO_REPLY => return format!(", echo reply {sequence}"),
+        kind => return format!(", type {kind} code {code}"),
+    };
+    format!(", {problem} (code {code})")
 }
 
 #[cfg(test)]
