@@ -31,7 +31,7 @@ check:
 
 ## loom: the memory model of the shared structures
 loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --release --locked -p tidewall-receive -p tidewall-socket --lib --target-dir target/loom loom_
+	RUSTFLAGS="--cfg loom" $(CARGO) test --profile loom --locked -p tidewall-receive -p tidewall-socket --lib --target-dir target/loom loom_
 
 ## sanitize: the driver program, compiled for the processor, with every access checked (needs GCC's libasan)
 sanitize:
@@ -41,9 +41,8 @@ sanitize:
 
 ## instructions: what the hot paths cost, counted by valgrind and of the driver program by an emulator, beside what is kept
 instructions:
-	$(CARGO) bench --locked -p tidewall-device --bench driver_instructions
-	$(CARGO) bench --locked -p tidewall-protocol --bench instructions
-	$(CARGO) bench --locked --no-fail-fast -p tidewall-socket --bench descriptors --bench select --bench readiness -- --instructions
+	$(CARGO) bench --locked --no-fail-fast -p tidewall-device -p tidewall-protocol -p tidewall-socket \
+		--bench driver_instructions --bench instructions --bench descriptors --bench select --bench readiness -- --instructions
 
 ## kernels: real kernels by emulated network cards, in QEMU (as root; --kernel, --driver, --check in ARGS)
 kernels: setup

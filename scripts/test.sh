@@ -12,9 +12,12 @@ export PATH
 export BOLERO_RANDOM_TEST_TIME_MS
 
 # What is built once gains nothing from being built in pieces.
-[ -z "${CI:-}" ] || export CARGO_INCREMENTAL=0
+if [ -n "${CI:-}" ] || [ ! -d target ]; then
+	export CARGO_INCREMENTAL=0
+fi
 
-step() { printf '\n== %s\n' "$*"; }
+began=$(date +%s)
+step() { printf '\n== %s (after %s s)\n' "$*" $(($(date +%s) - began)); }
 
 # Every test that skips writes a line here (tools/skip).
 TIDEWALL_SKIPPED=$(mktemp)
@@ -23,6 +26,7 @@ export TIDEWALL_SKIPPED
 unsteady=$(mktemp)
 at_end() {
 	status=$?
+	[ -z "$fetching" ] || kill -- "-$fetching" 2>/dev/null || true
 	if [ -s "$unsteady" ]; then
 		step "failed once, then passed twice alone: each is a defect of the test or of what it tests"
 		cat "$unsteady"
@@ -32,6 +36,10 @@ at_end() {
 	rm -f "$TIDEWALL_SKIPPED" "$unsteady"
 	exit $status
 }
+# Other kernels' packages come from the network while programs are built; `load` below
+# fetches what failed again, and says why.
+setsid python3 -B scripts/kernels/lane.py fetch >/dev/null 2>&1 &
+fetching=$!
 trap at_end EXIT
 
 # CAP_NET_ADMIN, NET_RAW, SYS_ADMIN, SYS_NICE, PERFMON and BPF, as root.
@@ -52,6 +60,8 @@ make --no-print-directory loom
 step "instructions of hot paths (valgrind, and an emulator of the driver program)"
 make --no-print-directory instructions
 step "the driver program on other kernels (QEMU)"
+wait "$fetching" || true
+fetching=
 TIDEWALL=target/debug/tidewall scripts/kernels.sh load
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Does Tidewall run where its users are? Debian's kernels by emulated network cards, in QEMU.
 
+  fetch   what the others need, if it is not there
   load    the driver program loads and attaches under each kernel (neither card nor root is needed)
   run     all cells, kernel by driver, and all checks (as root): a table, and out/kernels/kernels.json
 
@@ -174,15 +175,18 @@ def processes(function, tasks):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("load", "run"))
+    parser.add_argument("what", choices=("fetch", "load", "run"))
     parser.add_argument("--kernel", action="append", help=f"a series that Debian has, or newest [{', '.join(KERNELS)}]")
     parser.add_argument("--driver", action="append", choices=checks.DRIVERS)
     parser.add_argument("--check", action="append", choices=checks.NAMES)
     options = parser.parse_args()
     kernels = options.kernel or KERNELS
-    if not PROGRAM.exists():
+    if options.what != "fetch" and not PROGRAM.exists():
         sys.exit(f"no {PROGRAM}: build it, or name another as TIDEWALL")
-    if subprocess.run([HERE / "fetch.sh", FOLDER, *kernels]).returncode:
+    fetched = subprocess.run([HERE / "fetch.sh", FOLDER, *kernels]).returncode
+    if options.what == "fetch":
+        return fetched
+    if fetched:
         if options.what == "load" and os.environ.get("CI") != "true":
             line = "SKIPPED kernels: they could not be fetched"
             print(line)
