@@ -275,9 +275,9 @@ impl Bed {
         let bytes = self.bytes(&received);
         let packet = tcp::Packet::new(&bytes[usize::from(transport)..]).unwrap();
         let state = if received.metadata.version == 4 {
-            packet.checksum_v4(KERNEL4, HERE4)
+            packet.checksum_state(Addresses::V4(KERNEL4, HERE4))
         } else {
-            packet.checksum_v6(KERNEL6, HERE6)
+            packet.checksum_state(Addresses::V6(KERNEL6, HERE6))
         };
         let found = (packet.header(), packet.payload().to_vec(), state);
         self.done(received);
@@ -315,9 +315,9 @@ mod body {
                 let packet = udp::Packet::new(&bytes[usize::from(transport)..]).unwrap();
                 assert_eq!(packet.payload(), payload);
                 let state = if kernel.is_ipv4() {
-                    packet.checksum_v4(KERNEL4, HERE4)
+                    packet.checksum_state(Addresses::V4(KERNEL4, HERE4))
                 } else {
-                    packet.checksum_v6(KERNEL6, HERE6)
+                    packet.checksum_state(Addresses::V6(KERNEL6, HERE6))
                 };
                 assert_eq!(state, ChecksumState::LeftToOffload);
                 bed.done(received);

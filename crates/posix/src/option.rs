@@ -40,7 +40,7 @@ const BUFFER_MAX: u32 = 1 << 26;
 const CONGESTION_NAME: usize = 16;
 
 /// The options of a socket: what its connections begin with, and what is read back.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Options {
     stream: StreamOptions,
     pub(crate) reuse_address: bool,
@@ -51,7 +51,8 @@ pub(crate) struct Options {
     read_timeout: Option<Duration>,
     write_timeout: Option<Duration>,
     cork: bool,
-    quick_ack: bool,
+    /// Without `TCP_QUICKACK`, which sockets begin with.
+    delayed_ack: bool,
     zero_copy: bool,
     /// `TCP_INQ`.
     pub(crate) inquires: bool,
@@ -63,31 +64,6 @@ pub(crate) struct Options {
     fast_open_keys: Option<FastOpenKeys>,
     fast_open_no_cookie: bool,
     pub(crate) fast_open_connect: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            stream: StreamOptions::default(),
-            reuse_address: false,
-            only_v6: false,
-            keepalive_on: false,
-            keepalive: Keepalive::default(),
-            linger: None,
-            read_timeout: None,
-            write_timeout: None,
-            cork: false,
-            quick_ack: true,
-            zero_copy: false,
-            inquires: false,
-            timestamping: 0,
-            backlog: 0,
-            fast_open_queue: None,
-            fast_open_keys: None,
-            fast_open_no_cookie: false,
-            fast_open_connect: false,
-        }
-    }
 }
 
 impl Options {
@@ -141,7 +117,6 @@ impl Options {
     /// Gives a new stream what it does not begin with. What a stream refuses it has not,
     /// as one of the kernel's zero copy.
     pub(crate) fn begin(&self, stream: &TcpStream) {
-        let fresh = Self::default();
         if self.cork {
             let _ = stream.set_cork(true);
         }
@@ -153,11 +128,11 @@ impl Options {
         {
             let _ = stream.set_timestamping(flags);
         }
-        if self.linger != fresh.linger {
+        if self.linger.is_some() {
             let _ = stream.set_linger(self.linger);
         }
-        if self.quick_ack != fresh.quick_ack {
-            let _ = stream.set_quick_ack(self.quick_ack);
+        if self.delayed_ack {
+            let _ = stream.set_quick_ack(false);
         }
         let _ = stream.set_read_timeout(self.read_timeout);
         let _ = stream.set_write_timeout(self.write_timeout);
@@ -370,7 +345,7 @@ impl Posix {
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => match stream {
                 Some(stream) => stream.quick_ack().map_err(errno)?.into(),
-                None => options.quick_ack.into(),
+                None => (!options.delayed_ack).into(),
             },
             (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => own.not_sent_low_water.unwrap_or(0) as i32,
             (libc::IPPROTO_TCP, TCP_INQ) => options.inquires.into(),
@@ -495,7 +470,7 @@ fn set(
             let known = known.and_then(Congestion::from_name);
             stream.congestion = Some(known.ok_or(Errno(libc::ENOENT))?);
         }
-        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => options.quick_ack = int(value)? & 1 != 0,
+        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => options.delayed_ack = int(value)? & 1 == 0,
         (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => {
             let bytes = int(value)? as u32;
             stream.not_sent_low_water = (bytes != 0).then_some(bytes);
@@ -573,7 +548,7 @@ fn apply(
         (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
             stream.set_congestion(own.congestion.unwrap_or(fresh.congestion))
         }
-        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => stream.set_quick_ack(options.quick_ack),
+        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => stream.set_quick_ack(!options.delayed_ack),
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match own.maximum_segment {
             Some(bytes) => stream.set_maximum_segment(bytes),
             None => Ok(()),

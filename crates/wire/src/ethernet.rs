@@ -1,5 +1,5 @@
 //! Ethernet II frames (IEEE 802.3 clause 3): addresses, EtherTypes, and 802.1Q
-//! tags far enough to recognise them.
+//! tags far enough to recognise them and their VLAN.
 
 use core::fmt;
 use core::str::FromStr;
@@ -15,23 +15,6 @@ pub const TAG_LEN: usize = 4;
 /// An Ethernet (EUI-48) address, in the order it is sent.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacAddress(pub [u8; 6]);
-
-impl MacAddress {
-    /// The address of every station.
-    pub const BROADCAST: Self = Self([0xff; 6]);
-
-    /// True for a group address, the broadcast address included.
-    #[must_use]
-    pub const fn is_multicast(self) -> bool {
-        self.0[0] & 1 != 0
-    }
-
-    /// True for the broadcast address.
-    #[must_use]
-    pub fn is_broadcast(self) -> bool {
-        self == Self::BROADCAST
-    }
-}
 
 impl fmt::Display for MacAddress {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -103,19 +86,6 @@ impl EtherType {
     }
 }
 
-impl fmt::Display for EtherType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::IPV4 => f.write_str("IPv4"),
-            Self::ARP => f.write_str("ARP"),
-            Self::VLAN => f.write_str("802.1Q"),
-            Self::IPV6 => f.write_str("IPv6"),
-            Self::SERVICE_VLAN => f.write_str("802.1ad"),
-            Self(number) => write!(f, "EtherType {number:#06x}"),
-        }
-    }
-}
-
 /// Why bytes are not an Ethernet frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
@@ -132,19 +102,6 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
-
-/// The first 802.1Q or 802.1ad tag of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tag {
-    /// Priority code point, 0 to 7.
-    pub priority: u8,
-    /// Drop eligible indicator.
-    pub drop_eligible: bool,
-    /// VLAN identifier, 0 to 4095; 0 means "priority only".
-    pub identifier: u16,
-    /// The EtherType after this tag, which may be another tag's.
-    pub ethertype: EtherType,
-}
 
 /// A checked view of an Ethernet frame, without its frame check sequence.
 #[derive(Clone, Copy, Debug)]
@@ -184,19 +141,13 @@ impl<'a> Frame<'a> {
         EtherType(u16::from_be_bytes([self.header[12], self.header[13]]))
     }
 
-    /// The first tag, if the frame is tagged.
+    /// The VLAN of the first tag, 0 to 4095, if the frame is tagged; 0 where the tag
+    /// has a priority only.
     #[must_use]
-    pub fn tag(&self) -> Option<Tag> {
-        if !self.ethertype().is_tag() {
-            return None;
-        }
-        let [a, b, c, d] = *self.payload.first_chunk::<TAG_LEN>()?;
-        Some(Tag {
-            priority: a >> 5,
-            drop_eligible: a & 0x10 != 0,
-            identifier: u16::from_be_bytes([a & 0x0f, b]),
-            ethertype: EtherType(u16::from_be_bytes([c, d])),
-        })
+    pub fn vlan(&self) -> Option<u16> {
+        let tag = self.payload.first_chunk::<TAG_LEN>();
+        let [high, low, ..] = *tag.filter(|_| self.ethertype().is_tag())?;
+        Some(u16::from_be_bytes([high & 0x0f, low]))
     }
 
     /// What follows the 14-byte header: the tag first when the frame is tagged,

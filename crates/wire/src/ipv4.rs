@@ -172,12 +172,6 @@ impl<'a> Packet<'a> {
         self.options
     }
 
-    /// The options one by one, up to the end-of-list option.
-    #[must_use]
-    pub fn options(&self) -> OptionsIterator<'a> {
-        OptionsIterator { rest: self.options }
-    }
-
     /// What the datagram, or this fragment of it, carries.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
@@ -200,71 +194,6 @@ fn total_length(bytes: &[u8]) -> Result<usize, Error> {
     Ok(total)
 }
 
-/// One option of a received header (RFC 791 §3.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeaderOption<'a> {
-    /// The whole type byte: copied flag, class and number.
-    pub kind: u8,
-    /// What follows the type and length bytes.
-    pub data: &'a [u8],
-}
-
-/// An option whose length contradicts the header's. Nothing after it can be
-/// read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InvalidOption {
-    /// The type byte of the option.
-    pub kind: u8,
-}
-
-impl fmt::Display for InvalidOption {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the length of IPv4 option {} is out of range", self.kind)
-    }
-}
-
-impl std::error::Error for InvalidOption {}
-
-/// Iterates over options; no-operation and end-of-list are not shown. At most
-/// 40 steps.
-#[derive(Clone, Debug)]
-pub struct OptionsIterator<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Iterator for OptionsIterator<'a> {
-    type Item = Result<HeaderOption<'a>, InvalidOption>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let (kind, after) = self.rest.split_first()?;
-            match *kind {
-                0 => {
-                    self.rest = &[];
-                    return None;
-                }
-                1 => self.rest = after,
-                kind => {
-                    let split = after
-                        .first()
-                        .and_then(|length| usize::from(*length).checked_sub(1))
-                        .filter(|length| *length >= 1)
-                        .and_then(|length| after.split_at_checked(length));
-                    let Some((option, rest)) = split else {
-                        self.rest = &[];
-                        return Some(Err(InvalidOption { kind }));
-                    };
-                    self.rest = rest;
-                    return Some(Ok(HeaderOption {
-                        kind,
-                        data: option.get(1..).unwrap_or_default(),
-                    }));
-                }
-            }
-        }
-    }
-}
-
 /// Where a fragment's payload belongs, in units of eight bytes: 0 to 8191.
 /// IPv6 uses the same unit and range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -274,16 +203,6 @@ impl FragmentOffset {
     /// The first fragment's.
     pub const ZERO: Self = Self(0);
 
-    /// From units of eight bytes; nothing above 8191.
-    #[must_use]
-    pub const fn from_units(units: u16) -> Option<Self> {
-        if units <= 0x1fff {
-            Some(Self(units))
-        } else {
-            None
-        }
-    }
-
     /// From bytes, which must be a multiple of eight and at most 65,528.
     #[must_use]
     pub const fn from_bytes(bytes: u16) -> Option<Self> {
@@ -292,12 +211,6 @@ impl FragmentOffset {
         } else {
             None
         }
-    }
-
-    /// In units of eight bytes.
-    #[must_use]
-    pub const fn units(self) -> u16 {
-        self.0
     }
 
     /// In bytes, at most 65,528.

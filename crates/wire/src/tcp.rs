@@ -5,7 +5,6 @@
 mod options;
 
 use core::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use crate::fast_open::FastOpen;
 use crate::transport::{Addresses, Checksum, ChecksumState, checksum_state};
@@ -171,21 +170,10 @@ impl<'a> Packet<'a> {
         self.bytes.get(self.data_offset..).unwrap_or_default()
     }
 
-    /// Compares the checksum with the segment and IPv4 addresses. Never
+    /// Compares the checksum with the segment and its addresses. Never
     /// [`ChecksumState::Absent`]: TCP always has one.
     #[must_use]
-    pub fn checksum_v4(&self, source: Ipv4Addr, destination: Ipv4Addr) -> ChecksumState {
-        self.checksum_with(Addresses::V4(source, destination))
-    }
-
-    /// Compares the checksum with the segment and IPv6 addresses, as
-    /// [`Packet::checksum_v4`].
-    #[must_use]
-    pub fn checksum_v6(&self, source: Ipv6Addr, destination: Ipv6Addr) -> ChecksumState {
-        self.checksum_with(Addresses::V6(source, destination))
-    }
-
-    fn checksum_with(&self, addresses: Addresses) -> ChecksumState {
+    pub fn checksum_state(&self, addresses: Addresses) -> ChecksumState {
         let field = u16::from_be_bytes([self.header[16], self.header[17]]);
         checksum_state(addresses, Protocol::TCP, self.bytes, field)
     }

@@ -52,11 +52,12 @@ impl Addresses {
             _ => None,
         }
     }
+
     /// The sum of the pseudo-header; `length` is that of the transport header
     /// and its payload, in bytes, at most 65,535.
     #[inline]
     #[must_use]
-    pub(crate) fn pseudo_header(self, protocol: Protocol, length: usize) -> Sum {
+    pub fn pseudo_header(self, protocol: Protocol, length: usize) -> Sum {
         match self {
             Self::V4(source, destination) => {
                 checksum::pseudo_header_v4(source, destination, protocol, length as u16)

@@ -1,7 +1,6 @@
 //! UDP (RFC 768), over IPv4 and over IPv6 (RFC 8200 §8.1, RFC 6935).
 
 use core::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::transport::checksum_state;
 pub use crate::transport::{Addresses, Checksum, ChecksumState};
@@ -80,19 +79,9 @@ impl<'a> Packet<'a> {
         u16::from_be_bytes([self.header[6], self.header[7]])
     }
 
-    /// Compares the checksum with the datagram and IPv4 addresses.
+    /// Compares the checksum with the datagram and its addresses.
     #[must_use]
-    pub fn checksum_v4(&self, source: Ipv4Addr, destination: Ipv4Addr) -> ChecksumState {
-        self.checksum_with(Addresses::V4(source, destination))
-    }
-
-    /// Compares the checksum with the datagram and IPv6 addresses.
-    #[must_use]
-    pub fn checksum_v6(&self, source: Ipv6Addr, destination: Ipv6Addr) -> ChecksumState {
-        self.checksum_with(Addresses::V6(source, destination))
-    }
-
-    fn checksum_with(&self, addresses: Addresses) -> ChecksumState {
+    pub fn checksum_state(&self, addresses: Addresses) -> ChecksumState {
         match self.checksum() {
             0 => ChecksumState::Absent,
             field => checksum_state(addresses, Protocol::UDP, self.bytes, field),

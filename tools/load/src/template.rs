@@ -354,7 +354,7 @@ mod tests {
                 let datagram = udp::Packet::new(packet.payload()).unwrap();
                 let (source, destination) = (packet.source(), packet.destination());
                 assert_eq!(
-                    datagram.checksum_v4(source, destination),
+                    datagram.checksum_state(Addresses::V4(source, destination)),
                     ChecksumState::Valid
                 );
                 (IpAddr::V4(source), IpAddr::V4(destination), datagram)
@@ -372,7 +372,7 @@ mod tests {
                 let datagram = udp::Packet::new(packet.payload()).unwrap();
                 let (source, destination) = (packet.source(), packet.destination());
                 assert_eq!(
-                    datagram.checksum_v6(source, destination),
+                    datagram.checksum_state(Addresses::V6(source, destination)),
                     ChecksumState::Valid
                 );
                 (IpAddr::V6(source), IpAddr::V6(destination), datagram)
@@ -457,7 +457,7 @@ mod tests {
                 let segment = tcp::Packet::new(packet.payload()).unwrap();
                 let (source, destination) = (packet.source(), packet.destination());
                 assert_eq!(
-                    segment.checksum_v4(source, destination),
+                    segment.checksum_state(Addresses::V4(source, destination)),
                     ChecksumState::Valid
                 );
                 (IpAddr::V4(source), IpAddr::V4(destination), segment)
@@ -468,7 +468,7 @@ mod tests {
                 let segment = tcp::Packet::new(packet.payload()).unwrap();
                 let (source, destination) = (packet.source(), packet.destination());
                 assert_eq!(
-                    segment.checksum_v6(source, destination),
+                    segment.checksum_state(Addresses::V6(source, destination)),
                     ChecksumState::Valid
                 );
                 (IpAddr::V6(source), IpAddr::V6(destination), segment)

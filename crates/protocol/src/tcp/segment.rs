@@ -81,11 +81,7 @@ fn accept<'a>(
         tcp::Error::DataOffset => DropReason::TcpDataOffset,
     })?;
     if !options.verified {
-        let state = match addresses {
-            Addresses::V4(source, destination) => packet.checksum_v4(source, destination),
-            Addresses::V6(source, destination) => packet.checksum_v6(source, destination),
-        };
-        match state {
+        match packet.checksum_state(addresses) {
             ChecksumState::Valid => {}
             ChecksumState::LeftToOffload if options.checksum_offload_possible => {}
             _ => return Err(DropReason::TcpChecksum),

@@ -41,15 +41,11 @@ fn verify_checksum(
     addresses: Addresses,
     options: &InputOptions,
 ) -> Result<(), DropReason> {
-    let (state, v4) = match addresses {
-        Addresses::V4(source, destination) => (packet.checksum_v4(source, destination), true),
-        Addresses::V6(source, destination) => (packet.checksum_v6(source, destination), false),
-    };
-    match state {
+    match packet.checksum_state(addresses) {
         ChecksumState::Valid => Ok(()),
         ChecksumState::LeftToOffload if options.checksum_offload_possible => Ok(()),
         ChecksumState::LeftToOffload | ChecksumState::Invalid => Err(DropReason::UdpChecksum),
-        ChecksumState::Absent if v4 => Ok(()),
+        ChecksumState::Absent if matches!(addresses, Addresses::V4(..)) => Ok(()),
         ChecksumState::Absent => Err(DropReason::UdpNoChecksum),
     }
 }

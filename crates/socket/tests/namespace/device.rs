@@ -62,7 +62,7 @@ pub fn checksums_are_proven_by_a_frame_that_no_peer_sees() {
             continue;
         }
         let datagram = udp::Packet::new(packet.payload()).unwrap();
-        let state = datagram.checksum_v4(HERE4, PEER4);
+        let state = datagram.checksum_state(udp::Addresses::V4(HERE4, PEER4));
         assert_eq!(state, udp::ChecksumState::Valid, "{frame:x?}");
         checked += 1;
     }

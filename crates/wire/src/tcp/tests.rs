@@ -1,3 +1,5 @@
+use std::net::Ipv4Addr;
+
 use super::*;
 use proptest::prelude::*;
 
@@ -86,7 +88,7 @@ proptest! {
         let packet = Packet::new(&bytes).unwrap();
         prop_assert_eq!(packet.header(), header);
         prop_assert_eq!(packet.payload(), &payload[..]);
-        let state = packet.checksum_v4(source, destination);
+        let state = packet.checksum_state(Addresses::V4(source, destination));
         prop_assert!(state == ChecksumState::Valid || offload && state == ChecksumState::LeftToOffload);
     }
 

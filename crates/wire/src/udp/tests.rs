@@ -1,3 +1,5 @@
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use super::*;
 use proptest::prelude::*;
 
@@ -19,7 +21,9 @@ fn emitted(payload: &[u8], checksum: Checksum) -> Vec<u8> {
 }
 
 fn state(bytes: &[u8]) -> ChecksumState {
-    Packet::new(bytes).unwrap().checksum_v4(SOURCE, DESTINATION)
+    Packet::new(bytes)
+        .unwrap()
+        .checksum_state(Addresses::V4(SOURCE, DESTINATION))
 }
 
 #[test]
@@ -111,6 +115,6 @@ proptest! {
         let packet = Packet::new(&bytes).unwrap();
         prop_assert_eq!(Header::of(&packet), header);
         prop_assert_eq!(packet.payload(), &payload[..]);
-        prop_assert_eq!(packet.checksum_v6(source, destination), ChecksumState::Valid);
+        prop_assert_eq!(packet.checksum_state(Addresses::V6(source, destination)), ChecksumState::Valid);
     }
 }

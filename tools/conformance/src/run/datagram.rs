@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use tidewall_wire::checksum::{self, Sum};
+use tidewall_wire::checksum::Sum;
 use tidewall_wire::icmp::{Message, v4, v6};
 use tidewall_wire::udp::{Addresses, ChecksumState};
 use tidewall_wire::{Protocol, ipv4, ipv6, tcp};
@@ -36,7 +36,11 @@ pub(super) fn segment(
 ) -> Result<Vec<u8>, String> {
     let mut bytes = header(source, destination, tcp);
     bytes.extend_from_slice(payload);
-    let sum = pseudo_header(source.ip(), destination.ip(), Protocol::TCP, bytes.len())?;
+    if bytes.len() > ipv4::DATAGRAM_MAX {
+        return Err("the packet is longer than IP allows".into());
+    }
+    let addresses = addresses(source.ip(), destination.ip())?;
+    let sum = addresses.pseudo_header(Protocol::TCP, bytes.len());
     put_checksum(&mut bytes, usize::from(tcp::CHECKSUM_OFFSET), sum);
     datagram(source.ip(), destination.ip(), ip, Protocol::TCP, &bytes)
 }
@@ -113,34 +117,9 @@ fn emit_option(option: &TcpOption, bytes: &mut Vec<u8>) {
     }
 }
 
-fn pseudo_header(
-    source: IpAddr,
-    destination: IpAddr,
-    protocol: Protocol,
-    length: usize,
-) -> Result<Sum, String> {
-    let too_long = || "the packet is longer than IP allows".to_owned();
-    match (source, destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let length = u16::try_from(length).map_err(|_| too_long())?;
-            Ok(checksum::pseudo_header_v4(
-                source,
-                destination,
-                protocol,
-                length,
-            ))
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            let length = u32::try_from(length).map_err(|_| too_long())?;
-            Ok(checksum::pseudo_header_v6(
-                source,
-                destination,
-                protocol,
-                length,
-            ))
-        }
-        _ => Err("the two ends are of different families".into()),
-    }
+/// The two ends of a packet.
+fn addresses(source: IpAddr, destination: IpAddr) -> Result<Addresses, String> {
+    Addresses::new(source, destination).ok_or("the two ends are of different families".into())
 }
 
 fn put_checksum(bytes: &mut [u8], at: usize, sum: Sum) {
@@ -166,8 +145,8 @@ fn datagram(
     let class = ip.traffic_class.unwrap_or(ecn);
     let hops = ip.hop_limit.unwrap_or(HOP_LIMIT);
     let mut bytes;
-    let result = match (source, destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+    let result = match addresses(source, destination)? {
+        Addresses::V4(source, destination) => {
             let header = ipv4::Header {
                 tos: class,
                 identification: 0,
@@ -183,7 +162,7 @@ fn datagram(
             bytes = vec![0; header.header_len()];
             header.emit(payload.len(), &mut bytes).map(|_| ())
         }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+        Addresses::V6(source, destination) => {
             let header = ipv6::Header {
                 traffic_class: class,
                 flow_label: ip.flow_label.unwrap_or(0),
@@ -195,7 +174,6 @@ fn datagram(
             bytes = vec![0; ipv6::HEADER_LEN];
             header.emit(payload.len(), &mut bytes).map(|_| ())
         }
-        _ => return Err("the two ends are of different families".into()),
     };
     result.map_err(|error| error.to_string())?;
     bytes.extend_from_slice(payload);
@@ -227,8 +205,7 @@ pub(super) fn icmp_error(
     quote.truncate(quote.len() - usize::from(length));
     let mut body = vec![0; 1280];
     let (source, destination) = (remote.ip(), local.ip());
-    let addresses =
-        Addresses::new(source, destination).ok_or("the two ends are of different families")?;
+    let addresses = addresses(source, destination)?;
     let (protocol, (kind, code, rest)) = match addresses {
         Addresses::V4(..) => (Protocol::ICMP, error_v4(icmp)?),
         Addresses::V6(..) => (Protocol::ICMPV6, error_v6(icmp)?),
@@ -335,11 +312,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Segment, String> {
         return Err(format!("a packet of IP protocol {} left", protocol.0));
     }
     let packet = tcp::Packet::new(payload).map_err(|error| error.to_string())?;
-    let state = match (source, destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => packet.checksum_v4(source, destination),
-        (IpAddr::V6(source), IpAddr::V6(destination)) => packet.checksum_v6(source, destination),
-        _ => return Err("the two ends are of different families".into()),
-    };
+    let state = packet.checksum_state(addresses(source, destination)?);
     if state != ChecksumState::Valid {
         return Err("the TCP checksum is wrong".into());
     }

@@ -21,7 +21,8 @@ mod worker;
 
 use core::fmt;
 use core::time::Duration;
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use call::{Calls, Check, Job, Returned};
@@ -400,8 +401,13 @@ impl Run {
             .posix()
             .tcp_info(fd)
             .map_err(|errno| format!("TCP_INFO is not to be had: {errno:?}"))?;
+        // What the connection's numbers were, for the message.
+        let numbers = RefCell::new(BTreeMap::new());
         let look_up = |name: &str| match info.field(name) {
-            Some(value) => i64::try_from(value).ok(),
+            Some(value) => {
+                numbers.borrow_mut().insert(name.to_owned(), value);
+                i64::try_from(value).ok()
+            }
             None => constant::of_info(name),
         };
         let here = |message: String| Wrong {
@@ -413,11 +419,9 @@ impl Run {
             Ok(_) => return Ok(()),
             Err(error) => return Err(here(error.to_string())),
         }
-        let mut message = format!("assertion failed: {}", assertion.condition);
-        for name in assertion.condition.names() {
-            if let Some(value) = info.field(name) {
-                message.push_str(&format!("\n  {name} = {value}"));
-            }
+        let mut message = format!("assertion failed: {}", assertion.text);
+        for (name, value) in numbers.borrow().iter() {
+            message.push_str(&format!("\n  {name} = {value}"));
         }
         if let Some(text) = &assertion.message {
             message.push_str(&format!("\n  {text}"));

@@ -13,8 +13,10 @@ pub struct Assertion {
     pub position: Position,
     /// What must not be zero.
     pub condition: Term,
-    /// What to say if it is.
-    pub message: Option<Term>,
+    /// The condition as it is written.
+    pub text: String,
+    /// What to say if it is zero, as it is written.
+    pub message: Option<String>,
 }
 
 /// A part of a condition.
@@ -38,7 +40,7 @@ pub enum Term {
 
 /// An operator of a condition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs, reason = "each is the sign that `sign` gives")]
+#[allow(missing_docs, reason = "each is Python's operator of that name")]
 pub enum Operator {
     Or,
     And,
@@ -56,31 +58,6 @@ pub enum Operator {
     Times,
     Divide,
     Remainder,
-}
-
-impl Operator {
-    /// As it is written.
-    #[must_use]
-    pub const fn sign(self) -> &'static str {
-        match self {
-            Self::Or => "or",
-            Self::And => "and",
-            Self::Not => "not",
-            Self::Equal => "==",
-            Self::Unequal => "!=",
-            Self::Less => "<",
-            Self::LessOrEqual => "<=",
-            Self::Greater => ">",
-            Self::GreaterOrEqual => ">=",
-            Self::BitOr => "|",
-            Self::BitAnd => "&",
-            Self::Plus => "+",
-            Self::Minus => "-",
-            Self::Times => "*",
-            Self::Divide => "/",
-            Self::Remainder => "%",
-        }
-    }
 }
 
 /// Why a condition has no value.
@@ -106,8 +83,13 @@ impl fmt::Display for EvaluationError {
 
 impl std::error::Error for EvaluationError {}
 
-/// The statements of one `%{ }%`.
-pub(super) fn assertions(cursor: &mut Cursor) -> Result<Vec<Assertion>, ParseError> {
+/// The statements of one `%{ }%`, which hold `code`.
+pub(super) fn assertions(cursor: &mut Cursor, code: &str) -> Result<Vec<Assertion>, ParseError> {
+    let written = |from: usize, to: usize| {
+        let text = code.get(from..to).unwrap_or_default();
+        text.trim_end_matches(|char: char| char.is_whitespace() || char == '\\')
+            .to_owned()
+    };
     let mut all = Vec::new();
     loop {
         while cursor.mark(';') {}
@@ -118,15 +100,21 @@ pub(super) fn assertions(cursor: &mut Cursor) -> Result<Vec<Assertion>, ParseErr
         if !cursor.keyword("assert") {
             return Err(cursor.expected("`assert` (there is no Python here)"));
         }
+        let from = cursor.offset();
         let condition = Term::parse(cursor, 0)?;
-        let message = if cursor.mark(',') {
-            Some(Term::parse(cursor, 0)?)
-        } else {
-            None
-        };
+        let text = written(from, cursor.offset());
+        let mut message = None;
+        if cursor.mark(',') {
+            let from = cursor.offset();
+            message = Some(match Term::parse(cursor, 0)? {
+                Term::Text(text) => text,
+                _ => written(from, cursor.offset()),
+            });
+        }
         all.push(Assertion {
             position,
             condition,
+            text,
             message,
         });
         if *cursor.peek() != Kind::End
@@ -275,41 +263,6 @@ impl Term {
             }
         }
     }
-
-    /// Every name in it, for a message that tells what each was.
-    #[must_use]
-    pub fn names(&self) -> Vec<&str> {
-        let mut names = Vec::new();
-        self.collect_names(&mut names);
-        names
-    }
-
-    fn collect_names<'a>(&'a self, names: &mut Vec<&'a str>) {
-        match self {
-            Self::Name(name) => {
-                if !names.contains(&name.as_str()) {
-                    names.push(name);
-                }
-            }
-            Self::Integer(_) | Self::Text(_) => {}
-            Self::Unary(_, inner) => inner.collect_names(names),
-            Self::Binary(_, left, right) => {
-                left.collect_names(names);
-                right.collect_names(names);
-            }
-            Self::Compare(first, rest) => {
-                first.collect_names(names);
-                for (_, term) in rest {
-                    term.collect_names(names);
-                }
-            }
-            Self::Call(_, arguments) => {
-                for term in arguments {
-                    term.collect_names(names);
-                }
-            }
-        }
-    }
 }
 
 fn binary(operator: Operator, left: i128, right: i128) -> Result<i128, EvaluationError> {
@@ -361,45 +314,6 @@ fn next_operator(cursor: &Cursor) -> Option<(Operator, u8, u8)> {
     })
 }
 
-impl fmt::Display for Term {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Parentheses around all but units: precedence need not be reproduced.
-        let inner = |f: &mut fmt::Formatter<'_>, term: &Self| match term {
-            Self::Binary(..) | Self::Compare(..) | Self::Unary(..) => write!(f, "({term})"),
-            _ => write!(f, "{term}"),
-        };
-        match self {
-            Self::Integer(value) => write!(f, "{value}"),
-            Self::Name(name) => f.write_str(name),
-            Self::Text(text) => f.write_str(text),
-            Self::Unary(operator, term) => {
-                write!(f, "{} ", operator.sign())?;
-                inner(f, term)
-            }
-            Self::Binary(operator, left, right) => {
-                inner(f, left)?;
-                write!(f, " {} ", operator.sign())?;
-                inner(f, right)
-            }
-            Self::Compare(first, rest) => {
-                inner(f, first)?;
-                for (operator, term) in rest {
-                    write!(f, " {} ", operator.sign())?;
-                    inner(f, term)?;
-                }
-                Ok(())
-            }
-            Self::Call(name, arguments) => {
-                write!(f, "{name}(")?;
-                for (index, term) in arguments.iter().enumerate() {
-                    write!(f, "{}{term}", if index == 0 { "" } else { ", " })?;
-                }
-                f.write_str(")")
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::lexer::code_tokens;
@@ -407,7 +321,7 @@ mod tests {
 
     fn value(text: &str) -> Result<i128, EvaluationError> {
         let tokens = code_tokens(text, Position { line: 1, column: 1 }).unwrap();
-        let all = assertions(&mut Cursor::new(tokens)).unwrap();
+        let all = assertions(&mut Cursor::new(tokens), text).unwrap();
         all[0].condition.evaluate(&|name| match name {
             "ten" => Some(10),
             _ => None,
@@ -451,11 +365,11 @@ mod tests {
     fn statements_and_messages() {
         let text = "assert a == 1, 'one' \\\n  ; assert b # not c\nassert d, d";
         let tokens = code_tokens(text, Position { line: 1, column: 1 }).unwrap();
-        let all = assertions(&mut Cursor::new(tokens)).unwrap();
+        let all = assertions(&mut Cursor::new(tokens), text).unwrap();
         assert_eq!(all.len(), 3);
-        assert_eq!(all[0].message, Some(Term::Text("one".into())));
+        assert_eq!(all[0].message.as_deref(), Some("one"));
+        assert_eq!(all[2].message.as_deref(), Some("d"));
         assert_eq!(all[2].position.line, 3);
-        assert_eq!(all[0].condition.names(), ["a"]);
-        assert_eq!(all[0].condition.to_string(), "a == 1");
+        assert_eq!((&*all[0].text, &*all[2].text), ("a == 1", "d"));
     }
 }

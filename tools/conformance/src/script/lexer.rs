@@ -63,6 +63,8 @@ impl fmt::Display for Kind {
 pub(super) struct Token {
     pub(super) kind: Kind,
     pub(super) position: Position,
+    /// Bytes before it in the text.
+    pub(super) offset: usize,
 }
 
 /// Why text cannot be cut into tokens.
@@ -94,12 +96,18 @@ pub(super) fn code_tokens(text: &str, position: Position) -> Result<Vec<Token>, 
 
 fn all(mut lexer: Lexer<'_>) -> Result<Vec<Token>, LexError> {
     let mut tokens = Vec::new();
+    let length = lexer.rest.len();
     loop {
         lexer.skip_blank()?;
         let position = lexer.position;
+        let offset = length - lexer.rest.len();
         let kind = lexer.token()?;
         let last = kind == Kind::End;
-        tokens.push(Token { kind, position });
+        tokens.push(Token {
+            kind,
+            position,
+            offset,
+        });
         if last {
             return Ok(tokens);
         }

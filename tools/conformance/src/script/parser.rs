@@ -112,7 +112,7 @@ fn event(cursor: &mut Cursor) -> Result<Event, ParseError> {
             // The code begins after the two characters `%{`.
             let column = position.column.saturating_add(2);
             let tokens = lexer::code_tokens(&text, Position { column, ..position })?;
-            Action::Assertions(assertion::assertions(&mut Cursor::new(tokens))?)
+            Action::Assertions(assertion::assertions(&mut Cursor::new(tokens), &text)?)
         }
         _ => {
             return Err(
@@ -289,6 +289,12 @@ impl Cursor {
             .get(self.at)
             .or(self.tokens.last())
             .map_or(Position { line: 1, column: 1 }, |token| token.position)
+    }
+
+    /// Bytes before the next token in the text.
+    pub(super) fn offset(&self) -> usize {
+        let token = self.tokens.get(self.at).or(self.tokens.last());
+        token.map_or(0, |token| token.offset)
     }
 
     pub(super) fn next(&mut self) {

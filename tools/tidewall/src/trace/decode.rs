@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::Serialize;
 use tidewall_wire::ethernet::{self, EtherType};
-use tidewall_wire::udp::ChecksumState;
+use tidewall_wire::udp::{Addresses, ChecksumState};
 use tidewall_wire::{Protocol, icmp, ipv4, ipv6, udp};
 
 /// What a frame says.
@@ -49,9 +49,9 @@ fn ethernet_frame(decoded: &mut Decoded, frame: &ethernet::Frame<'_>, cut: bool)
     decoded.ethernet_source = Some(frame.source().to_string());
     decoded.ethernet_destination = Some(frame.destination().to_string());
     let mut layer = format!("ethernet {} > {}", frame.source(), frame.destination());
-    if let Some(tag) = frame.tag() {
-        decoded.vlan = Some(tag.identifier);
-        layer.push_str(&format!(", VLAN {}", tag.identifier));
+    decoded.vlan = frame.vlan();
+    if let Some(vlan) = decoded.vlan {
+        layer.push_str(&format!(", VLAN {vlan}"));
     }
     decoded.layers.push(layer);
     if decoded.vlan.is_some() {
@@ -248,11 +248,9 @@ fn udp_detail(source: IpAddr, destination: IpAddr, payload: &[u8], complete: boo
     if !complete {
         return format!(", {bytes} bytes");
     }
-    let state = match (source, destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => packet.checksum_v4(source, destination),
-        (IpAddr::V6(source), IpAddr::V6(destination)) => packet.checksum_v6(source, destination),
-        _ => ChecksumState::Absent,
-    };
+    let state = Addresses::new(source, destination).map_or(ChecksumState::Absent, |addresses| {
+        packet.checksum_state(addresses)
+    });
     let checksum = match state {
         ChecksumState::Valid => "checksum right",
         ChecksumState::LeftToOffload => "checksum left to offload",
