@@ -271,7 +271,10 @@ mod tests {
             assert!(ip.has_valid_checksum());
             assert_eq!((ip.source(), ip.destination()), (from, to));
             assert_eq!((udp.source_port(), udp.destination_port()), ports);
-            assert_eq!(format!("{:?}", udp.checksum_v4(from, to)), "Valid");
+            assert_eq!(
+                format!("{:?}", udp.checksum_state(udp::Addresses::V4(from, to))),
+                "Valid"
+            );
             assert_eq!(udp.payload(), b"tide");
             ethernet.source()
         };
