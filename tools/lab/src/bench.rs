@@ -19,7 +19,7 @@ use defence::Standing;
 pub(crate) use defence::{Defence, SYN_LIMIT};
 pub(crate) use idle::Held;
 use idle::open;
-pub(crate) use loads::{blast, flood, load, server};
+pub(crate) use loads::{blast, flood, load, server, shorten};
 pub(crate) use processes::open_files;
 use processes::{Companions, s_client_parts};
 

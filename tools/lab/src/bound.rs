@@ -73,6 +73,13 @@ impl Bound {
         }
     }
 
+    /// True when all from `low` to `high` is on the good side, false when nothing
+    /// is; `None` when the limit lies between.
+    pub fn decides(&self, low: f64, high: f64) -> Option<bool> {
+        let holds = self.holds(low);
+        (holds == self.holds(high)).then_some(holds)
+    }
+
     /// True when `measured` is on the good side. Never for what is no number.
     pub fn holds(&self, measured: f64) -> bool {
         match self.comparison {
@@ -154,5 +161,15 @@ mod tests {
         }
         assert!(!Bound::at_least(0.0).holds(f64::NAN));
         assert!(!Bound::at_most(0.0).holds(f64::NAN));
+    }
+
+    #[test]
+    fn an_interval_decides_when_it_is_clear_of_the_limit() {
+        let bound = Bound::at_least(0.8);
+        assert_eq!(bound.decides(0.8, 0.9), Some(true));
+        assert_eq!(bound.decides(0.7, 0.79), Some(false));
+        assert_eq!(bound.decides(0.7, 0.9), None);
+        assert_eq!(Bound::at_most(1.5).decides(1.2, 1.5), Some(true));
+        assert_eq!(Bound::at_most(1.5).decides(1.2, 1.6), None);
     }
 }

@@ -38,6 +38,7 @@ mod system;
 mod tcp;
 pub mod testbed;
 pub mod tune;
+mod verdict;
 pub mod worker;
 
 pub use bound::{Bound, InvalidBound};

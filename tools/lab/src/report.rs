@@ -1,21 +1,23 @@
-//! One HTML page with everything in it: plots, tables, claims, and the numbers
-//! as files to take away.
+//! One HTML page with everything in it: plots, tables, claims, what became of them since
+//! earlier runs, and the numbers as files to take away.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use askama::Template;
 
 use crate::plot::{self, panels, precise, short};
-use crate::result::ResultFile;
+use crate::result::{ResultFile, Verdict};
 
 #[derive(Template)]
 #[template(path = "report.html")]
 struct Page {
     title: String,
     summary: String,
+    changes: Vec<String>,
     results: Vec<Section>,
 }
 
@@ -24,6 +26,8 @@ struct Section {
     paper: String,
     quick: bool,
     svg: String,
+    /// When the runs began that this one is set against, newest first.
+    earlier: Vec<String>,
     claims: Vec<ClaimRow>,
     panels: Vec<PanelTable>,
     notes: Vec<String>,
@@ -36,8 +40,17 @@ struct ClaimRow {
     id: String,
     text: String,
     measured: String,
+    interval: String,
     bound: String,
     paper: String,
+    verdict: &'static str,
+    /// What the same claim was in each earlier run.
+    before: Vec<Before>,
+}
+
+#[derive(Clone)]
+struct Before {
+    figure: String,
     verdict: &'static str,
 }
 
@@ -54,33 +67,98 @@ struct Row {
     y: String,
     low: String,
     high: String,
+    share: String,
+    of_bare: String,
     runs: u32,
     also: String,
     drops: String,
 }
 
-/// The page for these results.
+/// The page for these results, each set against those of `earlier` that are of the same
+/// experiment, run alike.
 ///
 /// # Errors
 /// What drawing or the template reports.
-pub fn html(title: &str, results: &[ResultFile]) -> anyhow::Result<String> {
-    let count = |holds| {
+pub fn html(title: &str, results: &[ResultFile], earlier: &[ResultFile]) -> anyhow::Result<String> {
+    let count = |verdict| {
         let claims = results.iter().flat_map(|result| &result.claims);
-        claims.filter(|claim| claim.holds == holds).count()
+        claims.filter(|claim| claim.verdict == verdict).count()
     };
-    let (kept, failed, told) = (count(Some(true)), count(Some(false)), count(None));
+    let [kept, failed, open, told] = [
+        Verdict::Holds,
+        Verdict::Failed,
+        Verdict::Undecided,
+        Verdict::Measured,
+    ]
+    .map(count);
+    let sections = results
+        .iter()
+        .map(|result| section(result, &of_the_same(result, earlier)))
+        .collect::<anyhow::Result<Vec<Section>>>()?;
     let page = Page {
         title: title.to_owned(),
         summary: format!(
-            "{} claims, {kept} hold, {failed} do not; {told} figures beside them.",
-            kept + failed
+            "{} claims, {kept} hold, {failed} do not, {open} are undecided; {told} figures beside \
+             them.",
+            kept + failed + open
         ),
-        results: results.iter().map(section).collect::<anyhow::Result<_>>()?,
+        changes: sections.iter().flat_map(Section::changes).collect(),
+        results: sections,
     };
     Ok(page.render()?)
 }
 
+/// Where [`keep`] puts what a new run would overwrite.
+const EARLIER: &str = "earlier";
+
+/// Moves the result of an earlier run of this name in `directory` aside, where
+/// [`report`] finds it.
+///
+/// # Errors
+/// What the file system reports.
+pub(crate) fn keep(directory: &Path, name: &str) -> anyhow::Result<()> {
+    let path = directory.join(format!("{name}.json"));
+    let Ok(result) = ResultFile::read(&path) else {
+        // There is none, or it is not ours to keep.
+        return Ok(());
+    };
+    let aside = directory.join(EARLIER);
+    let seconds = began(&result).duration_since(UNIX_EPOCH);
+    let seconds = seconds.map_or(0, |time| time.as_secs());
+    fs::create_dir_all(&aside)
+        .and_then(|()| fs::rename(&path, aside.join(format!("{name}-{seconds}.json"))))
+        .with_context(|| format!("cannot move {} to {}", path.display(), aside.display()))
+}
+
+/// When a run began; the beginning of time where its file does not tell.
+fn began(result: &ResultFile) -> SystemTime {
+    httpdate::parse_http_date(&result.environment.date).unwrap_or(UNIX_EPOCH)
+}
+
+/// The runs of the same experiment, quick or not as `result`, newest first.
+fn of_the_same<'a>(result: &ResultFile, earlier: &'a [ResultFile]) -> Vec<&'a ResultFile> {
+    let alike = |other: &&ResultFile| {
+        (&other.experiment, other.quick) == (&result.experiment, result.quick)
+    };
+    let mut same: Vec<&ResultFile> = earlier.iter().filter(alike).collect();
+    same.sort_by_key(|other| std::cmp::Reverse(began(other)));
+    same
+}
+
 fn read(directory: &Path) -> anyhow::Result<Vec<ResultFile>> {
+    let files = files(directory)?;
+    if files.is_empty() {
+        bail!(
+            "{} holds no results: run `tidewall lab run NAME --out {}` first",
+            directory.display(),
+            directory.display()
+        );
+    }
+    files.iter().map(|path| ResultFile::read(path)).collect()
+}
+
+/// The JSON files of a directory, in the order of their names.
+fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
     let mut files: Vec<PathBuf> = entries
@@ -92,26 +170,27 @@ fn read(directory: &Path) -> anyhow::Result<Vec<ResultFile>> {
         })
         .collect();
     files.sort();
-    if files.is_empty() {
-        bail!(
-            "{} holds no results: run `tidewall lab run NAME --out {}` first",
-            directory.display(),
-            directory.display()
-        );
-    }
-    files.iter().map(|path| ResultFile::read(path)).collect()
+    Ok(files)
 }
 
-/// Reads every result in `directory` and writes `report.html` beside them;
-/// returns its path.
+/// Reads every result in `directory`, and those of earlier runs that its directory
+/// `earlier` keeps, and writes `report.html` beside them; returns its path.
 ///
 /// # Errors
 /// No result there, one that cannot be read, or what writing reports.
 pub fn report(directory: &Path) -> anyhow::Result<PathBuf> {
     let results = read(directory)?;
+    let aside = directory.join(EARLIER);
+    let earlier = match aside.is_dir() {
+        true => read(&aside)?,
+        false => Vec::new(),
+    };
     let path = directory.join("report.html");
-    fs::write(&path, html("Tidewall: results of the lab", &results)?)
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    fs::write(
+        &path,
+        html("Tidewall: results of the lab", &results, &earlier)?,
+    )
+    .with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
 }
 
@@ -137,7 +216,7 @@ pub fn markdown(directory: &Path) -> anyhow::Result<String> {
         text += &format!(
             "\n## {name} ({paper})\n`tidewall lab run {name}{quick}`, {date}, Linux {kernel}, \
              {cpus} CPUs, load average {load}, commit {commit}.\n\n\
-             | claim | measured | bound | verdict |\n|---|---|---|---|\n",
+             | claim | measured | 95 % interval | bound | verdict |\n|---|---|---|---|---|\n",
             name = result.experiment,
             paper = result.paper,
             date = environment.date,
@@ -146,34 +225,73 @@ pub fn markdown(directory: &Path) -> anyhow::Result<String> {
             load = load.join(" "),
             commit = environment.commit,
         );
-        for claim in section(&result)?.claims {
+        for claim in section(&result, &[])?.claims {
             let (id, what, measured) = (claim.id, claim.text.replace('|', "\\|"), claim.measured);
             text += &format!(
-                "| {id}: {what} | {measured} | {} | {} |\n",
-                claim.bound, claim.verdict
+                "| {id}: {what} | {measured} | {} | {} | {} |\n",
+                claim.interval, claim.bound, claim.verdict
             );
         }
     }
     Ok(text)
 }
 
-fn section(result: &ResultFile) -> anyhow::Result<Section> {
+impl Section {
+    /// Claims whose verdict is not that of the run before.
+    fn changes(&self) -> impl Iterator<Item = String> {
+        let changed = |claim: &&ClaimRow| {
+            let before = claim.before.first();
+            before.is_some_and(|before| before.verdict != claim.verdict)
+        };
+        self.claims.iter().filter(changed).map(|claim| {
+            let before = claim.before.first().map_or("", |before| before.verdict);
+            let (name, id, now) = (&self.name, &claim.id, claim.verdict);
+            format!("{name} {id}: {before}, now {now}")
+        })
+    }
+}
+
+/// The same claim in another run.
+fn before(result: &ResultFile, id: &str) -> Before {
+    let claim = result.claims.iter().find(|claim| claim.id == id);
+    claim.map_or(
+        Before {
+            figure: "–".to_owned(),
+            verdict: "",
+        },
+        |claim| Before {
+            figure: claim.measured.map_or_else(|| "–".to_owned(), precise),
+            verdict: claim.verdict.name(),
+        },
+    )
+}
+
+fn section(result: &ResultFile, earlier: &[&ResultFile]) -> anyhow::Result<Section> {
     let optional = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), precise);
     let claims = result.claims.iter().map(|claim| ClaimRow {
         id: claim.id.clone(),
         text: claim.text.clone(),
         measured: optional(claim.measured),
+        interval: claim.interval(),
         bound: claim
             .bound
             .map_or_else(|| "–".to_owned(), |bound| bound.to_string()),
         paper: optional(claim.paper),
-        verdict: claim.verdict(),
+        verdict: claim.verdict.name(),
+        before: earlier
+            .iter()
+            .map(|other| before(other, &claim.id))
+            .collect(),
     });
     Ok(Section {
         name: result.experiment.clone(),
         paper: result.paper.clone(),
         quick: result.quick,
         svg: plot::svg(result)?,
+        earlier: earlier
+            .iter()
+            .map(|other| format!("{} ({})", other.environment.date, other.environment.commit))
+            .collect(),
         claims: claims.collect(),
         panels: tables(result),
         notes: result.notes.clone(),
@@ -208,6 +326,8 @@ fn tables(result: &ResultFile) -> Vec<PanelTable> {
                         y: short(point.y),
                         low: short(point.low),
                         high: short(point.high),
+                        share: point.share.map_or_else(String::new, short),
+                        of_bare: point.of_bare.map_or_else(String::new, precise),
                         runs: point.runs,
                         also: also.join(", "),
                         drops: list(&point.drops).join(", "),
@@ -245,7 +365,17 @@ fn environment(result: &ResultFile) -> Vec<(String, String)> {
         ("qdisc".to_owned(), environment.qdisc.clone()),
         ("senders".to_owned(), environment.senders.join("; ")),
         ("commit".to_owned(), environment.commit.clone()),
+        ("began".to_owned(), environment.date.clone()),
     ];
+    if let Some(bare) = &result.bare {
+        let (low, high) = (short(bare.low), short(bare.high));
+        let text = format!(
+            "{} packets/s ({low}–{high}, {} runs)",
+            short(bare.packets),
+            bare.runs
+        );
+        rows.push(("bare takes".to_owned(), text));
+    }
     rows.extend(
         environment
             .offloads
@@ -287,9 +417,10 @@ mod tests {
 
     #[test]
     fn the_page_holds_everything() {
-        let page = html("A title", &[sample()]).unwrap();
+        let page = html("A title", &[sample()], &[]).unwrap();
         assert!(page.contains("<svg") && page.contains("</svg>"));
-        assert!(page.contains("2 claims, 1 hold, 1 do not; 1 figures beside them."));
+        let summary = "2 claims, 1 hold, 1 do not, 0 are undecided; 1 figures beside them.";
+        assert!(page.contains(summary));
         assert!(
             page.contains("a note with") && !page.contains("<angle>"),
             "text is escaped"
@@ -302,6 +433,44 @@ mod tests {
                 "{outside} reaches outside the page"
             );
         }
+    }
+
+    #[test]
+    fn a_run_is_set_against_earlier_ones() {
+        let run = |day: u32, measured: [f64; 3]| {
+            let mut result = sample();
+            result.environment.date = format!("Sun, {day:02} Nov 2026 10:00:00 GMT");
+            let flat = result.claims.remove(0);
+            result.claims.insert(0, flat.with_rounds(&measured));
+            result
+        };
+        let (first, second) = (run(1, [0.98, 0.981, 0.982]), run(8, [0.9, 0.95, 1.0]));
+        let other = ResultFile {
+            quick: false,
+            ..run(9, [0.1; 3])
+        };
+        let third = run(15, [0.9, 0.901, 0.902]);
+        let earlier = [first.clone(), other, second];
+        let page = html("", std::slice::from_ref(&third), &earlier).unwrap();
+        assert!(
+            page.contains("lrp-overload flat: undecided, now FAILED"),
+            "{page}"
+        );
+        let at = |text: &str| page.find(text).unwrap();
+        assert!(at("08 Nov 2026") < at("01 Nov 2026"), "the newest first");
+        assert!(!page.contains("09 Nov 2026"), "another kind of run");
+        assert!(page.contains("0.899–0.903"), "{page}");
+        // A directory keeps them from run to run.
+        let directory = std::env::temp_dir().join(format!("tw-keep-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        for run in [first, third] {
+            keep(&directory, "lrp-overload").unwrap();
+            run.write(&directory.join("lrp-overload.json")).unwrap();
+        }
+        let path = report(&directory).unwrap();
+        let page = fs::read_to_string(path).unwrap();
+        assert!(page.contains("lrp-overload flat: holds, now FAILED"));
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::bound::Bound;
 use crate::capacity::Capacity;
 use crate::environment::Environment;
+use crate::plot::precise;
+use crate::sweep::median;
+use crate::verdict::interval;
 
 /// The outcome of one experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -96,10 +99,30 @@ pub struct Point {
     /// Further figures of the same runs, by name; medians.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub values: BTreeMap<String, f64>,
+    /// The runs themselves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub samples: Vec<Sample>,
     /// Which of several ways to run the system gave this point, where the best
     /// was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
+}
+
+/// One run of a point.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Number of the round that it was made in, of all that were counted.
+    pub round: u32,
+    /// What was offered.
+    pub x: f64,
+    /// The result.
+    pub y: f64,
+    /// Packets/s dropped over the whole load, by place.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub drops: BTreeMap<String, f64>,
+    /// Further figures, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, f64>,
 }
 
 /// Something that the experiment is to show.
@@ -115,8 +138,48 @@ pub struct Claim {
     pub measured: Option<f64>,
     /// What the figure must keep; `None` for one that is only told.
     pub bound: Option<Bound>,
-    /// Whether it does; `None` where there is nothing to keep.
+    /// The 95 % interval of the figure, where it was measured in rounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub low: Option<f64>,
+    /// Its other end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high: Option<f64>,
+    /// Whether it does; `None` where there is nothing to keep, and while the limit
+    /// lies in the interval.
     pub holds: Option<bool>,
+    /// The same in a word.
+    #[serde(default)]
+    pub verdict: Verdict,
+}
+
+/// What became of a claim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// It keeps its bound.
+    #[serde(rename = "holds")]
+    Holds,
+    /// It does not.
+    #[serde(rename = "FAILED")]
+    Failed,
+    /// The bound lies in the figure's interval.
+    #[serde(rename = "undecided")]
+    Undecided,
+    /// It has no bound.
+    #[default]
+    #[serde(rename = "measured")]
+    Measured,
+}
+
+impl Verdict {
+    /// The word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Holds => "holds",
+            Verdict::Failed => "FAILED",
+            Verdict::Undecided => "undecided",
+            Verdict::Measured => "measured",
+        }
+    }
 }
 
 impl Claim {
@@ -129,7 +192,10 @@ impl Claim {
             // What is no number has no form in JSON either.
             measured: measured.filter(|measured| measured.is_finite()),
             bound: None,
+            low: None,
+            high: None,
             holds: None,
+            verdict: Verdict::Measured,
         }
     }
 
@@ -142,11 +208,50 @@ impl Claim {
 
     /// Judged by a bound. What could not be measured does not hold.
     fn judged(self, bound: Bound) -> Self {
+        let holds = self.measured.is_some_and(|measured| bound.holds(measured));
         Claim {
             bound: Some(bound),
-            holds: Some(self.measured.is_some_and(|measured| bound.holds(measured))),
             ..self
         }
+        .decided(Some(holds))
+    }
+
+    fn decided(self, holds: Option<bool>) -> Self {
+        let verdict = match holds {
+            _ if self.bound.is_none() => Verdict::Measured,
+            Some(true) => Verdict::Holds,
+            Some(false) => Verdict::Failed,
+            None => Verdict::Undecided,
+        };
+        Claim {
+            holds: holds.filter(|_| self.bound.is_some()),
+            verdict,
+            ..self
+        }
+    }
+
+    /// The same claim, by its figure in each round that gave one. Nothing changes
+    /// where none did.
+    pub(crate) fn with_rounds(self, values: &[f64]) -> Self {
+        let Some(measured) = median(values) else {
+            return self;
+        };
+        let interval = interval(values);
+        let decided = interval
+            .zip(self.bound)
+            .and_then(|((low, high), bound)| bound.decides(low, high));
+        Claim {
+            measured: Some(measured),
+            low: interval.map(|(low, _)| low),
+            high: interval.map(|(_, high)| high),
+            ..self
+        }
+        .decided(decided)
+    }
+
+    /// True while the bound lies in the interval, or there are too few rounds for one.
+    pub fn is_undecided(&self) -> bool {
+        self.verdict == Verdict::Undecided
     }
 
     /// Holds if the figure is at least `limit`.
@@ -179,13 +284,12 @@ impl Claim {
         Claim::new(id, text, measured).judged(Bound::at_most(limit))
     }
 
-    /// The outcome in a word: `holds`, `FAILED` or `measured`.
-    pub fn verdict(&self) -> &'static str {
-        match self.holds {
-            Some(true) => "holds",
-            Some(false) => "FAILED",
-            None => "measured",
-        }
+    /// What a reader sees of the interval: nothing where there is none.
+    pub(crate) fn interval(&self) -> String {
+        let ends = self.low.zip(self.high);
+        ends.map_or_else(String::new, |(low, high)| {
+            format!("{}–{}", precise(low), precise(high))
+        })
     }
 }
 
@@ -200,6 +304,16 @@ impl Point {
             runs,
             ..Point::default()
         }
+    }
+}
+
+impl Sample {
+    /// The same run with another of its figures as the result, where it has it.
+    fn redrawn(&self, figure: &str) -> Option<Self> {
+        Some(Sample {
+            y: *self.values.get(figure)?,
+            ..self.clone()
+        })
     }
 }
 
@@ -228,6 +342,11 @@ impl Series {
                 variant: point.variant.clone(),
                 share: point.share,
                 values: kept(point).into_iter().collect(),
+                samples: point
+                    .samples
+                    .iter()
+                    .filter_map(|it| it.redrawn(figure))
+                    .collect(),
                 ..Point::exactly(point.x, y, point.runs)
             })
         });
@@ -235,6 +354,31 @@ impl Series {
             y: Some(axis.to_owned()),
             points: points.collect(),
             ..Series::named(&self.system, setting)
+        }
+    }
+
+    /// The same curve as one round measured it. Points of which no runs are known
+    /// stay; those that the round lacks are left out.
+    pub(crate) fn of_round(&self, round: u32) -> Self {
+        let points = self.points.iter().filter_map(|point| {
+            if point.samples.is_empty() {
+                return Some(point.clone());
+            }
+            let sample = point.samples.iter().find(|sample| sample.round == round)?;
+            Some(Point {
+                drops: sample.drops.clone(),
+                values: sample.values.clone(),
+                share: point.share,
+                variant: point.variant.clone(),
+                ..Point::exactly(sample.x, sample.y, 1)
+            })
+        });
+        Series {
+            system: self.system.clone(),
+            setting: self.setting.clone(),
+            y: self.y.clone(),
+            points: points.collect(),
+            summary: BTreeMap::new(),
         }
     }
 
@@ -279,6 +423,11 @@ impl ResultFile {
     /// The curve of `system` in `setting`.
     pub fn find(&self, system: &str, setting: Option<&str>) -> Option<&Series> {
         find(&self.series, system, setting)
+    }
+
+    /// Claims of which more rounds would tell.
+    pub fn undecided(&self) -> impl Iterator<Item = &Claim> {
+        self.claims.iter().filter(|claim| claim.is_undecided())
     }
 
     /// Claims that do not hold.
@@ -503,7 +652,7 @@ pub(crate) mod tests {
         for figure in [Some(1.0), None] {
             let mut result = sample();
             result.claims = vec![Claim::new("told", "a ratio", figure)];
-            assert_eq!(result.claims[0].verdict(), "measured");
+            assert_eq!(result.claims[0].verdict, Verdict::Measured);
             assert_eq!(result.failed().count(), 0);
             let text = serde_json::to_string(&result).unwrap();
             assert!(text.contains(r#""bound":null,"holds":null"#), "{text}");

@@ -43,6 +43,14 @@ impl Outcome {
             .map(|result| result.failed().count())
             .sum()
     }
+
+    /// Claims of which more rounds would tell, in all results.
+    pub fn undecided(&self) -> usize {
+        self.results
+            .iter()
+            .map(|result| result.undecided().count())
+            .sum()
+    }
 }
 
 /// The experiments, one a line: name, what it reproduces, what it measures.
@@ -89,6 +97,7 @@ pub fn run(
         let result = experiment.run(how, progress)?;
         print!("{}", text(&result));
         if let Some(directory) = &options.out {
+            crate::report::keep(directory, &result.experiment)?;
             write(&result, directory, &result.experiment)?;
         }
         outcome.results.push(result);
@@ -152,13 +161,14 @@ pub(crate) fn write(result: &ResultFile, directory: &Path, name: &str) -> anyhow
     fs::write(&path, plot::svg(result)?).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The exit status of a run: 0 when no claim failed, 1 when one did or the
-/// run failed, 2 when the machine or the user lacks what it takes, 130 after
-/// Ctrl-C.
+/// The exit status of a run: 0 when every claim holds, 1 when one failed or the
+/// run did, 2 when the machine or the user lacks what it takes, 3 when none
+/// failed and one is undecided, 130 after Ctrl-C.
 pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
     match result {
-        Ok(outcome) if outcome.failed() == 0 => 0,
-        Ok(_) => 1,
+        Ok(outcome) if outcome.failed() > 0 => 1,
+        Ok(outcome) if outcome.undecided() > 0 => 3,
+        Ok(_) => 0,
         Err(error) if error.is::<Missing>() => 2,
         Err(error) if error.is::<Interrupted>() => 130,
         Err(_) => 1,
@@ -179,7 +189,13 @@ mod tests {
         good.results[0]
             .claims
             .retain(|claim| claim.holds != Some(false));
-        assert_eq!(exit_code(&Ok(good)), 0);
+        assert_eq!(exit_code(&Ok(good.clone())), 0);
+        let open = good.results[0]
+            .claims
+            .remove(0)
+            .with_rounds(&[0.9, 1.0, 0.9]);
+        good.results[0].claims.push(open);
+        assert_eq!(exit_code(&Ok(good)), 3);
         assert_eq!(exit_code(&Ok(failed)), 1);
         assert_eq!(
             exit_code(&Err(Missing {

@@ -7,10 +7,11 @@ use tidewall_load::LoadSpec;
 use tidewall_service::ServiceSpec;
 use tidewall_service::linux::Receive;
 
-use crate::bench::{Bench, Measured, Setup, Watching};
-use crate::capacity::Capacity;
+use crate::bench::{Bench, Measured, Setup, Watching, shorten};
+use crate::capacity::{Capacity, Probed};
 use crate::interrupt::{self, Interrupted};
 use crate::progress::Progress;
+pub(crate) use crate::result::Sample;
 use crate::result::{Point, Series};
 use crate::system::{Control, System};
 use crate::worker::{ClassSpec, TcpSpec};
@@ -47,6 +48,19 @@ impl Curve {
             tcp: Some(tcp),
             loads,
             ..Curve::default()
+        }
+    }
+
+    /// Measures packets for as long as a quick run has time for. Clients of a web server
+    /// keep theirs, as do loads of another length.
+    pub(crate) fn shorten(&mut self) {
+        for load in &mut self.loads {
+            if load.http.is_none() {
+                shorten(load);
+            }
+        }
+        if self.watching.every_ms == 0 {
+            self.watching.every_ms = 50;
         }
     }
 
@@ -101,32 +115,48 @@ impl Better {
     }
 }
 
-/// One measurement made into numbers.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Sample {
-    pub(crate) x: f64,
-    pub(crate) y: f64,
-    pub(crate) drops: BTreeMap<String, f64>,
-    pub(crate) values: BTreeMap<String, f64>,
-}
-
 /// How long to go on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
-    /// Most rounds. A round measures every point once.
+    /// Rounds that are made whatever their time. A round measures every point once.
+    pub(crate) least: u32,
+    /// Rounds that are made, if they end in time, though every claim is decided.
     pub(crate) rounds: u32,
-    /// No round begins that would end later than this after the start; the
-    /// first always begins.
-    pub(crate) budget: Option<Duration>,
+    /// No further round begins that would end later than this after the start.
+    pub(crate) budget: Duration,
+    /// Of several ways to receive, those of the first round go on that were the better.
+    pub(crate) brief: bool,
 }
 
 impl Plan {
+    /// Exactly so many rounds.
+    pub(crate) fn exactly(rounds: u32) -> Self {
+        Plan {
+            least: rounds,
+            rounds,
+            budget: Duration::ZERO,
+            brief: false,
+        }
+    }
+
     /// For one of `parts` sweeps that share the time.
     pub(crate) fn shared(self, parts: u32) -> Self {
         Plan {
-            budget: self.budget.map(|budget| budget / parts.max(1)),
+            budget: self.budget / parts.max(1),
             ..self
         }
+    }
+
+    /// True when time is left to make a round again and all that are wanted besides.
+    fn spares(&self, done: u32, spent: Duration, longest: Duration) -> bool {
+        let wanted = self.rounds.saturating_sub(done).max(1);
+        self.least > 1 || self.budget.is_zero() || spent + longest * wanted <= self.budget
+    }
+
+    /// True when another round is to be made after `done`, which would end after
+    /// `end`; whether all is `decided` is asked when that matters.
+    fn goes_on(&self, done: u32, end: Duration, decided: impl FnOnce() -> bool) -> bool {
+        done < self.least || (end <= self.budget && (done < self.rounds || !decided()))
     }
 }
 
@@ -137,103 +167,203 @@ pub(crate) struct Swept {
     pub(crate) notes: Vec<String>,
 }
 
+/// What tells a sweep of the world around it.
+pub(crate) struct Around<'a> {
+    pub(crate) name: &'a str,
+    /// What `bare` takes, where loads are shares of it. It is probed with every
+    /// round then.
+    pub(crate) capacity: Option<&'a mut Probed>,
+    /// True when these curves leave no claim open.
+    pub(crate) decided: &'a dyn Fn(&[Series]) -> bool,
+}
+
 /// Measures all curves, round by round, every other round backwards so that
 /// what changes with time changes all alike. `reduce` makes numbers of a
-/// measurement, whose load is told as a share of the `capacity` where that is
-/// known; `None` when nothing was measured, which is a failed set-up: it
-/// is tried once more, then noted and left out.
+/// measurement; `None` when nothing was measured, which is a failed set-up: it
+/// is tried once more, then noted and left out. A round beside which `bare` took
+/// far less than usual is made again.
 ///
 /// # Errors
 /// [`Interrupted`].
 pub(crate) fn sweep(
     bench: &mut Bench,
-    name: &str,
+    around: Around<'_>,
     curves: &[Curve],
     plan: Plan,
-    capacity: Option<&Capacity>,
     progress: &mut dyn Progress,
     reduce: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
 ) -> anyhow::Result<Swept> {
-    let mut jobs: Vec<(usize, Option<Receive>)> = Vec::new();
-    for (number, curve) in curves.iter().enumerate() {
-        jobs.extend(curve.variants().iter().map(|&variant| (number, variant)));
-    }
-    let steps: u64 = jobs
-        .iter()
-        .filter_map(|(number, _)| curves.get(*number))
-        .map(|curve| curve.loads.len() as u64)
-        .sum();
-    let mut tables: BTreeMap<Key, Vec<Sample>> = BTreeMap::new();
+    let Around {
+        name,
+        mut capacity,
+        decided,
+    } = around;
+    let mut sessions = sessions(curves);
+    let mut tables = Tables::default();
     let mut swept = Swept::default();
     let start = Instant::now();
     let mut longest = Duration::ZERO;
-    for round in 0..plan.rounds {
+    let mut done = 0;
+    let mut disturbed = 0;
+    loop {
         let begun = Instant::now();
-        if round > 0
-            && plan
-                .budget
-                .is_some_and(|budget| start.elapsed() + longest > budget)
-        {
-            break;
-        }
-        progress.begin(&format!("{name}, round {}", round + 1), steps);
-        for &(number, variant) in &jobs {
-            let Some(curve) = curves.get(number) else {
-                continue;
-            };
+        let steps = places(&sessions);
+        progress.begin(&format!("{name}, round {}", done + 1), steps);
+        let mut samples = Vec::new();
+        for session in &sessions {
             let mut one = One {
                 bench,
-                curve,
-                variant,
+                curves,
+                session,
                 reduce: &reduce,
                 notes: &mut swept.notes,
             };
-            for (place, sample) in one.measure(progress)? {
-                tables
-                    .entry((number, variant.map(|v| v as u8), place))
-                    .or_default()
-                    .push(sample);
-            }
+            samples.extend(one.measure(progress)?);
         }
         progress.end();
-        jobs.reverse();
+        let usual = match capacity.as_deref_mut() {
+            Some(capacity) => capacity.probe(bench)?,
+            None => true,
+        };
+        sessions.reverse();
         longest = longest.max(begun.elapsed());
+        if !usual && disturbed < DISTURBED_MAX && plan.spares(done, start.elapsed(), longest) {
+            disturbed += 1;
+            continue;
+        }
+        for (key, sample) in samples {
+            let samples = tables.entry(key).or_default();
+            samples.push(Sample {
+                round: done,
+                ..sample
+            });
+        }
+        done += 1;
+        swept.series = assemble(curves, &tables, capacity.as_deref().map(|it| it.capacity));
+        if plan.brief && done == 1 {
+            keep_better(&mut sessions, &mut tables, curves);
+            longest = longest.mul_f64(places(&sessions) as f64 / steps.max(1) as f64);
+        }
+        if !plan.goes_on(done, start.elapsed() + longest, || decided(&swept.series)) {
+            break;
+        }
     }
-    swept.series = curves
-        .iter()
-        .enumerate()
-        .map(|(number, curve)| assemble(number, curve, &tables, capacity))
-        .collect();
+    if disturbed > 0 {
+        let text = "rounds were disturbed (bare took far less than usual) and made again";
+        swept.notes.push(format!("{name}: {disturbed} {text}"));
+    }
     Ok(swept)
 }
 
+/// Rounds that are made again, whatever the time: a machine that is always disturbed
+/// is like that.
+const DISTURBED_MAX: u32 = 5;
+
 /// Number of the curve, variant, number of the load.
 type Key = (usize, Option<u8>, usize);
+/// The samples of each point.
+type Tables = BTreeMap<Key, Vec<Sample>>;
 
-/// One curve's turn in a round.
+fn key(curve: usize, variant: Option<Receive>, place: usize) -> Key {
+    (curve, variant.map(|variant| variant as u8), place)
+}
+
+/// A service's turn in a round, and what is measured on it: numbers of curves and of
+/// their loads.
+struct Turn {
+    variant: Option<Receive>,
+    setup: Setup,
+    places: Vec<(usize, usize)>,
+}
+
+/// How many points a round measures.
+fn places(sessions: &[Turn]) -> u64 {
+    sessions.iter().map(|it| it.places.len() as u64).sum()
+}
+
+/// The services of curves, one for all curves that need the same.
+fn sessions(curves: &[Curve]) -> Vec<Turn> {
+    let mut sessions: Vec<Turn> = Vec::new();
+    for (number, curve) in curves.iter().enumerate() {
+        for &variant in curve.variants() {
+            let setup = curve.setup(variant);
+            let places = (0..curve.loads.len()).map(|place| (number, place));
+            match sessions.iter_mut().find(|session| session.setup == setup) {
+                Some(session) => session.places.extend(places),
+                None => sessions.push(Turn {
+                    variant,
+                    setup,
+                    places: places.collect(),
+                }),
+            }
+        }
+    }
+    sessions
+}
+
+/// Leaves of each point the better variant alone.
+fn keep_better(sessions: &mut Vec<Turn>, tables: &mut Tables, curves: &[Curve]) {
+    for (number, curve) in curves.iter().enumerate() {
+        for place in 0..curve.loads.len() {
+            let Some((best, _)) = better(number, curve, place, tables) else {
+                continue;
+            };
+            for session in sessions
+                .iter_mut()
+                .filter(|session| session.variant != best)
+            {
+                let before = session.places.len();
+                session.places.retain(|&of| of != (number, place));
+                if session.places.len() < before {
+                    tables.remove(&key(number, session.variant, place));
+                }
+            }
+        }
+    }
+    sessions.retain(|session| !session.places.is_empty());
+}
+
+/// The variant that did better at a point, and the point.
+fn better(
+    number: usize,
+    curve: &Curve,
+    place: usize,
+    tables: &Tables,
+) -> Option<(Option<Receive>, Point)> {
+    let points = curve.variants().iter().filter_map(|&variant| {
+        let samples = tables.get(&key(number, variant, place))?;
+        Some((variant, point(samples)?))
+    });
+    points.reduce(|best, other| {
+        if curve.better.of(other.1.y, best.1.y) {
+            other
+        } else {
+            best
+        }
+    })
+}
+
+/// One service's turn in a round.
 struct One<'a, R> {
     bench: &'a mut Bench,
-    curve: &'a Curve,
-    variant: Option<Receive>,
+    curves: &'a [Curve],
+    session: &'a Turn,
     reduce: &'a R,
     notes: &'a mut Vec<String>,
 }
 
 impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
-    fn measure(&mut self, progress: &mut dyn Progress) -> anyhow::Result<Vec<(usize, Sample)>> {
+    fn measure(&mut self, progress: &mut dyn Progress) -> anyhow::Result<Vec<(Key, Sample)>> {
         let mut samples = Vec::new();
-        let mut missing: Vec<usize> = (0..self.curve.loads.len()).collect();
+        let mut missing = self.session.places.clone();
         let mut reasons = Vec::new();
         for attempt in 0..2 {
-            if missing.is_empty() {
+            let Some(&first) = missing.first() else {
                 break;
-            }
+            };
             if attempt > 0 {
-                progress.line(&format!(
-                    "{}: once more: {}",
-                    self.what(),
-                    reasons.join("; ")
-                ));
+                let what = self.what(first);
+                progress.line(&format!("{what}: once more: {}", reasons.join("; ")));
             }
             reasons.clear();
             match self.attempt(&missing, progress, &mut samples, &mut reasons) {
@@ -242,22 +372,19 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
                 Err(error) => reasons.push(format!("{error:#}")),
             }
             interrupt::check()?;
-            missing.retain(|place| !samples.iter().any(|(done, _)| done == place));
+            missing.retain(|&of| !samples.iter().any(|(done, _)| *done == self.key(of)));
         }
-        for place in missing {
+        for of in missing {
             let reason = if reasons.is_empty() {
                 String::new()
             } else {
                 format!(": {}", reasons.join("; "))
             };
+            let load = self.load(of).map(|(_, load)| describe(load));
             self.note(format!(
                 "{}: set-up failed twice at {}; not measured{reason}",
-                self.what(),
-                self.curve
-                    .loads
-                    .get(place)
-                    .map(describe)
-                    .unwrap_or_default()
+                self.what(of),
+                load.unwrap_or_default()
             ));
         }
         Ok(samples)
@@ -265,23 +392,22 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
 
     fn attempt(
         &mut self,
-        places: &[usize],
+        places: &[(usize, usize)],
         progress: &mut dyn Progress,
-        samples: &mut Vec<(usize, Sample)>,
+        samples: &mut Vec<(Key, Sample)>,
         reasons: &mut Vec<String>,
     ) -> anyhow::Result<()> {
-        let what = self.what();
-        let setup = self.curve.setup(self.variant);
-        let mut session = self.bench.serve(&setup)?;
-        for &place in places {
-            let Some(load) = self.curve.loads.get(place) else {
+        let mut session = self.bench.serve(&self.session.setup)?;
+        for &of in places {
+            let Some((curve, load)) = load_of(self.curves, of) else {
                 continue;
             };
-            let measured = session.measure(load, self.curve.watching)?;
-            match (self.reduce)(self.curve, load, &measured) {
+            let measured = session.measure(load, curve.watching)?;
+            let what = what(curve, self.session.variant);
+            match (self.reduce)(curve, load, &measured) {
                 Some(sample) => {
                     progress.step(&format!("{what}: {} → {:.0}", describe(load), sample.y));
-                    samples.push((place, sample));
+                    samples.push((key(of.0, self.session.variant, of.1), sample));
                 }
                 None => reasons.push(format!("no answer at {}", describe(load))),
             }
@@ -289,15 +415,19 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
         Ok(())
     }
 
-    fn what(&self) -> String {
-        let mut text = self.curve.name().to_owned();
-        if let Some(variant) = self.variant {
-            text += &format!(" ({variant})");
-        }
-        if let Some(setting) = self.curve.setting {
-            text += &format!(", {setting}");
-        }
-        text
+    fn key(&self, (curve, place): (usize, usize)) -> Key {
+        key(curve, self.session.variant, place)
+    }
+
+    fn load(&self, of: (usize, usize)) -> Option<(&Curve, &LoadSpec)> {
+        load_of(self.curves, of)
+    }
+
+    fn what(&self, of: (usize, usize)) -> String {
+        let curve = self
+            .load(of)
+            .map(|(curve, _)| what(curve, self.session.variant));
+        curve.unwrap_or_default()
     }
 
     fn note(&mut self, text: String) {
@@ -305,6 +435,23 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
             self.notes.push(text);
         }
     }
+}
+
+fn load_of(curves: &[Curve], (curve, place): (usize, usize)) -> Option<(&Curve, &LoadSpec)> {
+    let curve = curves.get(curve)?;
+    Some((curve, curve.loads.get(place)?))
+}
+
+/// A curve in a few words.
+fn what(curve: &Curve, variant: Option<Receive>) -> String {
+    let mut text = curve.name().to_owned();
+    if let Some(variant) = variant {
+        text += &format!(" ({variant})");
+    }
+    if let Some(setting) = curve.setting {
+        text += &format!(", {setting}");
+    }
+    text
 }
 
 /// A load in a few words.
@@ -348,45 +495,24 @@ fn describe(load: &LoadSpec) -> String {
 }
 
 /// The better variant at every point, medians over the rounds.
-fn assemble(
-    number: usize,
-    curve: &Curve,
-    tables: &BTreeMap<Key, Vec<Sample>>,
-    capacity: Option<&Capacity>,
-) -> Series {
-    let points = (0..curve.loads.len())
-        .filter_map(|place| {
-            let mut best: Option<Point> = None;
-            for variant in curve.variants() {
-                let key = (number, variant.map(|v| v as u8), place);
-                let point = tables
-                    .get(&key)
-                    .and_then(|samples| point(samples))
-                    .map(|point| Point {
-                        share: capacity
-                            .zip(curve.loads.get(place))
-                            .and_then(|(capacity, load)| capacity.share(load, point.x)),
-                        variant: variant.map(|variant| variant.to_string()),
-                        ..point
-                    });
-                if let Some(point) = point
-                    && best
-                        .as_ref()
-                        .is_none_or(|best| curve.better.of(point.y, best.y))
-                {
-                    best = Some(point);
-                }
-            }
-            best
-        })
-        .collect();
-    Series {
+fn assemble(curves: &[Curve], tables: &Tables, capacity: Option<Capacity>) -> Vec<Series> {
+    let of = |(number, curve): (usize, &Curve)| Series {
         system: curve.name().to_owned(),
         setting: curve.setting.map(str::to_owned),
         y: curve.y.map(str::to_owned),
-        points,
+        points: (curve.loads.iter().enumerate())
+            .filter_map(|(place, load)| {
+                let (variant, point) = better(number, curve, place, tables)?;
+                Some(Point {
+                    share: capacity.and_then(|capacity| capacity.share(load)),
+                    variant: variant.map(|variant| variant.to_string()),
+                    ..point
+                })
+            })
+            .collect(),
         summary: BTreeMap::new(),
-    }
+    };
+    curves.iter().enumerate().map(of).collect()
 }
 
 /// Medians over the runs of one point.
@@ -419,6 +545,7 @@ pub(crate) fn point(samples: &[Sample]) -> Option<Point> {
             .into_iter()
             .filter_map(|(name, values)| Some((name.to_owned(), median(&values)?)))
             .collect(),
+        samples: samples.to_vec(),
         ..Point::default()
     })
 }
@@ -450,6 +577,7 @@ mod tests {
                 .map(|(place, rate)| ((*place).to_owned(), *rate))
                 .collect(),
             values: BTreeMap::from([("p99".to_owned(), y * 2.0)]),
+            round: 0,
         }
     }
 
@@ -491,16 +619,62 @@ mod tests {
             ((0, batch, 0), vec![sample(1.0, 6.0, &[])]),
             ((0, recv, 1), vec![sample(2.0, 5.0, &[])]),
         ]);
-        let series = assemble(0, &curve(Better::Higher), &tables, None);
-        assert_eq!(series.points.len(), 2);
-        assert_eq!(series.points[0].variant.as_deref(), Some("recvmmsg"));
-        assert_eq!(series.points[1].variant.as_deref(), Some("recv"));
-        let series = assemble(0, &curve(Better::Lower), &tables, None);
-        assert_eq!(series.points[0].variant.as_deref(), Some("recv"));
-        assert!(
-            assemble(1, &curve(Better::Higher), &tables, None)
-                .points
-                .is_empty()
-        );
+        let curves = [curve(Better::Higher), curve(Better::Higher)];
+        let series = assemble(&curves, &tables, None);
+        assert_eq!(series[0].points.len(), 2);
+        assert_eq!(series[0].points[0].variant.as_deref(), Some("recvmmsg"));
+        assert_eq!(series[0].points[1].variant.as_deref(), Some("recv"));
+        assert!(series[1].points.is_empty());
+        let series = assemble(&[curve(Better::Lower)], &tables, None);
+        assert_eq!(series[0].points[0].variant.as_deref(), Some("recv"));
+        // From then on, of each point the better one alone.
+        let mut turns = sessions(&curves[..1]);
+        assert_eq!(turns.len(), 2);
+        let mut tables = tables;
+        keep_better(&mut turns, &mut tables, &curves[..1]);
+        assert_eq!(turns[0].places, [(0, 1)]);
+        assert_eq!(turns[1].places, [(0, 0)]);
+        assert_eq!(tables.len(), 2);
+    }
+
+    #[test]
+    fn curves_of_the_same_service_share_it() {
+        let load = load(Config::default());
+        let curve = |system, setting| Curve {
+            system,
+            setting,
+            loads: vec![load.clone(); 2],
+            ..Curve::default()
+        };
+        let turns = sessions(&[
+            curve(System::Bare, None),
+            curve(System::NiLrp, None),
+            curve(System::Bare, Some("a port nobody owns")),
+        ]);
+        assert_eq!(turns.len(), 2);
+        assert_eq!(turns[0].places, [(0, 0), (0, 1), (2, 0), (2, 1)]);
+    }
+
+    #[test]
+    fn rounds_go_on_until_all_is_decided_or_time_is_up() {
+        let plan = Plan {
+            least: 1,
+            rounds: 3,
+            budget: Duration::from_secs(50),
+            brief: true,
+        };
+        let soon = Duration::from_secs(20);
+        let late = Duration::from_secs(51);
+        assert!(plan.goes_on(2, soon, || true), "too few for an interval");
+        assert!(!plan.goes_on(2, late, || false));
+        assert!(!plan.goes_on(3, soon, || true));
+        assert!(plan.goes_on(30, soon, || false));
+        let ten = Duration::from_secs(10);
+        assert!(plan.spares(0, soon, ten) && !plan.spares(0, soon, 2 * ten));
+        assert!(plan.spares(2, soon, 2 * ten), "one more is wanted");
+        let exactly = Plan::exactly(4);
+        assert!(exactly.spares(0, late, ten));
+        assert!(exactly.goes_on(3, late, || true));
+        assert!(!exactly.goes_on(4, soon, || false));
     }
 }

@@ -19,7 +19,8 @@ use crate::end::{Failure, Outcome, say, say_json, say_line};
     tidewall lab run lrp-overload --quick               at most a minute, the same claims\n  \
     tidewall lab run lrp-overload lrp-latency --out out  JSON, SVG and report.html in out/\n  \
     tidewall lab report out                             report.html again, from the JSON files\n\n\
-    Exit codes: 0 every claim held; 1 a claim failed; 2 privileges are missing, or no such experiment; 130 interrupted.")]
+    A claim is judged by the 95 % interval of its median over rounds; one whose interval holds the bound is undecided.\n\n\
+    Exit codes: 0 every claim held; 1 a claim failed; 2 privileges are missing, or no such experiment; 3 none failed, one is undecided; 130 interrupted.")]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -54,7 +55,7 @@ struct RunArguments {
     /// Fewer points, at most 60 s an experiment (tcp-loss: 4 min); the shape and the claims stay
     #[arg(long)]
     quick: bool,
-    /// Runs of each point, for medians of as many; takes the time it takes
+    /// Exactly N rounds, in place of as many as the claims need; takes the time it takes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
     rounds: Option<u8>,
     /// Keep both processors busy with processes of lowest priority, as the paper did for latency
@@ -175,10 +176,14 @@ fn judge(result: &anyhow::Result<tidewall_lab::Outcome>) -> Outcome {
     match (tidewall_lab::exit_code(result), result) {
         (0, _) => Ok(()),
         (code, Err(error)) => Err(failure(error, code)),
-        (_, Ok(outcome)) => Err(Failure::answer(format!(
-            "{} claims failed",
-            outcome.failed()
-        ))),
+        (code, Ok(outcome)) => Err(Failure::with_code(
+            code,
+            format!(
+                "{} claims failed, {} are undecided",
+                outcome.failed(),
+                outcome.undecided()
+            ),
+        )),
     }
 }
 

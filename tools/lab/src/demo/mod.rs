@@ -80,7 +80,7 @@ pub fn demo(directory: &Path, progress: &mut dyn Progress) -> anyhow::Result<Out
     let page = directory.join("demo.html");
     fs::write(
         &page,
-        report::html("Tidewall: the demonstration", &results)?,
+        report::html("Tidewall: the demonstration", &results, &[])?,
     )
     .with_context(|| format!("cannot write {}", page.display()))?;
     println!(
@@ -94,8 +94,10 @@ fn on_a_link(progress: &mut dyn Progress) -> anyhow::Result<Vec<ResultFile>> {
     let config = Config::default();
     let mut bench = Bench::new(config, false)?;
     let plan = Plan {
+        least: 1,
         rounds: 5,
-        budget: Some(BUDGET),
+        budget: BUDGET,
+        brief: false,
     };
     let options = Options {
         quick: true,

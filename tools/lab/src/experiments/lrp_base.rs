@@ -186,6 +186,7 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
         y,
         drops: measured.drops.clone(),
         values,
+        ..Sample::default()
     })
 }
 
@@ -213,6 +214,7 @@ fn reduce_stream(spec: &StreamSpec, measured: &Measured) -> Option<Sample> {
         y,
         drops: measured.drops.clone(),
         values,
+        ..Sample::default()
     })
 }
 

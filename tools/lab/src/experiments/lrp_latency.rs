@@ -39,10 +39,14 @@ const UNOWNED: &str = "blast at a port nobody owns";
 const JUDGED: f64 = 0.9;
 /// Blasts beside which the service is compared with `bare`.
 const BESIDE: [f64; 3] = [0.5, 0.9, 1.1];
+/// Least that must have been offered to us of what was offered to another.
+const REACHED: f64 = 0.9;
 const TIMEOUT: Duration = Duration::from_millis(20);
 
 const FULL: [f64; 8] = [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.1];
 const QUICK: [f64; 4] = [0.0, 0.5, 0.9, 1.1];
+/// Of Linux, what the claims compare with.
+const QUICK_LINUX: [f64; 2] = [0.0, 0.9];
 
 const SYSTEMS: [System; 8] = [
     System::Bare,
@@ -56,7 +60,16 @@ const SYSTEMS: [System; 8] = [
 ];
 
 fn curves((config, capacity): (Config, Capacity), quick: bool) -> Vec<Curve> {
-    let shares: &[f64] = if quick { &QUICK } else { &FULL };
+    let shares = |system: System, setting: Option<&str>| -> &[f64] {
+        match (quick, setting) {
+            (true, None) if system.is_linux() => &QUICK_LINUX,
+            (true, Some(_)) if system.is_linux() => &[],
+            // Beside nothing both settings are the same.
+            (true, Some(_)) => QUICK.split_at(1).1,
+            (true, None) => &QUICK,
+            (false, _) => &FULL,
+        }
+    };
     let load = |share: f64, port: u16| LoadSpec {
         blast: capacity.blast(SenderKind::Skb, port, Some(share)),
         ping: Some(PingSpec {
@@ -90,7 +103,10 @@ fn curves((config, capacity): (Config, Capacity), quick: bool) -> Vec<Curve> {
                         work: 0,
                     },
                 ],
-                loads: shares.iter().map(|&share| load(share, port)).collect(),
+                loads: shares(system, setting)
+                    .iter()
+                    .map(|&share| load(share, port))
+                    .collect(),
                 ..Curve::default()
             });
         }
@@ -130,14 +146,21 @@ fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
         y: ping.rate,
         drops: measured.drops.clone(),
         values,
+        ..Sample::default()
     })
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let rate = |series: &Series, share| Some(series.offered(share)?.y.max(1.0));
-    let p99 = |series: &Series, share| series.offered(share)?.values.get(trips::P99).copied();
     let ours = |setting| find(series, "ni-lrp", setting);
     let bare = |setting| find(series, "bare", setting);
+    let rate = |series: &Series, share| Some(series.offered(share)?.y.max(1.0));
+    // A sender that is slower beside one system offers it less.
+    let fair = |ours: Option<&Series>, other: &Series, share| {
+        let offered = |series: &Series| Some(series.offered(share)?.x);
+        let [ours, other] = [ours.and_then(offered)?, offered(other)?];
+        (ours >= REACHED * other).then_some(())
+    };
+    let p99 = |series: &Series, share| series.offered(share)?.values.get(trips::P99).copied();
     let mut claims = vec![
         Claim::at_least(
             "echo-vs-linux",
@@ -145,7 +168,10 @@ fn claims(series: &[Series]) -> Vec<Claim> {
              the best Linux mode's",
             ratio(
                 ours(None).and_then(|ours| Some(ours.offered(JUDGED)?.y)),
-                best_linux(series, None, |series| rate(series, JUDGED)),
+                best_linux(series, None, |linux| {
+                    fair(ours(None), linux, JUDGED)?;
+                    rate(linux, JUDGED)
+                }),
             ),
             4.0,
         ),
@@ -155,7 +181,10 @@ fn claims(series: &[Series]) -> Vec<Claim> {
              Linux mode's",
             ratio(
                 ours(None).and_then(|ours| p99(ours, JUDGED)),
-                quickest_linux(series, None, |series| p99(series, JUDGED)),
+                quickest_linux(series, None, |linux| {
+                    fair(ours(None), linux, JUDGED)?;
+                    p99(linux, JUDGED)
+                }),
             ),
             0.2,
         ),
@@ -195,6 +224,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     ] {
         for share in BESIDE {
             let both = |of: &dyn Fn(&Series) -> Option<f64>| {
+                fair(ours(setting), bare(setting)?, share)?;
                 ratio(ours(setting).and_then(of), bare(setting).and_then(of))
             };
             let at = format!("beside {share} of bare's capacity at {place}: ni-lrp's");
@@ -217,7 +247,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 
 #[cfg(test)]
 mod tests {
-    use tidewall_load::LoadReport;
+    use tidewall_load::{BlastSpec, LoadReport};
 
     use super::*;
     use crate::capacity::tests::MILLION;
@@ -320,7 +350,7 @@ mod tests {
     #[test]
     fn a_sender_that_did_not_reach_the_rate_shows_nothing() {
         let mut series = series();
-        series[0].points[2].share = Some(0.6);
+        series[0].points[2].x = 6e5;
         for id in ["echo-vs-linux", "p99-vs-linux", "owned-0.9"] {
             let claim = claim(&series, id);
             assert_eq!((claim.measured, claim.holds), (None, Some(false)), "{id}");
@@ -337,14 +367,25 @@ mod tests {
                     .flat_map(|curve| &curve.loads)
                     .all(|load| load.check().is_ok())
             );
-            for system in [&[System::Bare, System::NiLrp][..], &System::LINUX].concat() {
-                for setting in [None, Some(UNOWNED)] {
+            let measured = |system, setting, share: f64| {
+                let rate = |blast: Option<&BlastSpec>| blast.map(|blast| blast.rate);
+                let wanted = MILLION.blast(SenderKind::Skb, BLAST_PORT, Some(share));
+                curves.iter().any(|curve| {
+                    let mut loads = curve.loads.iter();
+                    (curve.system, curve.setting) == (system, setting)
+                        && loads.any(|load| rate(load.blast.as_ref()) == rate(wanted.as_ref()))
+                })
+            };
+            for system in [System::Bare, System::NiLrp] {
+                assert!(measured(system, None, 0.0));
+                for share in BESIDE {
                     assert!(
-                        curves
-                            .iter()
-                            .any(|c| c.system == system && c.setting == setting)
+                        measured(system, None, share) && measured(system, Some(UNOWNED), share)
                     );
                 }
+            }
+            for system in System::LINUX {
+                assert!(measured(system, None, JUDGED));
             }
         }
     }

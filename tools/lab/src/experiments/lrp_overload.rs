@@ -106,32 +106,37 @@ fn curves(bed: Bed, quick: bool) -> Vec<Curve> {
     } else {
         (&FULL, &WORK_FULL)
     };
-    let mut curves: Vec<Curve> = SYSTEMS
-        .iter()
-        .map(|&system| curve(system, bed, plain))
-        .collect();
-    for system in [&[System::Bare, System::NiLrp][..], &System::LINUX].concat() {
-        curves.push(Curve {
-            setting: Some(WORK),
-            services: vec![ServiceSpec {
-                kind: Kind::Discard,
-                port: PORT,
-                work: WORK_MULTIPLICATIONS,
-            }],
-            loads: loads(bed, SenderKind::Skb, work),
-            ..curve(system, bed, &[])
-        });
-    }
-    // Without XDP and GRO a veth takes no frames, so no RPS here.
-    let framed = SYSTEMS
-        .iter()
-        .filter(|system| !matches!(system, System::LinuxRps | System::Generic));
-    for &system in framed {
-        curves.push(Curve {
-            setting: Some(FRAMES),
-            loads: loads(bed, SenderKind::Frame, &[None]),
-            ..curve(system, bed, &[])
-        });
+    let working = [&[System::Bare, System::NiLrp][..], &System::LINUX].concat();
+    let mut curves = Vec::new();
+    for system in SYSTEMS {
+        // Of these the claims ask for the peak and the end.
+        let shares = if quick && system.needs_real_time() {
+            &WORK_QUICK
+        } else {
+            plain
+        };
+        curves.push(curve(system, bed, shares));
+        if working.contains(&system) {
+            curves.push(Curve {
+                setting: Some(WORK),
+                services: vec![ServiceSpec {
+                    kind: Kind::Discard,
+                    port: PORT,
+                    work: WORK_MULTIPLICATIONS,
+                }],
+                loads: loads(bed, SenderKind::Skb, work),
+                ..curve(system, bed, &[])
+            });
+        }
+        // Without XDP and GRO a veth takes no frames, so no RPS here.
+        let framed = !matches!(system, System::LinuxRps | System::Generic);
+        if framed && !(quick && system.needs_real_time()) {
+            curves.push(Curve {
+                setting: Some(FRAMES),
+                loads: loads(bed, SenderKind::Frame, &[None]),
+                ..curve(system, bed, &[])
+            });
+        }
     }
     curves
 }

@@ -179,6 +179,7 @@ fn reduce(measured: &Measured, alone: f64) -> Option<Sample> {
                 second.rate / calls.max(1.0),
             ),
         ]),
+        ..Sample::default()
     })
 }
 

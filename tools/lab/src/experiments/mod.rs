@@ -25,26 +25,27 @@ mod tcp_loss;
 mod trips;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidewall_load::LoadSpec;
 
 use crate::bench::{Bench, Measured};
-use crate::capacity::Capacity;
+use crate::capacity::{Capacity, Probed};
 use crate::environment::Environment;
 use crate::progress::Progress;
 use crate::result::{Axes, Claim, Point, ResultFile, Series, set_beside_bare};
-use crate::sweep::{self, Curve, Plan, Sample};
+use crate::sweep::{self, Around, Curve, Plan, Sample};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
+use crate::verdict::{is_decided, judge};
 
 /// What an experiment is told about how to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Fewer points and runs, at most a minute; the same claims.
     pub quick: bool,
-    /// Runs of each point, whatever their time; `None`: 5 or more, or as many
-    /// as fit when `quick`.
+    /// Runs of each point, whatever their time; `None`: until all claims are decided,
+    /// or time is up.
     pub rounds: Option<u32>,
     /// Background processes of lowest priority on both processors, as in LRP's
     /// Figure 4: no packet then finds its processor idle.
@@ -52,30 +53,37 @@ pub struct Options {
 }
 
 impl Options {
-    /// How often a point is measured: as asked for, as often as fits into a
-    /// minute when quick, else `full` times.
+    /// How often a point is measured: as asked for; when quick, as often as fits
+    /// into a minute; else `full` times. Where time is left, until all claims are
+    /// decided.
     fn plan(&self, full: u32) -> Plan {
-        let (rounds, budget) = match (self.rounds, self.quick) {
-            (Some(rounds), _) => (rounds, None),
-            (None, true) => (3, Some(Duration::from_secs(52))),
-            (None, false) => (full, None),
-        };
-        Plan { rounds, budget }
+        match (self.rounds, self.quick) {
+            (Some(rounds), _) => Plan::exactly(rounds),
+            (None, true) => Plan {
+                least: 1,
+                rounds: 3,
+                budget: Duration::from_secs(52),
+                brief: true,
+            },
+            (None, false) => Plan {
+                least: full,
+                rounds: full.max(6),
+                budget: Duration::from_secs(600),
+                brief: false,
+            },
+        }
     }
 
     /// Exactly so often, unless another number was asked for.
     fn rounds_of(&self, usual: u32) -> Plan {
-        Plan {
-            rounds: self.rounds.unwrap_or(usual),
-            budget: None,
-        }
+        Plan::exactly(self.rounds.unwrap_or(usual))
     }
 
     /// As many rounds as [`Options::plan`] says; when quick, within `seconds`.
     fn within(&self, full: u32, seconds: u64) -> Plan {
         let mut plan = self.plan(full);
         if self.quick {
-            plan.budget = Some(Duration::from_secs(seconds));
+            plan.budget = Duration::from_secs(seconds);
         }
         plan
     }
@@ -124,8 +132,12 @@ pub(crate) struct Run<'a> {
     pub(crate) progress: &'a mut dyn Progress,
     pub(crate) name: &'static str,
     pub(crate) senders: Vec<&'static str>,
+    /// Time for measuring that has been spent already.
+    spent: Duration,
+    /// What the experiment is to show.
+    claims: fn(&[Series]) -> Vec<Claim>,
     /// What `bare` takes, once that has been measured.
-    capacity: Option<Capacity>,
+    capacity: Option<Probed>,
     /// The systems measured so far.
     pub(crate) systems: BTreeSet<System>,
     /// How each was run where the systems' own words do not say, by its name.
@@ -145,13 +157,14 @@ impl Run<'_> {
     /// # Errors
     /// What measuring it reports.
     fn capacity(&mut self) -> anyhow::Result<Capacity> {
-        if let Some(capacity) = self.capacity {
-            return Ok(capacity);
+        if let Some(probed) = &self.capacity {
+            return Ok(probed.capacity);
         }
-        let capacity = Capacity::measure(self.bench, self.progress)?;
+        let begun = Instant::now();
+        let probed = Probed::measure(self.bench, self.progress)?;
+        self.spent += begun.elapsed();
         self.systems.insert(System::Bare);
-        self.capacity = Some(capacity);
-        Ok(capacity)
+        Ok(self.capacity.insert(probed).capacity)
     }
 
     /// The test bed's configuration, and what `bare` takes there.
@@ -185,12 +198,27 @@ impl Run<'_> {
         point: impl Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>,
     ) -> anyhow::Result<Vec<Series>> {
         self.systems.extend(curves.iter().map(|curve| curve.system));
+        let claims = self.claims;
+        let decided = |measured: &[Series]| {
+            let mut series = measured.to_vec();
+            set_beside_bare(&mut series);
+            is_decided(&judge(claims, &series))
+        };
+        let mut curves = curves.to_vec();
+        if self.options.quick {
+            curves.iter_mut().for_each(Curve::shorten);
+        }
+        let budget = plan.budget.saturating_sub(std::mem::take(&mut self.spent));
+        let plan = Plan { budget, ..plan };
         let swept = sweep::sweep(
             self.bench,
-            name,
-            curves,
+            Around {
+                name,
+                capacity: self.capacity.as_mut(),
+                decided: &decided,
+            },
+            &curves,
             plan,
-            self.capacity.as_ref(),
             self.progress,
             point,
         )?;
@@ -234,6 +262,8 @@ impl Experiment {
             progress,
             name: self.name,
             senders: self.senders.to_vec(),
+            spent: Duration::ZERO,
+            claims: self.claims,
             capacity: None,
             systems: BTreeSet::new(),
             described: None,
@@ -253,12 +283,12 @@ impl Experiment {
             paper: self.paper.to_owned(),
             quick: options.quick,
             environment,
-            bare: run.capacity,
+            bare: run.capacity.map(|probed| probed.capacity),
             axes: Axes {
                 x: self.x.to_owned(),
                 y: self.y.to_owned(),
             },
-            claims: (self.claims)(&run.series),
+            claims: judge(self.claims, &run.series),
             series: run.series,
             reference: run.reference,
             notes: run.notes,

@@ -242,6 +242,7 @@ pub(super) fn sample(x: f64, load: &LoadSpec, measured: &Measured) -> Option<Sam
         y: delivered,
         drops: measured.drops.clone(),
         values,
+        ..Sample::default()
     })
 }
 

@@ -177,6 +177,7 @@ fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
         y: ping.rate,
         drops: measured.drops.clone(),
         values,
+        ..Sample::default()
     })
 }
 

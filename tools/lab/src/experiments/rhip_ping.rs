@@ -242,6 +242,7 @@ fn reduce_idle(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample
         y: ping.rate,
         drops: measured.drops.clone(),
         values: trips::values(ping, load.ping.as_ref()?.timeout),
+        ..Sample::default()
     })
 }
 

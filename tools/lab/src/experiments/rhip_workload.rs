@@ -153,6 +153,7 @@ fn reduce_settling(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sampl
         y: 1e3 * up,
         drops: measured.drops.clone(),
         values: BTreeMap::from([(DOWN.to_owned(), 1e3 * down)]),
+        ..Sample::default()
     })
 }
 

@@ -317,6 +317,7 @@ pub(super) fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<
             y: mean(http.latency.as_ref()),
             drops: measured.drops.clone(),
             values: tcp::values(report),
+            ..Sample::default()
         },
         (None, Some(s_clients)) if there || s_clients.measured.responses > 0 => {
             let corrected = s_clients.response.corrected.as_ref();
@@ -433,12 +434,8 @@ pub(super) fn sweeps(
 pub(super) fn capacity(run: &mut Run<'_>, servers: &Servers) -> anyhow::Result<f64> {
     let load = servers.saturating(run.config(), SMALL, 0);
     let curve = servers.curve(SELECTOR, "capacity", vec![load]);
-    let plan = Plan {
-        rounds: 3,
-        budget: None,
-    };
     let noted = run.notes.len();
-    let series = run.sweep(&[curve], plan, reduce)?;
+    let series = run.sweep(&[curve], Plan::exactly(3), reduce)?;
     // Of what was measured for itself there is nothing to be told.
     let notes = run.notes.split_off(noted).join("; ");
     saturation(&series, SELECTOR_NAME, "capacity")

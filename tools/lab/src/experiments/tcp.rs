@@ -156,6 +156,7 @@ pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sam
         y: http.rate,
         drops: measured.drops.clone(),
         values: values(report),
+        ..Sample::default()
     })
 }
 

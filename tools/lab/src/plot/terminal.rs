@@ -207,9 +207,10 @@ pub fn claims_table(result: &ResultFile) -> String {
             .bound
             .map_or_else(String::new, |bound| bound.to_string());
         text += &format!(
-            "{:<8}  {:<17} {measured:>12} {bound:<8} {}\n",
-            claim.verdict(),
+            "{:<9} {:<17} {measured:>12} {:>15} {bound:<8} {}\n",
+            claim.verdict.name(),
             claim.id,
+            claim.interval(),
             claim.text
         );
     }

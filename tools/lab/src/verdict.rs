@@ -1,0 +1,274 @@
+//! Verdicts that two runs agree on.
+//!
+//! Every round of an experiment measures each system once, one right after the other, in
+//! alternating order. A claim's figure is computed round by round, so that a ratio is one of
+//! neighbours in time, and its median is judged with a 95 % interval: the claim holds, or has
+//! failed, when the whole interval is on one side of the bound, and is undecided otherwise.
+
+use std::collections::BTreeSet;
+
+use crate::result::{Claim, Series};
+use crate::sweep::median;
+
+/// Student's t for 95 %, two-sided, with 2, 3 and 4 degrees of freedom.
+const STUDENT: [f64; 3] = [4.303, 3.182, 2.776];
+/// From so many values on, order statistics reach 95 %.
+const ORDERED: usize = 6;
+/// A probe this many standard deviations below the others is an outlier (Iglewicz and
+/// Hoaglin 1993), for which as many median absolute deviations stand, each 0.6745 of one.
+const OUTLYING: f64 = 3.5 / 0.6745;
+/// A probe above this share of the median is none, however close together the others are:
+/// those of one session are closer than those of several.
+const FAR: f64 = 0.9;
+/// Probes to compare with before one can be an outlier.
+const PROBES: usize = 5;
+
+/// A 95 % confidence interval of the median, lowest and highest value.
+///
+/// Of six and more values it lies between two of them: the binomial distribution says how
+/// many may lie on either side of the median, whatever the values' own distribution. Fewer
+/// have no such interval; theirs is Student's, of their logarithms where all are above zero,
+/// as ratios are. `None` of fewer than three.
+pub(crate) fn interval(values: &[f64]) -> Option<(f64, f64)> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len();
+    if count >= ORDERED {
+        let outside = outside(count);
+        return Some((*sorted.get(outside)?, *sorted.get(count - 1 - outside)?));
+    }
+    let student = *STUDENT.get(count.checked_sub(3)?)?;
+    let logarithmic = sorted.iter().all(|value| *value > 0.0);
+    let to = |value: f64| if logarithmic { value.ln() } else { value };
+    let from = |value: f64| if logarithmic { value.exp() } else { value };
+    let number = count as f64;
+    let mean = sorted.iter().map(|value| to(*value)).sum::<f64>() / number;
+    let squares = sorted.iter().map(|value| (to(*value) - mean).powi(2));
+    let half = student * (squares.sum::<f64>() / (number - 1.0) / number).sqrt();
+    // The same values each time are their own interval, to the last bit.
+    if half < 1e-12 * mean.abs() {
+        return Some((*sorted.first()?, *sorted.last()?));
+    }
+    Some((from(mean - half), from(mean + half)))
+}
+
+/// How many of `count` ordered values may be left out on either side: so few that the median
+/// of the whole lies among those left out with a probability of 2.5 % at most on each.
+fn outside(count: usize) -> usize {
+    let mut probability = 0.5f64.powi(count as i32);
+    let mut sum = probability;
+    let mut left_out = 0;
+    while left_out < count {
+        probability *= (count - left_out) as f64 / (left_out + 1) as f64;
+        sum += probability;
+        if sum > 0.025 {
+            break;
+        }
+        left_out += 1;
+    }
+    left_out
+}
+
+/// True for a probe of `bare` far below the `others`: so much slower was the machine that
+/// what was measured beside it tells of the machine.
+pub(crate) fn is_disturbed(probe: f64, others: &[f64]) -> bool {
+    let Some(usual) = median(others).filter(|_| others.len() >= PROBES) else {
+        return false;
+    };
+    let deviations: Vec<f64> = others.iter().map(|other| (other - usual).abs()).collect();
+    let deviation = median(&deviations).unwrap_or(0.0);
+    probe < (usual - OUTLYING * deviation).min(FAR * usual)
+}
+
+/// The claims of an experiment, with intervals where rounds were kept apart. Without, a
+/// claim is judged by its figure alone; of one or two rounds it stays undecided.
+pub(crate) fn judge(claims: fn(&[Series]) -> Vec<Claim>, series: &[Series]) -> Vec<Claim> {
+    let samples = series.iter().flat_map(|series| &series.points);
+    let rounds: BTreeSet<u32> = samples
+        .flat_map(|point| point.samples.iter().map(|sample| sample.round))
+        .collect();
+    let judged = claims(series);
+    if rounds.is_empty() {
+        return judged;
+    }
+    let rounds: Vec<Vec<Claim>> = rounds
+        .into_iter()
+        .map(|round| {
+            let series: Vec<Series> = series.iter().map(|it| it.of_round(round)).collect();
+            claims(&series)
+        })
+        .collect();
+    let of_rounds = |claim: Claim| {
+        let same = |other: &&Claim| other.id == claim.id;
+        let values: Vec<f64> = rounds
+            .iter()
+            .filter_map(|round| round.iter().find(same)?.measured)
+            .collect();
+        claim.with_rounds(&values)
+    };
+    judged.into_iter().map(of_rounds).collect()
+}
+
+/// True when more rounds could change no verdict: none is open.
+pub(crate) fn is_decided(claims: &[Claim]) -> bool {
+    claims.iter().all(|claim| !claim.is_undecided())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::Sample;
+    use crate::sweep::point;
+
+    /// xorshift64*: the same numbers each time.
+    struct Random(u64);
+
+    impl Random {
+        fn uniform(&mut self) -> f64 {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11;
+            (number as f64 + 0.5) / (1u64 << 53) as f64
+        }
+
+        fn normal(&mut self) -> f64 {
+            let (radius, angle) = ((-2.0 * self.uniform().ln()).sqrt(), self.uniform());
+            radius * (std::f64::consts::TAU * angle).cos()
+        }
+    }
+
+    /// Share of intervals of `count` values that hold the median of what `draw` draws.
+    fn coverage(count: usize, median: f64, draw: impl Fn(&mut Random) -> f64) -> f64 {
+        let mut random = Random(0x7469_6465_7761_6c6c ^ count as u64);
+        let runs = 4000;
+        let held = (0..runs).filter(|_| {
+            let values: Vec<f64> = (0..count).map(|_| draw(&mut random)).collect();
+            let (low, high) = interval(&values).unwrap();
+            low <= median && median <= high
+        });
+        held.count() as f64 / f64::from(runs)
+    }
+
+    #[test]
+    fn an_interval_holds_the_median_in_95_of_100_runs() {
+        // Three standard errors of 4,000 runs.
+        let least = 0.95 - 3.0 * (0.95f64 * 0.05 / 4000.0).sqrt();
+        for count in [3, 4, 5, 6, 7, 10, 20, 50] {
+            let ratios = coverage(count, 0.9, |random| 0.9 * (0.2 * random.normal()).exp());
+            assert!(ratios >= least, "{count} ratios: {ratios}");
+        }
+        // Order statistics need no shape: long tails to one side, and values of two kinds.
+        for count in [6, 9, 14, 31] {
+            let skewed = coverage(count, 2f64.ln(), |random| -random.uniform().ln());
+            assert!(skewed >= least, "{count} skewed: {skewed}");
+            let tails = coverage(count, 0.0, |random| {
+                random.normal() / random.normal().abs().max(1e-9)
+            });
+            assert!(tails >= least, "{count} of Cauchy's: {tails}");
+        }
+    }
+
+    #[test]
+    fn a_ratio_is_one_of_neighbours() {
+        fn claims(series: &[Series]) -> Vec<Claim> {
+            let [ours, theirs] = series else {
+                return Vec::new();
+            };
+            let ratio = |at: usize| Some(ours.points.get(at)?.y / theirs.points.get(at)?.y);
+            vec![
+                Claim::at_least("pair", "", ratio(0), 0.85),
+                Claim::at_least("far", "", ratio(0), 1.5),
+                Claim::at_least("close", "", ratio(0), 0.9),
+                Claim::at_least("missing", "", ratio(1), 0.85),
+                Claim::new("told", "", ratio(0)),
+            ]
+        }
+        // The machine becomes three times as fast meanwhile, with a little noise.
+        let series = |noise: [f64; 7]| {
+            let samples: Vec<Sample> = (0..7u32)
+                .zip(noise)
+                .map(|(round, noise)| Sample {
+                    round,
+                    x: 1.0,
+                    y: noise * f64::from(3 + round),
+                    ..Sample::default()
+                })
+                .collect();
+            Series {
+                points: point(&samples).into_iter().collect(),
+                ..Series::default()
+            }
+        };
+        let both = [
+            series([0.9, 0.92, 0.89, 0.91, 0.9, 0.88, 0.93]),
+            series([1.0; 7]),
+        ];
+        let judged = judge(claims, &both);
+        let verdicts: Vec<_> = judged.iter().map(|claim| claim.verdict.name()).collect();
+        assert_eq!(
+            verdicts,
+            ["holds", "FAILED", "undecided", "FAILED", "measured"]
+        );
+        let pair = &judged[0];
+        assert!((pair.measured.unwrap() - 0.9).abs() < 1e-9, "{pair:?}");
+        assert!(
+            pair.low.unwrap() > 0.87 && pair.high.unwrap() < 0.94,
+            "{pair:?}"
+        );
+        assert_eq!(judged[4].low, pair.low);
+        assert!(!is_decided(&judged) && is_decided(&judged[..2]));
+        // Of two rounds nobody knows; without rounds the figure alone is judged.
+        let few: Vec<Series> = both.iter().map(|series| few_rounds(series, 2)).collect();
+        assert_eq!(judge(claims, &few)[1].verdict.name(), "undecided");
+        let none: Vec<Series> = both.iter().map(|series| few_rounds(series, 0)).collect();
+        assert_eq!(judge(claims, &none)[0].verdict.name(), "holds");
+    }
+
+    fn few_rounds(series: &Series, rounds: usize) -> Series {
+        let mut series = series.clone();
+        series.points[0].samples.truncate(rounds);
+        series
+    }
+
+    #[test]
+    fn order_statistics_are_those_of_the_tables() {
+        let known = [
+            (6, 0),
+            (8, 0),
+            (9, 1),
+            (11, 1),
+            (12, 2),
+            (15, 3),
+            (20, 5),
+            (50, 17),
+        ];
+        for (count, left_out) in known {
+            assert_eq!(outside(count), left_out, "{count}");
+        }
+        let values = [9.0, 1.0, 5.0, 7.0, 3.0, 2.0];
+        assert_eq!(interval(&values), Some((1.0, 9.0)));
+        assert_eq!(interval(&values[..2]), None);
+        assert_eq!(interval(&[]), None);
+        assert_eq!(interval(&[2.0; 4]), Some((2.0, 2.0)));
+        assert_eq!(interval(&[0.0; 3]), Some((0.0, 0.0)));
+        let (low, high) = interval(&[-1.0, 0.0, 1.0]).unwrap();
+        assert!(low < -2.0 && high > 2.0, "{low} {high}");
+    }
+
+    #[test]
+    fn a_round_far_below_the_others_is_disturbed() {
+        let others = [1.0e6, 1.02e6, 0.98e6, 1.01e6, 0.99e6];
+        assert!(is_disturbed(0.89e6, &others));
+        assert!(!is_disturbed(0.91e6, &others), "not far below");
+        assert!(!is_disturbed(5e6, &others), "faster disturbs nobody");
+        assert!(!is_disturbed(0.1e6, &others[..4]), "too few to say");
+        // What varies anyway is no outlier; the same in other units.
+        let others = [1.0, 1.7, 0.9, 1.6, 1.2];
+        assert!(!is_disturbed(0.8, &others));
+        for scale in [1e-3, 1e9] {
+            let scaled = others.map(|other| other * scale);
+            assert!(!is_disturbed(0.8 * scale, &scaled));
+        }
+    }
+}
