@@ -50,6 +50,7 @@ mod receiver;
 pub mod snapshot;
 mod stack;
 pub mod tcp;
+mod timeout;
 pub mod trace;
 mod udp;
 /// What comparisons and measurements set of a stack, and in which bounds.

@@ -21,7 +21,7 @@ use crate::http::{Outcome, Response, request};
 use crate::pacer::nanoseconds;
 use crate::report::{IdleCounts, IdleReport};
 use crate::spec::{Habit, IdleSpec, Reuse};
-use crate::tcp::{Epoll, Event, connect_with, raise_descriptors};
+use crate::tcp::{Epoll, Event, Ways, raise_descriptors};
 
 /// Connections that are being opened at once: fewer than any sensible backlog.
 const AT_ONCE: usize = 256;
@@ -73,6 +73,7 @@ type Key = (u32, u32);
 #[derive(Debug)]
 pub(crate) struct Idle {
     spec: IdleSpec,
+    ways: Ways,
     every: u64,
     request: Vec<u8>,
     epoll: Epoll,
@@ -85,8 +86,6 @@ pub(crate) struct Idle {
     open: usize,
     /// Whose byte is due when.
     bytes: VecDeque<(u64, Key)>,
-    /// Whose turn it is to be connected from.
-    turn: usize,
     /// When the next connection may be begun.
     begin_at: u64,
     /// When there is something to do again.
@@ -153,8 +152,10 @@ impl Idle {
             // Without the empty line that ends it.
             bytes.truncate(bytes.len().saturating_sub(2));
         }
+        let buffer = (spec.habit == Habit::Sip).then_some(SIP_BUFFER);
         Ok(Idle {
             spec: spec.clone(),
+            ways: Ways::new(spec.destination, &spec.sources, buffer),
             every: nanoseconds(spec.every),
             request: bytes,
             epoll: Epoll::taking(BATCH)?,
@@ -165,7 +166,6 @@ impl Idle {
             under_way: 0,
             open: 0,
             bytes: VecDeque::new(),
-            turn: 0,
             begin_at: 0,
             look_at: 0,
             run_at: None,
@@ -263,11 +263,7 @@ impl Idle {
     }
 
     fn begin(&mut self, now: u64) -> io::Result<()> {
-        let sources = &self.spec.sources;
-        let source = sources.get(self.turn % sources.len().max(1)).copied();
-        self.turn = self.turn.wrapping_add(1);
-        let buffer = (self.spec.habit == Habit::Sip).then_some(SIP_BUFFER);
-        let stream = connect_with(self.spec.destination, source, buffer)?;
+        let stream = self.ways.connect()?;
         // Ports in TIME-WAIT would be missing for the next to open.
         set_socket_linger(&stream, Some(Duration::ZERO))?;
         let index = match self.free.pop() {

@@ -45,6 +45,14 @@ pub use s_client::{SClientCounts, SClientReport};
 pub use times::{Distribution, Percentile, Times};
 pub(crate) use times::{Measures, histogram};
 
+/// So many in a time; none in no time.
+pub(crate) fn per_second(count: u64, time: Duration) -> f64 {
+    match time.is_zero() {
+        true => 0.0,
+        false => count as f64 / time.as_secs_f64(),
+    }
+}
+
 counts! {
     /// Packets of a blast. `offered` = `sent` + `ring_full` + `skipped`.
     BlastCounts {

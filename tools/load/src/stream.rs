@@ -7,7 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
-use crate::report::{Latency, StreamReport, histogram};
+use crate::report::{Latency, StreamReport, histogram, per_second};
 use crate::spec::{StreamKind, StreamSpec};
 use crate::tcp::{bytes_acknowledged, poll_much};
 
@@ -135,13 +135,9 @@ impl Stream {
             true => self.done()?.saturating_sub(self.mark),
             false => 0,
         };
-        let seconds = duration.as_secs_f64();
         Ok(StreamReport {
             bytes,
-            rate: match seconds > 0.0 {
-                true => bytes as f64 / seconds,
-                false => 0.0,
-            },
+            rate: per_second(bytes, duration),
             duration,
             latency: Latency::of(&self.latency).filter(|_| measured),
         })

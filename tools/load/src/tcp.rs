@@ -20,16 +20,38 @@ use tidewall_sys::{
 /// Most events taken at once where nothing else is asked for.
 const EVENTS: usize = 16;
 
-/// Begins to connect to `destination`, from `source` if one is given. The
-/// socket does not block; it is writable once it is connected, and
-/// [`TcpStream::take_error`] tells when that failed.
-pub(crate) fn connect(destination: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
-    connect_with(destination, source, None)
+/// Where connections go, and from where.
+#[derive(Debug)]
+pub(crate) struct Ways {
+    destination: SocketAddr,
+    /// Taken in turn; none: the kernel's choice.
+    sources: Vec<IpAddr>,
+    turn: usize,
+    /// Receive buffer in bytes, of which the kernel doubles and bounds the number:
+    /// the peer is told of no larger window.
+    buffer: Option<u32>,
 }
 
-/// As [`connect`], with a receive buffer of so many bytes, of which the kernel
-/// doubles and bounds the number: the peer is told of no larger window.
-pub(crate) fn connect_with(
+impl Ways {
+    pub(crate) fn new(destination: SocketAddr, sources: &[IpAddr], buffer: Option<u32>) -> Self {
+        Ways {
+            destination,
+            sources: sources.to_vec(),
+            turn: 0,
+            buffer,
+        }
+    }
+
+    /// Begins to connect. The socket does not block; it is writable once it is
+    /// connected, and [`TcpStream::take_error`] tells when that failed.
+    pub(crate) fn connect(&mut self) -> io::Result<TcpStream> {
+        let source = self.sources.get(self.turn % self.sources.len().max(1));
+        self.turn = self.turn.wrapping_add(1);
+        connect(self.destination, source.copied(), self.buffer)
+    }
+}
+
+fn connect(
     destination: SocketAddr,
     source: Option<IpAddr>,
     buffer: Option<u32>,
@@ -228,7 +250,7 @@ mod tests {
             };
             let server = listener.local_addr().unwrap();
             let mut epoll = Epoll::new().unwrap();
-            let mut stream = connect(server, Some(server.ip())).unwrap();
+            let mut stream = connect(server, Some(server.ip()), None).unwrap();
             epoll.add(&stream, 7).unwrap();
             let mut events = Vec::new();
             epoll.wait(1000, &mut events).unwrap();
@@ -254,7 +276,7 @@ mod tests {
         drop(closed);
         let mut epoll = Epoll::new().unwrap();
         // Loopback may refuse at once.
-        let Ok(stream) = connect(server, None) else {
+        let Ok(stream) = connect(server, None, None) else {
             return;
         };
         epoll.add(&stream, 1).unwrap();

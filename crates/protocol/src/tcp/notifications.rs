@@ -77,18 +77,19 @@ pub enum TimestampEvent {
     Acknowledged = 2,
 }
 
-/// One entry of the error queue (`MSG_ERRQUEUE`).
+/// One entry of the error queue (`MSG_ERRQUEUE`), whose times are `At`: by the clock
+/// that the engine is given, or what its user makes of that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Notification {
+pub enum Notification<At = Time> {
     /// A time that [`Timestamping`] asks for (`SO_EE_ORIGIN_TIMESTAMPING`).
     Time {
         /// What happened.
         event: TimestampEvent,
         /// Which byte it happened to, as [`TimestampKeys`] has it.
         key: u32,
-        /// When, by the clock that the engine is given.
-        at: Time,
+        /// When. Of what has left: when it was put into the device's queue.
+        at: At,
     },
     /// Writes without copying are done (`SO_EE_ORIGIN_ZEROCOPY`): the memory that
     /// they were made from may be used again. The first such write of a
@@ -102,6 +103,28 @@ pub enum Notification {
         /// always, by this engine.
         copied: bool,
     },
+}
+
+impl<At> Notification<At> {
+    /// The same by another clock.
+    pub fn by<Other>(self, clock: impl FnOnce(At) -> Other) -> Notification<Other> {
+        match self {
+            Notification::Time { event, key, at } => Notification::Time {
+                event,
+                key,
+                at: clock(at),
+            },
+            Notification::Free {
+                first,
+                last,
+                copied,
+            } => Notification::Free {
+                first,
+                last,
+                copied,
+            },
+        }
+    }
 }
 
 #[derive(Clone, Copy)]

@@ -51,7 +51,7 @@ fn all(peer: &mut Peer) -> Vec<Notification> {
 /// The times among them, since the test began.
 fn times(peer: &mut Peer) -> Vec<(TimestampEvent, u32, u64)> {
     let begin = Duration::from_secs(1000);
-    let time = |reported| match reported {
+    let time = |reported: Notification| match reported {
         Notification::Time { event, key, at } => (event, key, (at - begin).as_millis() as u64),
         other => panic!("{other:?}"),
     };

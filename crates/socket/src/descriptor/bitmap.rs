@@ -54,7 +54,7 @@ impl Bitmap {
     }
 
     /// Levels of the tree: words looked at to find a free number.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     fn depth(&self) -> usize {
         self.levels.len()
     }
@@ -180,7 +180,7 @@ impl Bitmap {
     }
 
     /// Bytes that the tree takes.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     fn memory(&self) -> usize {
         let words: usize = self.levels.iter().map(Vec::capacity).sum();
         words * size_of::<u64>()

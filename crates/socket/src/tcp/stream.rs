@@ -4,7 +4,6 @@ use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase};
 
@@ -14,6 +13,7 @@ use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
 use crate::readiness::Events;
 use crate::stack::Stack;
+use crate::timeout::Timeout;
 
 mod connecting;
 mod io_traits;
@@ -53,10 +53,8 @@ pub struct TcpStream {
     // Dropped after `inner`'s use in Drop; keeps the device open.
     pub(crate) stack: Stack,
     nonblocking: AtomicBool,
-    /// Nanoseconds; 0 waits for ever.
-    read_timeout: AtomicU64,
-    /// Nanoseconds; 0 waits for ever.
-    write_timeout: AtomicU64,
+    read_timeout: Timeout,
+    write_timeout: Timeout,
     /// Nanoseconds, or [`NO_LINGER`].
     linger: AtomicU64,
     /// Addresses are reported as by a dual-stack socket.
@@ -86,8 +84,8 @@ impl TcpStream {
             event_loop: Default::default(),
             stack,
             nonblocking: AtomicBool::new(false),
-            read_timeout: AtomicU64::new(0),
-            write_timeout: AtomicU64::new(0),
+            read_timeout: Timeout::default(),
+            write_timeout: Timeout::default(),
             linger: AtomicU64::new(NO_LINGER),
             mapped,
         }
@@ -166,7 +164,7 @@ impl TcpStream {
     ) -> io::Result<usize> {
         let core = self.stack.here()?;
         core.tcp.helper.application_is_here();
-        let timeout = duration(&self.read_timeout);
+        let timeout = self.read_timeout.get();
         let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
@@ -265,7 +263,7 @@ impl TcpStream {
         let core = self.stack.here()?;
         core.tcp.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let timeout = duration(&self.write_timeout);
+        let timeout = self.write_timeout.get();
         let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut written = 0;
@@ -546,12 +544,5 @@ impl Drop for TcpStream {
             }
             Inner::Kernel(kernel) => kernel.wait_queue.close(),
         }
-    }
-}
-
-fn duration(place: &AtomicU64) -> Option<Duration> {
-    match place.load(Ordering::Relaxed) {
-        0 => None,
-        nanoseconds => Some(Duration::from_nanos(nanoseconds)),
     }
 }

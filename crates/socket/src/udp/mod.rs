@@ -20,6 +20,7 @@ use crate::kernel::PortReservation;
 use crate::lock::lock;
 use crate::readiness::registration::Handle;
 use crate::stack::Stack;
+use crate::timeout::Timeout;
 pub use mtu::MtuDiscover;
 pub(crate) use ports::Udp;
 
@@ -88,8 +89,7 @@ pub struct UdpSocket {
     // Dropped after `inner`'s use in Drop; keeps the device open.
     pub(crate) stack: Stack,
     nonblocking: AtomicBool,
-    /// Nanoseconds; 0 waits for ever.
-    read_timeout: AtomicU64,
+    read_timeout: Timeout,
     empty_receives: AtomicU64,
     /// Receives that found datagrams in user space.
     own_receives: AtomicU64,
@@ -139,7 +139,7 @@ impl UdpSocket {
             event_loop: Default::default(),
             stack: stack.clone(),
             nonblocking: AtomicBool::new(false),
-            read_timeout: AtomicU64::new(0),
+            read_timeout: Timeout::default(),
             empty_receives: AtomicU64::new(0),
             own_receives: AtomicU64::new(0),
         };

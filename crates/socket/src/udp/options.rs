@@ -26,21 +26,12 @@ impl UdpSocket {
     /// # Errors
     /// EINVAL for a zero duration.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        let nanoseconds = match timeout {
-            None => 0,
-            Some(Duration::ZERO) => return Err(io::ErrorKind::InvalidInput.into()),
-            Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
-        };
-        self.read_timeout.store(nanoseconds, Ordering::Relaxed);
-        Ok(())
+        self.read_timeout.set(timeout)
     }
 
     /// The bound on waiting, if any.
     pub fn read_timeout(&self) -> Option<Duration> {
-        match self.read_timeout.load(Ordering::Relaxed) {
-            0 => None,
-            nanoseconds => Some(Duration::from_nanos(nanoseconds)),
-        }
+        self.read_timeout.get()
     }
 
     /// Sets how many frames may wait for this socket on each queue, 1 to

@@ -10,9 +10,9 @@ use std::time::Duration;
 use super::request;
 use super::response::{Outcome, Response};
 use crate::pacer::nanoseconds;
-use crate::report::{HttpCounts, HttpReport, Latency, Measures};
+use crate::report::{HttpCounts, HttpReport, Latency, Measures, per_second};
 use crate::spec::{HttpSpec, Reuse, Wait};
-use crate::tcp::{Epoll, Event, connect, poll_much};
+use crate::tcp::{Epoll, Event, Ways, poll_much};
 
 /// Pause after a connection that could not be had, ns.
 const RETRY_AFTER: u64 = 1_000_000;
@@ -74,8 +74,7 @@ pub(crate) struct Client {
     waiting: VecDeque<u64>,
     /// Number of the next request of an open loop.
     next: u64,
-    /// Whose turn it is to be connected from.
-    turn: usize,
+    ways: Ways,
     scan_at: u64,
     poller: Option<TcpStream>,
     poller_retry: u64,
@@ -123,7 +122,7 @@ impl Client {
             closed,
             waiting: VecDeque::new(),
             next: 0,
-            turn: 0,
+            ways: Ways::new(spec.destination, &spec.sources, None),
             scan_at: 0,
             poller,
             poller_retry: 0,
@@ -185,15 +184,11 @@ impl Client {
         let places = self.spec.connections.into();
         let closed = (places, nanoseconds(duration));
         let closed = self.spec.rate.is_none().then_some(closed);
-        let seconds = duration.as_secs_f64();
         HttpReport {
             measured: counts,
             whole: self.counts,
             duration,
-            rate: match seconds > 0.0 {
-                true => counts.responses as f64 / seconds,
-                false => 0.0,
-            },
+            rate: per_second(counts.responses, duration),
             latency: Latency::of(&self.measures.corrected).filter(|_| measured),
             connect: Latency::of(&self.measures.connect).filter(|_| measured),
             response: self.measures.response(measured, closed),
@@ -211,7 +206,7 @@ impl Client {
                 // The server has closed it, or is not there for a while.
                 _ => {
                     self.poller_retry = now.saturating_add(100 * RETRY_AFTER);
-                    if let Ok(stream) = connect(self.spec.destination, None) {
+                    if let Ok(stream) = self.ways.connect() {
                         let _ = poll_much(&stream);
                         *poller = stream;
                     }
@@ -380,18 +375,12 @@ impl Client {
     }
 
     fn connect(&mut self, index: usize, now: u64) {
-        let source = self
-            .spec
-            .sources
-            .get(self.turn % self.spec.sources.len().max(1))
-            .copied();
-        self.turn = self.turn.wrapping_add(1);
         let Some(slot) = self.slots.get_mut(index) else {
             return;
         };
         self.counts.connects += 1;
         let token = u64::from(slot.generation) << 32 | index as u64;
-        let stream = connect(self.spec.destination, source).and_then(|stream| {
+        let stream = self.ways.connect().and_then(|stream| {
             stream.set_nodelay(true)?;
             self.epoll.add(&stream, token)?;
             Ok(stream)

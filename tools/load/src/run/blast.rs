@@ -3,10 +3,10 @@
 use std::io;
 use std::time::Duration;
 
-use super::{nanoseconds, per_second};
+use super::nanoseconds;
 use crate::neighbour::{self, counters};
 use crate::pacer::{Pacer, Step};
-use crate::report::{BlastCounts, BlastReport, InterfaceCounters};
+use crate::report::{BlastCounts, BlastReport, InterfaceCounters, per_second};
 use crate::sender::{self, Sender};
 use crate::spec::{BlastSpec, RateStep, SenderKind};
 

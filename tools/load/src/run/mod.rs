@@ -363,10 +363,3 @@ fn idle(gap: u64, descriptors: Vec<BorrowedFd<'_>>) -> io::Result<()> {
 fn elapsed(clock: &Instant) -> u64 {
     nanoseconds(clock.elapsed())
 }
-
-fn per_second(count: u64, duration: Duration) -> f64 {
-    match duration.is_zero() {
-        true => 0.0,
-        false => count as f64 / duration.as_secs_f64(),
-    }
-}

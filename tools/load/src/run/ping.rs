@@ -4,9 +4,9 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use super::{LATENCY_MAX, REPLIES_MAX, nanoseconds, per_second};
+use super::{LATENCY_MAX, REPLIES_MAX, nanoseconds};
 use crate::exchange::Exchange;
-use crate::report::{Latency, Measures, PingCounts, PingReport};
+use crate::report::{Latency, Measures, PingCounts, PingReport, per_second};
 use crate::spec::{PingSpec, Wait};
 use crate::tcp::prefer_busy_poll;
 

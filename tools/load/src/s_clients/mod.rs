@@ -5,7 +5,7 @@
 mod accounts;
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -14,9 +14,11 @@ use rustix::net::sockopt::set_socket_linger;
 
 use crate::http::{Outcome, Response, request};
 use crate::pacer::nanoseconds;
-use crate::report::{Distribution, Latency, Measures, ProbeReport, SClientCounts, SClientReport};
+use crate::report::{
+    Distribution, Latency, Measures, ProbeReport, SClientCounts, SClientReport, per_second,
+};
 use crate::spec::{ProbeSpec, Reuse, SClientSpec};
-use crate::tcp::{Epoll, Event, allow_descriptors, connect, raise_descriptors};
+use crate::tcp::{Epoll, Event, Ways, allow_descriptors, raise_descriptors};
 
 /// Events taken at once.
 const EVENTS: usize = 256;
@@ -40,11 +42,8 @@ struct Socket {
 /// Running S-clients.
 #[derive(Debug)]
 pub(crate) struct SClients {
-    destination: SocketAddr,
+    ways: Ways,
     request: Vec<u8>,
-    sources: Vec<IpAddr>,
-    /// Whose turn it is to be connected from.
-    turn: usize,
     accounts: Accounts,
     /// By place.
     sockets: Vec<Option<Socket>>,
@@ -86,7 +85,7 @@ impl SClients {
         }
         let host = spec.host.as_deref();
         Ok(SClients {
-            destination: spec.destination,
+            ways: Ways::new(spec.destination, &spec.sources, None),
             request: request(
                 spec.destination,
                 host,
@@ -94,8 +93,6 @@ impl SClients {
                 &spec.path,
                 Reuse::OneRequest,
             ),
-            sources: spec.sources.clone(),
-            turn: 0,
             accounts: Accounts::new(Plan {
                 rate: spec.rate,
                 patience: nanoseconds(spec.patience),
@@ -161,19 +158,14 @@ impl SClients {
 
     pub(crate) fn report(self, measured: bool, duration: Duration) -> SClientReport {
         let whole = self.accounts.counts();
-        let seconds = duration.as_secs_f64();
-        let rate = |count: u64| match seconds > 0.0 {
-            true => count as f64 / seconds,
-            false => 0.0,
-        };
         let counts = self.measures.counts(whole, measured);
         SClientReport {
             measured: counts,
             whole,
             unfinished: self.accounts.unfinished(),
             duration,
-            offered_rate: rate(counts.begun),
-            rate: rate(counts.responses),
+            offered_rate: per_second(counts.begun, duration),
+            rate: per_second(counts.responses, duration),
             connect: Distribution::of(&self.measures.connect).filter(|_| measured),
             response: self.measures.response(measured, None),
             local_error: self.local_error,
@@ -192,12 +184,9 @@ impl SClients {
     }
 
     fn begin(&mut self, key: Key) {
-        let source = self
-            .sources
-            .get(self.turn % self.sources.len().max(1))
-            .copied();
-        self.turn = self.turn.wrapping_add(1);
-        let begun = connect(self.destination, source)
+        let begun = self
+            .ways
+            .connect()
             .and_then(|stream| self.epoll.add(&stream, key.token()).map(|()| stream));
         match begun {
             Ok(stream) => {

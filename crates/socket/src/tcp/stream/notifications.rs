@@ -5,35 +5,14 @@
 use std::io::{self, IoSlice};
 use std::time::Instant;
 
-use tidewall_protocol::tcp::{Connection, Notification as Reported, TimestampEvent, Timestamping};
+use tidewall_protocol::tcp::{Connection, Notification as Reported, Timestamping};
 
 use super::{Inner, Sending, TcpStream};
 
-/// What a stream tells beside its bytes (an entry of Linux's error queue).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Notification {
-    /// A time that [`Timestamping`] asks for.
-    Time {
-        /// What happened.
-        event: TimestampEvent,
-        /// The last byte of the write that it happened to, as
-        /// [`Timestamping::keys`] counts.
-        key: u32,
-        /// When. Of what has left: when it was put into the device's queue.
-        at: Instant,
-    },
-    /// Calls of [`TcpStream::write_zero_copy`] are done; the first of a stream has
-    /// number 0, and numbers wrap.
-    Free {
-        /// The first of them.
-        first: u32,
-        /// The last of them.
-        last: u32,
-        /// Their bytes were copied all the same, as by any other write.
-        copied: bool,
-    },
-}
+/// What a stream tells beside its bytes (an entry of Linux's error queue): times
+/// that [`Timestamping`] asks for, and calls of [`TcpStream::write_zero_copy`] that
+/// are done.
+pub type Notification = Reported<Instant>;
 
 fn unsupported<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
@@ -123,24 +102,7 @@ impl TcpStream {
         core.tcp.helper.application_is_here();
         connection.process(core);
         let reported = connection.lock().connection.take_notification();
-        Ok(reported.and_then(|reported| match reported {
-            Reported::Time { event, key, at } => Some(Notification::Time {
-                event,
-                key,
-                at: core.instant(at),
-            }),
-            Reported::Free {
-                first,
-                last,
-                copied,
-            } => Some(Notification::Free {
-                first,
-                last,
-                copied,
-            }),
-            // The engine tells nothing else.
-            _ => None,
-        }))
+        Ok(reported.map(|reported| reported.by(|at| core.instant(at))))
     }
 
     /// Times that were asked for and not told: too many waited, or a write had

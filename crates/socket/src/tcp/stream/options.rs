@@ -2,13 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::net::sockopt::tcp_congestion;
 use tidewall_protocol::tcp::{Congestion, Connection, Keepalive, StreamOptions};
 
-use super::{Inner, NO_LINGER, TcpStream, duration};
+use super::{Inner, NO_LINGER, TcpStream};
 use crate::tcp::connection::{State, error};
 use crate::tcp::frames::Deferred;
 use crate::tcp::kernel_stream::{self, KernelStream, TCP_NOTSENT_LOWAT};
@@ -36,7 +36,7 @@ impl TcpStream {
     /// # Errors
     /// EINVAL for a zero duration.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        set_duration(&self.read_timeout, timeout)?;
+        self.read_timeout.set(timeout)?;
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.set_read_timeout(timeout),
             Inner::Own { .. } => Ok(()),
@@ -48,7 +48,7 @@ impl TcpStream {
     /// # Errors
     /// EINVAL for a zero duration.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        set_duration(&self.write_timeout, timeout)?;
+        self.write_timeout.set(timeout)?;
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.set_write_timeout(timeout),
             Inner::Own { .. } => Ok(()),
@@ -60,7 +60,7 @@ impl TcpStream {
     /// # Errors
     /// None; the signature is the standard library's.
     pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
-        Ok(duration(&self.read_timeout))
+        Ok(self.read_timeout.get())
     }
 
     /// The bound on writing, if any.
@@ -68,7 +68,7 @@ impl TcpStream {
     /// # Errors
     /// None; the signature is the standard library's.
     pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
-        Ok(duration(&self.write_timeout))
+        Ok(self.write_timeout.get())
     }
 
     /// Sends small segments at once (TCP_NODELAY).
@@ -485,14 +485,4 @@ impl TcpStream {
         }
         Ok(())
     }
-}
-
-fn set_duration(place: &AtomicU64, timeout: Option<Duration>) -> io::Result<()> {
-    let nanoseconds = match timeout {
-        None => 0,
-        Some(Duration::ZERO) => return Err(io::ErrorKind::InvalidInput.into()),
-        Some(timeout) => u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
-    };
-    place.store(nanoseconds, Ordering::Relaxed);
-    Ok(())
 }
