@@ -30,16 +30,9 @@ impl fmt::Debug for MacAddress {
 }
 
 /// The text was not six two-digit hexadecimal numbers with colons between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an Ethernet address such as 02:00:5e:10:00:01")]
 pub struct InvalidMacAddress;
-
-impl fmt::Display for InvalidMacAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not an Ethernet address such as 02:00:5e:10:00:01")
-    }
-}
-
-impl std::error::Error for InvalidMacAddress {}
 
 impl FromStr for MacAddress {
     type Err = InvalidMacAddress;
@@ -87,21 +80,12 @@ impl EtherType {
 }
 
 /// Why bytes are not an Ethernet frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Fewer bytes than the header, or the tag it announces, needs.
+    #[error("the frame is shorter than its Ethernet header")]
     Truncated,
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Truncated => f.write_str("the frame is shorter than its Ethernet header"),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// A checked view of an Ethernet frame, without its frame check sequence.
 #[derive(Clone, Copy, Debug)]

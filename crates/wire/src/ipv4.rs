@@ -1,6 +1,5 @@
 //! IPv4 (RFC 791): header, options, fragment fields, header checksum.
 
-use core::fmt;
 use std::net::Ipv4Addr;
 
 use crate::checksum::Sum;
@@ -16,27 +15,18 @@ pub const HEADER_MAX: usize = 60;
 pub const DATAGRAM_MAX: usize = u16::MAX as usize;
 
 /// Why bytes are not an IPv4 datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Fewer bytes than the header, or than the total length says.
+    #[error("the datagram is shorter than its IPv4 header says")]
     Truncated,
     /// The version is not four.
+    #[error("the IP version is not 4")]
     Version,
     /// The header length is below 20 bytes or above the total length.
+    #[error("the IPv4 header length is out of range")]
     HeaderLength,
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Truncated => "the datagram is shorter than its IPv4 header says",
-            Self::Version => "the IP version is not 4",
-            Self::HeaderLength => "the IPv4 header length is out of range",
-        })
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// A checked view of an IPv4 datagram. Its checksum is not checked: ask
 /// [`Packet::has_valid_checksum`].

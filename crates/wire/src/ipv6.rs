@@ -1,6 +1,5 @@
 //! IPv6 (RFC 8200): the header and a bounded walk over extension headers.
 
-use core::fmt;
 use std::net::Ipv6Addr;
 
 use crate::ipv4::FragmentOffset;
@@ -17,24 +16,15 @@ pub const FRAGMENT_HEADER_LEN: usize = 8;
 pub const EXTENSIONS_MAX: usize = 8;
 
 /// Why bytes are not an IPv6 datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Fewer bytes than the header, or than the payload length says.
+    #[error("the datagram is shorter than its IPv6 header says")]
     Truncated,
     /// The version is not six.
+    #[error("the IP version is not 6")]
     Version,
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Truncated => "the datagram is shorter than its IPv6 header says",
-            Self::Version => "the IP version is not 6",
-        })
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// A checked view of an IPv6 datagram.
 #[derive(Clone, Copy, Debug)]
@@ -133,30 +123,21 @@ impl<'a> Packet<'a> {
 }
 
 /// Why a chain of extension headers cannot be walked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExtensionError {
     /// The payload ends within an extension header.
+    #[error("the datagram ends within an extension header")]
     Truncated,
     /// More than [`EXTENSIONS_MAX`] headers.
+    #[error("more extension headers than any honest datagram has")]
     TooMany,
     /// Hop-by-hop options elsewhere than first (RFC 8200 §4.1).
+    #[error("hop-by-hop options are not the first header")]
     HopByHopNotFirst,
     /// A second fragment header.
+    #[error("a second fragment header")]
     SecondFragment,
 }
-
-impl fmt::Display for ExtensionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Truncated => "the datagram ends within an extension header",
-            Self::TooMany => "more extension headers than any honest datagram has",
-            Self::HopByHopNotFirst => "hop-by-hop options are not the first header",
-            Self::SecondFragment => "a second fragment header",
-        })
-    }
-}
-
-impl std::error::Error for ExtensionError {}
 
 /// A fragment header and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

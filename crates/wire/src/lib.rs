@@ -34,9 +34,10 @@ use core::fmt;
 
 /// Why a value could not be emitted. Nothing is promised about the buffer's
 /// contents after an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmitError {
     /// The buffer has fewer bytes than the format needs.
+    #[error("{needed} bytes needed, the buffer has {available}")]
     BufferTooSmall {
         /// Bytes needed.
         needed: usize,
@@ -44,6 +45,7 @@ pub enum EmitError {
         available: usize,
     },
     /// The payload is longer than the format's length field can say.
+    #[error("a payload of {length} bytes is over the format's limit of {limit}")]
     PayloadTooLong {
         /// The most bytes of payload that can be said.
         limit: usize,
@@ -51,24 +53,6 @@ pub enum EmitError {
         length: usize,
     },
 }
-
-impl fmt::Display for EmitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BufferTooSmall { needed, available } => {
-                write!(f, "{needed} bytes needed, the buffer has {available}")
-            }
-            Self::PayloadTooLong { limit, length } => {
-                write!(
-                    f,
-                    "a payload of {length} bytes is over the format's limit of {limit}"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for EmitError {}
 
 /// An Internet protocol number, as in IPv4's protocol and IPv6's next header
 /// field (IANA "Protocol Numbers").

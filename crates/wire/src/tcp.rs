@@ -21,24 +21,15 @@ pub const HEADER_MAX: usize = 60;
 pub const CHECKSUM_OFFSET: u16 = 16;
 
 /// Why bytes are not a TCP segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Fewer than twenty bytes.
+    #[error("the segment is shorter than a TCP header")]
     Truncated,
     /// The data offset is below five words or beyond the segment's end.
+    #[error("the TCP data offset contradicts the segment's length")]
     DataOffset,
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Truncated => "the segment is shorter than a TCP header",
-            Self::DataOffset => "the TCP data offset contradicts the segment's length",
-        })
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// The control bits (RFC 9293 §3.1, RFC 3168).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]

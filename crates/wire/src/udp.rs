@@ -1,7 +1,5 @@
 //! UDP (RFC 768), over IPv4 and over IPv6 (RFC 8200 §8.1, RFC 6935).
 
-use core::fmt;
-
 use crate::transport::checksum_state;
 pub use crate::transport::{Addresses, Checksum, ChecksumState};
 use crate::{EmitError, Protocol};
@@ -13,24 +11,15 @@ pub const HEADER_LEN: usize = 8;
 pub const PAYLOAD_MAX: usize = u16::MAX as usize - HEADER_LEN;
 
 /// Why bytes are not a UDP datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Fewer than eight bytes.
+    #[error("the datagram is shorter than a UDP header")]
     Truncated,
     /// The length field is below eight or says more bytes than there are.
+    #[error("the UDP length contradicts the datagram's")]
     Length,
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Truncated => "the datagram is shorter than a UDP header",
-            Self::Length => "the UDP length contradicts the datagram's",
-        })
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// A checked view of a UDP datagram: exactly as many bytes as its length says.
 #[derive(Clone, Copy, Debug)]

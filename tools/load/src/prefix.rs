@@ -13,16 +13,9 @@ use serde::{Deserialize, Serialize};
 pub struct Prefix(IpNet);
 
 /// The text was not an IP address, a slash and a number of bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a prefix such as 10.1.0.0/16 or fd00::/64")]
 pub struct InvalidPrefix;
-
-impl fmt::Display for InvalidPrefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a prefix such as 10.1.0.0/16 or fd00::/64")
-    }
-}
-
-impl std::error::Error for InvalidPrefix {}
 
 impl Prefix {
     /// The prefix of the first `length` bits of `address`; the others are

@@ -7,7 +7,6 @@
 //! are written relative to the moment of freezing, for the other process may
 //! count from elsewhere.
 
-use core::fmt;
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -46,25 +45,16 @@ use codec::{Reader, Writer, hash, one_of};
 const VERSION: u32 = 0x5457_000b;
 
 /// Why bytes are not a frozen connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ThawError {
     /// The bytes are of another version of this engine.
+    #[error("frozen by another version")]
     Version,
     /// The bytes end early, go on too long, were changed, or contradict
     /// themselves.
+    #[error("the frozen connection is damaged")]
     Damaged,
 }
-
-impl fmt::Display for ThawError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Version => "frozen by another version",
-            Self::Damaged => "the frozen connection is damaged",
-        })
-    }
-}
-
-impl std::error::Error for ThawError {}
 
 impl Connection {
     /// The whole connection as bytes, its data included. It goes on where it was

@@ -1,7 +1,6 @@
 //! The bytes of segments: from an IP datagram to a [`Segment`], from an
 //! [`Outgoing`] to an Ethernet frame.
 
-use core::fmt;
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use tidewall_wire::ethernet::{self, MacAddress};
@@ -154,13 +153,16 @@ pub struct Link {
 }
 
 /// Why a segment could not be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutputError {
     /// The ends of the flow are of different families.
+    #[error("the ends differ in address family")]
     AddressFamily,
     /// Payload and headers are longer than an IP datagram.
+    #[error("the segment is longer than an IP datagram")]
     TooLong,
     /// The frame is too short for headers and payload.
+    #[error("a frame of {needed} bytes does not fit {available}")]
     FrameTooSmall {
         /// Bytes needed.
         needed: usize,
@@ -168,20 +170,6 @@ pub enum OutputError {
         available: usize,
     },
 }
-
-impl fmt::Display for OutputError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AddressFamily => f.write_str("the ends differ in address family"),
-            Self::TooLong => f.write_str("the segment is longer than an IP datagram"),
-            Self::FrameTooSmall { needed, available } => {
-                write!(f, "a frame of {needed} bytes does not fit {available}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for OutputError {}
 
 /// Writes Ethernet, IP and TCP headers and the payload at the start of `frame`
 /// and returns how many bytes that were. IPv4 datagrams are sent with

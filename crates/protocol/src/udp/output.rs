@@ -1,6 +1,5 @@
 //! Writing UDP datagrams as Ethernet frames.
 
-use core::fmt;
 use std::net::SocketAddr;
 
 use tidewall_wire::ethernet::{self, MacAddress};
@@ -38,16 +37,19 @@ pub struct Output {
 }
 
 /// Why a datagram could not be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutputError {
     /// Source and destination are of different families.
+    #[error("source and destination differ in address family")]
     AddressFamily,
     /// The payload is longer than the protocol allows.
+    #[error("the payload is over {limit} bytes")]
     MessageTooLong {
         /// The most bytes of payload.
         limit: usize,
     },
     /// The frame is too short for headers and payload.
+    #[error("a frame of {needed} bytes does not fit {available}")]
     FrameTooSmall {
         /// Bytes needed.
         needed: usize,
@@ -55,6 +57,7 @@ pub enum OutputError {
         available: usize,
     },
     /// IPv6 needs a UDP checksum (RFC 8200 §8.1).
+    #[error("UDP over IPv6 needs a checksum")]
     ChecksumRequired,
 }
 
@@ -69,21 +72,6 @@ impl OutputError {
         }
     }
 }
-
-impl fmt::Display for OutputError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AddressFamily => f.write_str("source and destination differ in address family"),
-            Self::MessageTooLong { limit } => write!(f, "the payload is over {limit} bytes"),
-            Self::FrameTooSmall { needed, available } => {
-                write!(f, "a frame of {needed} bytes does not fit {available}")
-            }
-            Self::ChecksumRequired => f.write_str("UDP over IPv6 needs a checksum"),
-        }
-    }
-}
-
-impl std::error::Error for OutputError {}
 
 /// Writes Ethernet, IP and UDP headers and the payload at the start of `frame`
 /// and returns how many bytes that were.

@@ -5,8 +5,6 @@
 pub mod v4;
 pub mod v6;
 
-use core::fmt;
-
 use crate::checksum::Sum;
 use crate::transport::Addresses;
 use crate::{EmitError, Protocol};
@@ -15,21 +13,12 @@ use crate::{EmitError, Protocol};
 pub const HEADER_LEN: usize = 8;
 
 /// Why bytes are not an ICMP message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Fewer than eight bytes.
+    #[error("the message is shorter than an ICMP header")]
     Truncated,
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Truncated => f.write_str("the message is shorter than an ICMP header"),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// An ICMP or ICMPv6 message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

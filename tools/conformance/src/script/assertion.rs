@@ -1,8 +1,6 @@
 //! `%{ assert tcpi_snd_cwnd == 10, "why" }%`: conditions on numbers of the
 //! connection. The operators are Python's, on whole numbers (`/` rounds down).
 
-use core::fmt;
-
 use super::lexer::{Kind, Position};
 use super::parser::{Cursor, ParseError};
 
@@ -61,27 +59,18 @@ pub enum Operator {
 }
 
 /// Why a condition has no value.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EvaluationError {
     /// A name that nobody knows.
+    #[error("`{0}` is not known here")]
     Unknown(String),
     /// Division by zero, or a number beyond 128 bits.
+    #[error("division by zero or a number too large")]
     Arithmetic,
     /// A text where a number should be, or a function's wrong arguments.
+    #[error("a number was expected")]
     Kind,
 }
-
-impl fmt::Display for EvaluationError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown(name) => write!(f, "`{name}` is not known here"),
-            Self::Arithmetic => f.write_str("division by zero or a number too large"),
-            Self::Kind => f.write_str("a number was expected"),
-        }
-    }
-}
-
-impl std::error::Error for EvaluationError {}
 
 /// The statements of one `%{ }%`, which hold `code`.
 pub(super) fn assertions(cursor: &mut Cursor, code: &str) -> Result<Vec<Assertion>, ParseError> {

@@ -1,6 +1,5 @@
 //! Tokens to a [`Script`]: options, events, times, calls.
 
-use core::fmt;
 use core::time::Duration;
 use std::collections::HashMap;
 
@@ -14,22 +13,14 @@ use super::{
 const DEPTH_MAX: u8 = 32;
 
 /// Why text is not a script.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{position}: {message}")]
 pub struct ParseError {
     /// Where.
     pub position: Position,
     /// What was expected, and what was found.
     pub message: String,
 }
-
-impl fmt::Display for ParseError {
-    /// `line:column: what was expected`, to be put after the file's name.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.position, self.message)
-    }
-}
-
-impl std::error::Error for ParseError {}
 
 impl From<LexError> for ParseError {
     fn from(error: LexError) -> Self {

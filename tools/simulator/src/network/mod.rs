@@ -17,7 +17,6 @@ mod packet;
 mod stream;
 mod trace;
 
-use std::fmt;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{Errno, Segment};
@@ -46,9 +45,10 @@ pub struct LinkId(usize);
 pub struct FlowId(pub(crate) usize);
 
 /// Why a run was ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
     /// An application read what its peer did not write there.
+    #[error("{flow:?} read wrong bytes at {at:?}")]
     Corrupt {
         /// Whose.
         flow: FlowId,
@@ -56,6 +56,7 @@ pub enum Failure {
         at: Duration,
     },
     /// A connection failed.
+    #[error("{flow:?} failed at {at:?}: {error:?}")]
     Connection {
         /// Whose.
         flow: FlowId,
@@ -65,25 +66,12 @@ pub enum Failure {
         error: Errno,
     },
     /// An engine asks for output or a timeout at once, again and again.
+    #[error("an engine runs in circles at {at:?}")]
     Stuck {
         /// When.
         at: Duration,
     },
 }
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Corrupt { flow, at } => write!(f, "{flow:?} read wrong bytes at {at:?}"),
-            Self::Connection { flow, at, error } => {
-                write!(f, "{flow:?} failed at {at:?}: {error:?}")
-            }
-            Self::Stuck { at } => write!(f, "an engine runs in circles at {at:?}"),
-        }
-    }
-}
-
-impl std::error::Error for Failure {}
 
 /// Links, flows over them, and a clock.
 pub struct Network {
