@@ -16,7 +16,6 @@ macro_rules! tcp_info {
 
         impl TcpInfo {
             /// A field by its name in `linux/tcp.h`, `tcpi_snd_cwnd` for one.
-            #[must_use]
             pub fn field(&self, name: &str) -> Option<u64> {
                 match name {
                     $($name => Some(u64::from(self.$field)),)*
@@ -25,7 +24,6 @@ macro_rules! tcp_info {
             }
 
             /// The bytes as `getsockopt` gives them on this machine.
-            #[must_use]
             pub fn to_bytes(&self) -> Vec<u8> {
                 let mut bytes = Vec::with_capacity(256);
                 $(bytes.extend_from_slice(&self.$field.to_ne_bytes());)*

@@ -127,19 +127,16 @@ impl Posix {
     }
 
     /// The stack of the sockets.
-    #[must_use]
     pub fn stack(&self) -> &Stack {
         self.descriptors.stack()
     }
 
     /// The numbers, and what they name.
-    #[must_use]
     pub fn descriptors(&self) -> &Descriptors {
         &self.descriptors
     }
 
     /// True for a number that is open here.
-    #[must_use]
     pub fn owns(&self, fd: i32) -> bool {
         self.descriptors.file(fd).is_ok()
     }

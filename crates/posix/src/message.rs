@@ -36,7 +36,6 @@ pub struct Received {
 
 impl Received {
     /// The control messages, in order.
-    #[must_use]
     pub fn control(&self) -> Vec<ControlMessage> {
         let mut messages = Vec::new();
         messages.extend(self.arrived.map(ControlMessage::timestamping));
@@ -96,7 +95,6 @@ pub struct ExtendedError {
 
 impl ExtendedError {
     /// The control message, with an offender of no family: none sent it.
-    #[must_use]
     pub fn control(&self) -> ControlMessage {
         let (level, kind, offender) = if self.v6 {
             let offender = size_of::<libc::sockaddr_in6>();

@@ -61,13 +61,11 @@ impl<'a, T> Pointer<'a, T> {
     }
 
     /// True for null.
-    #[must_use]
     pub fn is_null(&self) -> bool {
         self.0.is_null()
     }
 
     /// The pointer, for a call of the kernel's.
-    #[must_use]
     pub fn as_ptr(&self) -> *mut T {
         self.0
     }
@@ -243,7 +241,6 @@ impl Message {
     }
 
     /// The address to send to, if there is one.
-    #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         let name = Pointer(self.0.msg_name.cast(), PhantomData);
         address(name, Count(self.0.msg_namelen, PhantomData))

@@ -120,19 +120,16 @@ impl Wheel {
     }
 
     /// Timers that are armed.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.armed
     }
 
     /// True when no timer is armed.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.armed == 0
     }
 
     /// When a timer is armed for, rounded up to a tick; `None` when it is not.
-    #[must_use]
     pub fn deadline(&self, timer: u32) -> Option<Duration> {
         let entry = self.entries.get(timer as usize)?;
         (entry.previous != NIL).then(|| time_of(entry.tick))
@@ -140,7 +137,6 @@ impl Wheel {
 
     /// When to call [`Wheel::advance`] next: not after the first deadline, but
     /// perhaps before it, when timers have to move down a level.
-    #[must_use]
     pub fn next(&self) -> Option<Duration> {
         self.first().map(|(tick, _)| time_of(tick))
     }

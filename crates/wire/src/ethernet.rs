@@ -106,28 +106,24 @@ impl<'a> Frame<'a> {
     }
 
     /// Where the frame goes.
-    #[must_use]
     pub fn destination(&self) -> MacAddress {
         let [a, b, c, d, e, f, ..] = *self.header;
         MacAddress([a, b, c, d, e, f])
     }
 
     /// Which station sent it.
-    #[must_use]
     pub fn source(&self) -> MacAddress {
         let [_, _, _, _, _, _, a, b, c, d, e, f, ..] = *self.header;
         MacAddress([a, b, c, d, e, f])
     }
 
     /// The type field just after the addresses; a tag's when the frame is tagged.
-    #[must_use]
     pub fn ethertype(&self) -> EtherType {
         EtherType(u16::from_be_bytes([self.header[12], self.header[13]]))
     }
 
     /// The VLAN of the first tag, 0 to 4095, if the frame is tagged; 0 where the tag
     /// has a priority only.
-    #[must_use]
     pub fn vlan(&self) -> Option<u16> {
         let tag = self.payload.first_chunk::<TAG_LEN>();
         let [high, low, ..] = *tag.filter(|_| self.ethertype().is_tag())?;
@@ -136,7 +132,6 @@ impl<'a> Frame<'a> {
 
     /// What follows the 14-byte header: the tag first when the frame is tagged,
     /// and link padding last.
-    #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }

@@ -52,13 +52,11 @@ impl FastOpen {
     }
 
     /// True in the experimental form.
-    #[must_use]
     pub const fn is_experimental(&self) -> bool {
         self.experimental
     }
 
     /// The cookie's bytes; none of a request.
-    #[must_use]
     pub fn cookie(&self) -> &[u8] {
         self.bytes
             .get(..usize::from(self.length))
@@ -66,7 +64,6 @@ impl FastOpen {
     }
 
     /// True for a request for a cookie.
-    #[must_use]
     pub const fn is_request(&self) -> bool {
         self.length == 0
     }

@@ -70,61 +70,51 @@ impl<'a> Packet<'a> {
 
     /// The type of service byte: differentiated services code point (six bits)
     /// and ECN (two bits).
-    #[must_use]
     pub fn tos(&self) -> u8 {
         self.header[1]
     }
 
     /// Bytes of header and payload as the header says.
-    #[must_use]
     pub fn total_length(&self) -> u16 {
         u16::from_be_bytes([self.header[2], self.header[3]])
     }
 
     /// Tells a datagram's fragments from another's.
-    #[must_use]
     pub fn identification(&self) -> u16 {
         u16::from_be_bytes([self.header[4], self.header[5]])
     }
 
     /// True when routers may not fragment the datagram.
-    #[must_use]
     pub fn dont_fragment(&self) -> bool {
         self.header[6] & 0x40 != 0
     }
 
     /// True for every fragment but the last.
-    #[must_use]
     pub fn more_fragments(&self) -> bool {
         self.header[6] & 0x20 != 0
     }
 
     /// Where the payload belongs in the original datagram's.
-    #[must_use]
     pub fn fragment_offset(&self) -> FragmentOffset {
         FragmentOffset(u16::from_be_bytes([self.header[6] & 0x1f, self.header[7]]))
     }
 
     /// True for a part of a datagram, first and last parts included.
-    #[must_use]
     pub fn is_fragment(&self) -> bool {
         u16::from_be_bytes([self.header[6], self.header[7]]) & 0x3fff != 0
     }
 
     /// Hops that are left.
-    #[must_use]
     pub fn ttl(&self) -> u8 {
         self.header[8]
     }
 
     /// What the payload is.
-    #[must_use]
     pub fn protocol(&self) -> Protocol {
         Protocol(self.header[9])
     }
 
     /// The header checksum as sent.
-    #[must_use]
     pub fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.header[10], self.header[11]])
     }
@@ -137,33 +127,28 @@ impl<'a> Packet<'a> {
     }
 
     /// Who sent it.
-    #[must_use]
     pub fn source(&self) -> Ipv4Addr {
         let [.., a, b, c, d, _, _, _, _] = *self.header;
         Ipv4Addr::new(a, b, c, d)
     }
 
     /// Who is to get it.
-    #[must_use]
     pub fn destination(&self) -> Ipv4Addr {
         let [.., a, b, c, d] = *self.header;
         Ipv4Addr::new(a, b, c, d)
     }
 
     /// Bytes of the header, 20 to 60.
-    #[must_use]
     pub fn header_len(&self) -> usize {
         HEADER_LEN + self.options.len()
     }
 
     /// The bytes of the options, 0 to 40, a multiple of four.
-    #[must_use]
     pub fn option_bytes(&self) -> &'a [u8] {
         self.options
     }
 
     /// What the datagram, or this fragment of it, carries.
-    #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
@@ -243,7 +228,6 @@ impl Options {
     }
 
     /// The padded options, 0 to 40 bytes, a multiple of four.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..usize::from(self.len)).unwrap_or_default()
     }
@@ -294,7 +278,6 @@ impl Header {
     }
 
     /// Bytes of the header, 20 to 60.
-    #[must_use]
     pub fn header_len(&self) -> usize {
         HEADER_LEN + usize::from(self.options.len)
     }

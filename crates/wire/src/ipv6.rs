@@ -64,37 +64,31 @@ impl<'a> Packet<'a> {
     }
 
     /// Differentiated services code point (six bits) and ECN (two bits).
-    #[must_use]
     pub fn traffic_class(&self) -> u8 {
         self.header[0] << 4 | self.header[1] >> 4
     }
 
     /// The flow label, 20 bits.
-    #[must_use]
     pub fn flow_label(&self) -> u32 {
         u32::from_be_bytes([0, self.header[1] & 0x0f, self.header[2], self.header[3]])
     }
 
     /// Bytes after the IPv6 header, extension headers included, as it says.
-    #[must_use]
     pub fn payload_length(&self) -> u16 {
         u16::from_be_bytes([self.header[4], self.header[5]])
     }
 
     /// What the payload starts with: an extension header or a transport.
-    #[must_use]
     pub fn next_header(&self) -> Protocol {
         Protocol(self.header[6])
     }
 
     /// Hops that are left.
-    #[must_use]
     pub fn hop_limit(&self) -> u8 {
         self.header[7]
     }
 
     /// Who sent it.
-    #[must_use]
     pub fn source(&self) -> Ipv6Addr {
         let mut octets = [0; 16];
         octets.copy_from_slice(&self.header[8..24]);
@@ -102,7 +96,6 @@ impl<'a> Packet<'a> {
     }
 
     /// Who is to get it.
-    #[must_use]
     pub fn destination(&self) -> Ipv6Addr {
         let mut octets = [0; 16];
         octets.copy_from_slice(&self.header[24..]);
@@ -110,7 +103,6 @@ impl<'a> Packet<'a> {
     }
 
     /// What follows the IPv6 header, extension headers first.
-    #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
@@ -160,7 +152,6 @@ pub struct Fragment {
 impl Fragment {
     /// True for a whole datagram that carries a fragment header nevertheless
     /// (RFC 6946).
-    #[must_use]
     pub fn is_atomic(&self) -> bool {
         self.offset == FragmentOffset::ZERO && !self.more
     }

@@ -126,7 +126,6 @@ impl<'a> Packet<'a> {
     }
 
     /// The fields and options.
-    #[must_use]
     pub fn header(&self) -> Header {
         let header = self.header;
         let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
@@ -150,13 +149,11 @@ impl<'a> Packet<'a> {
     }
 
     /// Bytes of header with options: where the payload begins.
-    #[must_use]
     pub fn header_len(&self) -> usize {
         self.data_offset
     }
 
     /// What the segment carries.
-    #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.bytes.get(self.data_offset..).unwrap_or_default()
     }
@@ -193,7 +190,6 @@ pub struct Header {
 
 impl Header {
     /// Bytes of the header with its options.
-    #[must_use]
     pub fn header_len(&self) -> usize {
         HEADER_LEN + self.options.len()
     }

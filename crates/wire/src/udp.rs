@@ -45,25 +45,21 @@ impl<'a> Packet<'a> {
     }
 
     /// The sender's port; zero when it expects no answer.
-    #[must_use]
     pub fn source_port(&self) -> u16 {
         u16::from_be_bytes([self.header[0], self.header[1]])
     }
 
     /// The receiver's port.
-    #[must_use]
     pub fn destination_port(&self) -> u16 {
         u16::from_be_bytes([self.header[2], self.header[3]])
     }
 
     /// Bytes of header and payload, at least eight.
-    #[must_use]
     pub fn length(&self) -> u16 {
         u16::from_be_bytes([self.header[4], self.header[5]])
     }
 
     /// The checksum field as sent.
-    #[must_use]
     pub fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.header[6], self.header[7]])
     }
@@ -78,7 +74,6 @@ impl<'a> Packet<'a> {
     }
 
     /// What the datagram carries.
-    #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.bytes.get(HEADER_LEN..).unwrap_or_default()
     }

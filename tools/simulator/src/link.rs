@@ -289,7 +289,6 @@ impl<P: Clone> Link<P> {
     }
 
     /// When the next packet arrives, if one is under way.
-    #[must_use]
     pub fn next_arrival(&self) -> Option<Duration> {
         self.flying.front().map(|flying| flying.at)
     }
@@ -308,19 +307,16 @@ impl<P: Clone> Link<P> {
     }
 
     /// What happened so far.
-    #[must_use]
     pub const fn counters(&self) -> Counters {
         self.counters
     }
 
     /// Packets that were sent and neither received nor lost yet.
-    #[must_use]
     pub fn in_flight(&self) -> usize {
         self.flying.len()
     }
 
     /// How long a packet that entered now would wait for the transmitter.
-    #[must_use]
     pub fn queueing_delay(&self, now: Duration) -> Duration {
         self.free.saturating_sub(now.max(self.now))
     }

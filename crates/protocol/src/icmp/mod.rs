@@ -57,7 +57,6 @@ pub struct FlowError {
 impl FlowError {
     /// Whether a Linux UDP socket would report it: one with
     /// `IP_RECVERR` all errors, another only hard ones and only when connected.
-    #[must_use]
     pub const fn is_reported(&self, connected: bool, receive_errors: bool) -> bool {
         receive_errors || (connected && self.hard)
     }

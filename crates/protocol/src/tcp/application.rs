@@ -24,7 +24,6 @@ impl Connection {
     /// True when a read would not be [`Errno::AGAIN`]: data, the end of the
     /// stream, or an error.
     #[inline]
-    #[must_use]
     pub fn readable(&self) -> bool {
         self.receive.assembler.unread() > 0
             || self.receive.finished
@@ -37,7 +36,6 @@ impl Connection {
     /// [`Connection::not_sent_low_water`] waits to be sent, as Linux has it, or when a
     /// write would fail.
     #[inline]
-    #[must_use]
     pub fn writable(&self) -> bool {
         if self.send.closed || self.error.is_some() || self.state == State::Closed {
             return true;
@@ -65,7 +63,6 @@ impl Connection {
     }
 
     /// What is in order and not read, in up to two pieces.
-    #[must_use]
     pub fn received(&self) -> [&[u8]; 2] {
         self.receive.assembler.unread_slices()
     }
@@ -73,7 +70,6 @@ impl Connection {
     /// Sequence number after what has come in order, the peer's FIN included: it
     /// moves when there is something new to read.
     #[inline]
-    #[must_use]
     pub fn rcv_nxt(&self) -> u32 {
         self.next_expected()
     }
@@ -217,13 +213,11 @@ impl Connection {
     }
 
     /// The state (RFC 9293 §3.3.2).
-    #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
     /// The two ends.
-    #[must_use]
     pub fn flow(&self) -> &FourTuple {
         &self.flow
     }
@@ -234,26 +228,22 @@ impl Connection {
     }
 
     /// True while [`Connection::take_error`] has something to take.
-    #[must_use]
     pub fn has_error(&self) -> bool {
         self.error.is_some()
     }
 
     /// True once the peer's FIN is in order: nothing more will be received.
-    #[must_use]
     pub fn receive_closed(&self) -> bool {
         self.receive.finished || self.receive.closed || self.state == State::Closed
     }
 
     /// True when nothing more can be written.
-    #[must_use]
     pub fn send_closed(&self) -> bool {
         self.send.closed || self.state == State::Closed
     }
 
     /// True for an established connection that holds no data and no buffers and
     /// waits for nothing but its keepalive timer.
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         self.state == State::Established
             && !self.wants_output()

@@ -137,7 +137,6 @@ impl Connection {
     /// last acknowledgment was sent: the caller may move it into a table and drop
     /// the connection, or see to its end with [`Connection::take_time_wait`]. One
     /// that is kept does what is needed itself.
-    #[must_use]
     pub fn time_wait(&self) -> Option<TimeWaitEntry> {
         let over = self.state == State::TimeWait && self.pending == Pending(0);
         over.then(|| TimeWaitEntry {
@@ -383,7 +382,6 @@ impl Connection {
 
     /// Payload of a full segment, as [`Connection::set_maximum_segment`] and the
     /// peer have it.
-    #[must_use]
     pub fn maximum_segment(&self) -> u16 {
         self.send.mss
     }

@@ -189,7 +189,6 @@ impl Default for Config {
 impl Config {
     /// The window scale that a SYN or SYN-ACK is to announce: the smallest with
     /// which the window field can say the largest receive buffer.
-    #[must_use]
     pub fn window_scale(&self) -> u8 {
         let space = self.receive_buffer.max(self.receive_buffer_max);
         let bits = u32::BITS - space.leading_zeros();
@@ -199,7 +198,6 @@ impl Config {
 
     /// The window field of a SYN or SYN-ACK, which is never scaled (RFC 7323
     /// §2.2). A connection from a passive handshake takes it for announced.
-    #[must_use]
     pub fn syn_window(&self) -> u16 {
         u16::try_from(self.receive_buffer.max(BUFFER_MIN)).unwrap_or(u16::MAX)
     }

@@ -548,7 +548,6 @@ impl Connection {
 
     /// When [`Connection::timeout`] must be called, at the latest.
     #[inline]
-    #[must_use]
     pub fn next_timeout(&self) -> Option<Time> {
         self.timers.next()
     }
@@ -556,7 +555,6 @@ impl Connection {
     /// When buffers that are empty by now are given back; part of
     /// [`Connection::next_timeout`], for who has only read.
     #[inline]
-    #[must_use]
     pub fn release_due(&self) -> Option<Time> {
         self.timers.get(Timer::Release)
     }
@@ -574,7 +572,6 @@ impl Connection {
     /// True when [`Connection::output`] has something to do: an acknowledgment is
     /// due, data may be sent, or a timer is to be started.
     #[inline]
-    #[must_use]
     pub fn wants_output(&self) -> bool {
         self.pending.0 & !Pending::OVERRIDE != 0
             || self.receive.duplicate_acks > 0

@@ -58,7 +58,6 @@ impl Cookies {
     /// neither window scale nor SACK: nobody would remember them.
     ///
     /// `None` for a maximum segment size below 536, which no cookie can keep.
-    #[must_use]
     pub fn answer(&self, syn: &Segment<'_>, now: Time) -> Option<Outgoing<'static>> {
         let (flow, peer) = (&syn.flow, &syn.header.options);
         let mss = peer_mss(flow, peer);
@@ -101,7 +100,6 @@ impl Cookies {
 
     /// What the ACK of a cookie says was agreed on; `None` for a segment that is
     /// no ACK of a cookie of ours.
-    #[must_use]
     pub fn check(&self, ack: &Segment<'_>, now: Time) -> Option<Handshake> {
         let header = &ack.header;
         let unfit = Flags::SYN | Flags::RST;

@@ -52,7 +52,6 @@ impl Connection {
     }
 
     /// True when acknowledgments are not delayed now.
-    #[must_use]
     pub fn quick_ack(&self) -> bool {
         !self.receive.pingpong && self.receive.quick_acks > 0
     }

@@ -129,7 +129,6 @@ pub(super) enum Cookie {
 
 impl FastOpenKeys {
     /// The cookie of a client, in the form that it speaks.
-    #[must_use]
     pub fn cookie(&self, flow: &FourTuple, experimental: bool) -> Option<FastOpen> {
         let cookie = FastOpen::cookie_of(&hash(&self.primary, flow))?;
         Some(cookie.with_experimental(experimental))

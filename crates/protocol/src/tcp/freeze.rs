@@ -59,7 +59,6 @@ pub enum ThawError {
 impl Connection {
     /// The whole connection as bytes, its data included. It goes on where it was
     /// once [`Connection::thaw`]ed; this one must then be dropped, unheard.
-    #[must_use]
     pub fn freeze(&self, now: Time) -> Vec<u8> {
         let mut writer = Writer {
             bytes: Vec::new(),

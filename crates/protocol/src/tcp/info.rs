@@ -127,14 +127,12 @@ pub struct Info {
 impl Connection {
     /// How long ago data last came, or else the handshake was complete
     /// (`tcpi_last_data_recv`); to the millisecond, within 49 days.
-    #[must_use]
     pub fn since_received(&self, now: Time) -> Duration {
         let age = milliseconds(now).wrapping_sub(self.receive.last_data);
         Duration::from_millis(age.into())
     }
 
     /// Numbers of this connection.
-    #[must_use]
     pub fn info(&self) -> Info {
         let microseconds = |value: u32| Duration::from_micros(value.into());
         let counters = &self.counters;

@@ -415,7 +415,6 @@ impl Listener {
     }
 
     /// When [`Listener::timeout`] has something to do.
-    #[must_use]
     pub fn next_timeout(&self) -> Option<Time> {
         let next = self.half_open.next().map(|(deadline, _)| deadline);
         let ends = [next, self.flooded_until, self.cookies_until];
@@ -486,26 +485,22 @@ impl Listener {
 
     /// True when no more connections may wait to be accepted: the caller stops
     /// draining the listener's channel, and SYNs die in the driver.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.waiting >= self.backlog
     }
 
     /// True when the driver is to answer SYNs with cookies.
-    #[must_use]
     pub fn sends_cookies(&self) -> bool {
         self.flooded_until.is_some()
     }
 
     /// True when cookies may be on their way, so that the driver is to let valid
     /// ones through.
-    #[must_use]
     pub fn takes_cookies(&self) -> bool {
         self.cookies_until.is_some()
     }
 
     /// Half-open connections.
-    #[must_use]
     pub fn half_open_len(&self) -> usize {
         self.half_open.len()
     }

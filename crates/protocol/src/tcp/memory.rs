@@ -60,7 +60,6 @@ impl Connection {
     /// was written and not acknowledged. What was allocated counts, not what is
     /// filled.
     #[inline]
-    #[must_use]
     pub fn memory(&self) -> usize {
         self.receive.assembler.capacity()
             + self.receive.assembler.out_of_order_memory()

@@ -322,7 +322,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_timestamping`].
-    #[must_use]
     pub fn timestamping(&self) -> Timestamping {
         match &self.error_queue {
             Some(error_queue) => error_queue.timestamping,
@@ -338,7 +337,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_zero_copy`].
-    #[must_use]
     pub fn zero_copy(&self) -> bool {
         self.error_queue
             .as_ref()
@@ -387,7 +385,6 @@ impl Connection {
     /// True while [`Connection::take_notification`] has something to give:
     /// `EPOLLERR` on Linux.
     #[inline]
-    #[must_use]
     pub fn has_notifications(&self) -> bool {
         self.error_queue
             .as_ref()
@@ -403,7 +400,6 @@ impl Connection {
     /// Notifications that were ever queued, wrapping: waiters are woken when it
     /// changes, whether notifications are taken or not (edge-triggered epoll).
     #[inline]
-    #[must_use]
     pub fn notification_count(&self) -> u32 {
         self.error_queue
             .as_ref()
@@ -412,7 +408,6 @@ impl Connection {
 
     /// Times that were not reported because 1024 writes waited to be acknowledged, or
     /// 1024 notifications to be taken. Completions are always reported.
-    #[must_use]
     pub fn notifications_lost(&self) -> u32 {
         self.error_queue
             .as_ref()
@@ -423,7 +418,6 @@ impl Connection {
     /// [`Timestamping::received`]; nothing if it came before that was asked for.
     /// Where more than 256 times would have to be kept apart the later one
     /// counts for both, as on Linux where two segments are put together.
-    #[must_use]
     pub fn read_timestamp(&self) -> Option<Time> {
         self.error_queue.as_ref()?.read
     }

@@ -22,7 +22,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_nodelay`].
-    #[must_use]
     pub fn nodelay(&self) -> bool {
         self.config.nodelay
     }
@@ -35,7 +34,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_congestion`].
-    #[must_use]
     pub fn congestion(&self) -> Congestion {
         self.congestion.congestion()
     }
@@ -47,7 +45,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_pacing`].
-    #[must_use]
     pub fn pacing(&self) -> bool {
         self.config.pacing
     }
@@ -59,7 +56,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_pacing_rate_max`].
-    #[must_use]
     pub fn pacing_rate_max(&self) -> Option<u64> {
         let limit = self.config.pacing_rate_max();
         (limit != u64::MAX).then_some(limit)
@@ -73,7 +69,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_cork`].
-    #[must_use]
     pub fn cork(&self) -> bool {
         self.cork
     }
@@ -100,7 +95,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_keepalive`].
-    #[must_use]
     pub fn keepalive(&self) -> Option<Keepalive> {
         self.config.keepalive()
     }
@@ -111,7 +105,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_user_timeout`].
-    #[must_use]
     pub fn user_timeout(&self) -> Option<Duration> {
         self.config.user_timeout()
     }
@@ -122,7 +115,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_syn_retries`].
-    #[must_use]
     pub fn syn_retries(&self) -> u8 {
         self.config.syn_retries
     }
@@ -135,7 +127,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_fin_timeout`].
-    #[must_use]
     pub fn fin_timeout(&self) -> Duration {
         self.config.fin_timeout.get()
     }
@@ -153,7 +144,6 @@ impl Connection {
     }
 
     /// Bytes of the receive buffer.
-    #[must_use]
     pub fn receive_buffer(&self) -> u32 {
         self.receive.buffer_limit
     }
@@ -164,7 +154,6 @@ impl Connection {
     }
 
     /// Bytes of the send buffer.
-    #[must_use]
     pub fn send_buffer(&self) -> u32 {
         self.send_limit()
     }
@@ -183,7 +172,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_not_sent_low_water`].
-    #[must_use]
     pub fn not_sent_low_water(&self) -> Option<u32> {
         let mark = self.config.not_sent_low_water;
         (mark != u32::MAX).then_some(mark)
@@ -196,7 +184,6 @@ impl Connection {
     }
 
     /// See [`Connection::set_traffic_class`].
-    #[must_use]
     pub fn traffic_class(&self) -> u8 {
         self.config.traffic_class
     }

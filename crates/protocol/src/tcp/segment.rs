@@ -28,7 +28,6 @@ pub struct Segment<'a> {
 impl Segment<'_> {
     /// The sequence numbers it occupies (SEG.LEN of RFC 9293): payload, SYN and
     /// FIN.
-    #[must_use]
     pub fn sequence_len(&self) -> u32 {
         let flags = self.header.flags;
         self.payload.len() as u32
@@ -131,7 +130,6 @@ pub struct Outgoing<'a> {
 
 impl Outgoing<'_> {
     /// Bytes of payload.
-    #[must_use]
     pub fn payload_len(&self) -> usize {
         let [first, second] = self.payload;
         first.len() + second.len()

@@ -67,7 +67,6 @@ impl ChronoStats {
 
 impl Connection {
     /// How long there was something to send, and what it waited for.
-    #[must_use]
     pub fn sending_times(&self, now: Time) -> SendingTimes {
         let mut stats = self.chrono_stats;
         if self.chrono != ChronoKind::Idle {

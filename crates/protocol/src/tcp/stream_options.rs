@@ -54,7 +54,6 @@ impl StreamOptions {
     }
 
     /// A configuration with these.
-    #[must_use]
     pub fn apply(&self, config: Config) -> Config {
         let mut config = Config {
             nodelay: self.nodelay,

@@ -171,7 +171,6 @@ impl Sysctl {
     /// What connections begin with; the link's part (`mss`, `offload`) is the
     /// default's. Of `tcp_rmem` half counts, as Linux takes the other half for
     /// overhead; the window scale follows from all of it.
-    #[must_use]
     pub fn config(&self) -> Config {
         Config {
             receive_buffer: self.receive_memory[1] / 2,

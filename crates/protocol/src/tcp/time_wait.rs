@@ -195,13 +195,11 @@ impl TimeWaitTable {
     }
 
     /// Connections in the table.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.live
     }
 
     /// True when there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.live == 0
     }
@@ -322,7 +320,6 @@ impl TimeWaitTable {
     }
 
     /// When the next connection will have waited long enough.
-    #[must_use]
     pub fn next_timeout(&self, now: Time) -> Option<Time> {
         self.queue.front().map(|entry| now + entry.left(now))
     }

@@ -56,19 +56,16 @@ impl<'a> Message<'a> {
     /// The next hop's MTU in bytes, of [`v4::unreachable::FRAGMENTATION_NEEDED`]:
     /// the low half of what RFC 792 left unused (RFC 1191 §4). Zero from routers
     /// that are older.
-    #[must_use]
     pub fn mtu_v4(&self) -> u16 {
         self.sequence()
     }
 
     /// The next hop's MTU in bytes, of [`v6::kind::PACKET_TOO_BIG`].
-    #[must_use]
     pub fn mtu_v6(&self) -> u32 {
         u32::from_be_bytes(self.rest)
     }
 
     /// The number of an echo.
-    #[must_use]
     pub fn sequence(&self) -> u16 {
         let [_, _, high, low] = self.rest;
         u16::from_be_bytes([high, low])

@@ -47,7 +47,6 @@ impl SackBlocks {
     }
 
     /// The blocks.
-    #[must_use]
     pub fn as_slice(&self) -> &[(u32, u32)] {
         self.blocks
             .get(..usize::from(self.count))
@@ -55,7 +54,6 @@ impl SackBlocks {
     }
 
     /// True when there are none: the option is then left out.
-    #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count == 0 || self.count >= Self::LENT
@@ -224,7 +222,6 @@ impl Options {
     }
 
     /// A Fast Open cookie or a request for one; on SYN segments.
-    #[must_use]
     #[inline]
     pub fn fast_open(&self) -> Option<FastOpen> {
         self.sack.fast_open()
@@ -242,7 +239,6 @@ impl Options {
 
     /// Bytes that the options take in a header, a multiple of four. SACK blocks
     /// that do not fit into 40 bytes beside the rest are left out.
-    #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         if self.only_timestamps().is_some() {
@@ -270,7 +266,6 @@ impl Options {
     }
 
     /// True when there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -224,7 +224,6 @@ pub enum TcpOption {
 
 impl TcpOption {
     /// Bytes on the wire.
-    #[must_use]
     pub fn wire_length(&self) -> usize {
         match self {
             Self::Nop | Self::End => 1,

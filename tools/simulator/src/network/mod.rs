@@ -129,7 +129,6 @@ impl Network {
     }
 
     /// What was noted since [`Network::trace`], in the order of time.
-    #[must_use]
     pub fn trace_entries(&self) -> &[TraceEntry] {
         self.trace_entries.as_deref().unwrap_or_default()
     }
@@ -149,27 +148,23 @@ impl Network {
 
     /// How long each packet has waited for a watched link's transmitter, in
     /// microseconds, in the order of sending.
-    #[must_use]
     pub fn waits(&self, link: LinkId) -> &[u32] {
         let waits = self.waits.get(link.0).and_then(Option::as_deref);
         waits.unwrap_or_default()
     }
 
     /// What happened on a link so far.
-    #[must_use]
     pub fn counters(&self, link: LinkId) -> Counters {
         let link = self.links.get(link.0);
         link.map(Link::counters).unwrap_or_default()
     }
 
     /// What came of a flow so far; of no flow of this network, nothing.
-    #[must_use]
     pub fn report(&self, flow: FlowId) -> Option<Report> {
         self.flows.get(flow.0).map(Flow::report)
     }
 
     /// The time.
-    #[must_use]
     pub fn now(&self) -> Duration {
         self.now
     }

@@ -314,7 +314,6 @@ impl Reassembler {
     }
 
     /// When the next datagram's time is up; nothing when none is in progress.
-    #[must_use]
     pub fn next_expiry(&self) -> Option<Duration> {
         [Family::V4, Family::V6]
             .into_iter()
@@ -333,19 +332,16 @@ impl Reassembler {
     }
 
     /// Datagrams in progress, condemned ones included.
-    #[must_use]
     pub fn datagrams(&self) -> usize {
         self.datagrams.len()
     }
 
     /// Bytes held, counted as [`Limits::bytes`] are.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// What has happened so far.
-    #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }

@@ -186,7 +186,6 @@ impl Connection {
     /// True while a connection that a SYN has opened waits for the acknowledgment
     /// of its SYN-ACK. When it no longer is, the owner calls
     /// ([`Listener::fast_open_done`](crate::tcp::Listener::fast_open_done)).
-    #[must_use]
     pub fn is_fast_opening(&self) -> bool {
         self.state == State::SynReceived && self.is_opened_by_syn()
     }
@@ -210,13 +209,11 @@ impl Connection {
 
     /// True of one that [`Connection::connect_fast`] has made: what it finds out is
     /// to be learned.
-    #[must_use]
     pub fn is_fast_open_client(&self) -> bool {
         self.fast_open_has(FastOpenState::ASKED)
     }
 
     /// True while data that is written goes with the SYN, and none has been.
-    #[must_use]
     pub fn awaits_syn_data(&self) -> bool {
         self.send.buffer.len() == 0 && self.syn_room() > 0
     }
