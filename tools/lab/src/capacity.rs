@@ -11,6 +11,7 @@ use crate::bench::{Bench, Setup, Watching, blast, load};
 use crate::progress::Progress;
 use crate::sweep::median;
 use crate::system::System;
+use crate::testbed::Config;
 use crate::verdict::is_disturbed;
 
 /// Port of the service that is blasted.
@@ -31,6 +32,9 @@ pub struct Capacity {
     /// How many runs.
     pub runs: u32,
 }
+
+/// A test bed, and what `bare` takes there.
+pub(crate) type Bed = (Config, Capacity);
 
 /// It, and every run of `bare` so far.
 #[derive(Clone, Debug)]
@@ -129,7 +133,6 @@ impl Capacity {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::testbed::Config;
 
     /// A machine on which `bare` takes a million packets/s.
     pub(crate) const MILLION: Capacity = Capacity {

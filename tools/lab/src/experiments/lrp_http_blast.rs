@@ -5,10 +5,9 @@ use tidewall_load::{LoadSpec, Reuse, SenderKind};
 
 use super::tcp::{self, SYSTEMS, Site, UNREAD_PORT, client, http_load, kept, later, summarize};
 use super::{Experiment, Run, USUAL, best_linux, ratio};
-use crate::capacity::Capacity;
+use crate::capacity::Bed;
 use crate::result::{Claim, Series, find};
 use crate::sweep::Curve;
-use crate::testbed::Config;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "lrp-http-blast",
@@ -32,7 +31,7 @@ const JUDGED: f64 = 0.3;
 const FULL: [f64; 6] = [0.0, 0.05, 0.1, 0.2, 0.3, 0.5];
 const QUICK: [f64; 3] = [0.0, 0.1, 0.3];
 
-fn curves((config, capacity): (Config, Capacity), site: &Site, quick: bool) -> Vec<Curve> {
+fn curves((config, capacity): Bed, site: &Site, quick: bool) -> Vec<Curve> {
     let shares: &[f64] = if quick { &QUICK } else { &FULL };
     let load = |&share: &f64| LoadSpec {
         blast: capacity
@@ -87,6 +86,7 @@ mod tests {
     use super::*;
     use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
+    use crate::testbed::Config;
 
     #[test]
     fn claims_follow_from_the_curves() {

@@ -13,11 +13,11 @@ use tidewall_service::{Kind, ServiceSpec};
 
 use super::{Experiment, Run, USUAL, best_linux, quickest_linux, ratio, ring_losses, trips};
 use crate::bench::{Measured, load, server};
-use crate::capacity::Capacity;
+use crate::capacity::Bed;
 use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Sample};
 use crate::system::System;
-use crate::testbed::{BusyTimeout, Config};
+use crate::testbed::BusyTimeout;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "lrp-latency",
@@ -59,7 +59,7 @@ const SYSTEMS: [System; 8] = [
     System::LinuxBusy,
 ];
 
-fn curves((config, capacity): (Config, Capacity), quick: bool) -> Vec<Curve> {
+fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
     let shares = |system: System, setting: Option<&str>| -> &[f64] {
         match (quick, setting) {
             (true, None) if system.is_linux() => &QUICK_LINUX,
@@ -252,6 +252,7 @@ mod tests {
     use super::*;
     use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
+    use crate::testbed::Config;
     use crate::worker::LoadOutcome;
 
     /// Echoes/s and their 99th percentile beside 0, 0.5, 0.9 and 1.1.

@@ -12,11 +12,10 @@ use tidewall_service::{Kind, ServiceSpec};
 
 use super::{Experiment, Run, USUAL, best_linux, ratio, ring_losses, scaled};
 use crate::bench::{Measured, load};
-use crate::capacity::Capacity;
+use crate::capacity::Bed;
 use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Plan, Sample};
 use crate::system::System;
-use crate::testbed::Config;
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "lrp-overload",
@@ -82,9 +81,6 @@ fn loads(bed: Bed, kind: SenderKind, shares: &[Option<f64>]) -> Vec<LoadSpec> {
     };
     shares.iter().map(load).collect()
 }
-
-/// The test bed, and what `bare` takes there.
-pub(crate) type Bed = (Config, Capacity);
 
 /// A curve of the plain sweep.
 pub(crate) fn curve(system: System, bed: Bed, shares: &[Option<f64>]) -> Curve {
@@ -372,6 +368,7 @@ mod tests {
     use super::*;
     use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
+    use crate::testbed::Config;
 
     /// Figures as the prototypes had them.
     fn series() -> Vec<Series> {

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use tidewall_load::LoadSpec;
 
 use crate::bench::{Bench, Measured};
-use crate::capacity::{Capacity, Probed};
+use crate::capacity::{Bed, Capacity, Probed};
 use crate::environment::Environment;
 use crate::progress::Progress;
 use crate::result::{Axes, Claim, Point, ResultFile, Series, set_beside_bare};
@@ -171,7 +171,7 @@ impl Run<'_> {
     ///
     /// # Errors
     /// As of [`Run::capacity`].
-    pub(crate) fn bed(&mut self) -> anyhow::Result<(Config, Capacity)> {
+    pub(crate) fn bed(&mut self) -> anyhow::Result<Bed> {
         Ok((self.config(), self.capacity()?))
     }
 

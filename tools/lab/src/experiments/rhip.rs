@@ -6,8 +6,8 @@
 //! arrangement. In the receiver: the application's thread polls for itself, as
 //! Tidewall does everywhere else. The application makes 200 float
 //! multiplications a packet, the largest Bp is 3000 (10 × netdev_budget), the
-//! load is flat out or as much as an emulated link carries: the paper's, with
-//! 5 Gbit/s in place of its 1 Gbit/s, as this machine is so much faster.
+//! load is flat out or as much as an emulated link carries, which limits large
+//! packets only as the paper's did: a share of what `bare` takes here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,6 +18,7 @@ use tidewall_socket::tuning::PolicyKind;
 
 use super::Options;
 use crate::bench::{Measured, Watching, blast, load};
+use crate::capacity::Capacity;
 use crate::result::{Point, Series, find};
 use crate::sweep::{Curve, Sample};
 use crate::system::{Control, System};
@@ -42,15 +43,18 @@ pub(super) const PORT: u16 = 9;
 pub(super) const WORK: u32 = 200;
 /// Frames that a socket holds.
 pub(super) const RECEIVE_LIMIT: u32 = 1024;
-/// Bits/s of the emulated link.
-const LINK: f64 = 5e9;
+/// What the emulated link carries of the largest packets, as a share of `bare`'s
+/// capacity.
+const LINK: f64 = 0.3;
+/// Bytes of IP in these.
+const LARGEST: u32 = 1500;
 /// Bytes that a packet takes on an Ethernet besides the IP packet: header 14,
 /// check sequence 4, preamble 8, gap 12 (IEEE 802.3).
 const FRAMING: u32 = 38;
 /// Headers of IPv4 and UDP.
 pub(super) const HEADERS: u32 = 28;
-/// No sender here is faster: rates above are flat out.
-const FLAT_OUT: f64 = 1_200_000.0;
+/// From this share on the sender goes as fast as it can.
+const FLAT_OUT: f64 = 0.9;
 
 /// The policies that are compared with RHIP in the paper.
 pub(super) const OTHERS: &[PolicyKind] = POLICIES.split_at(4).0;
@@ -112,9 +116,9 @@ pub(super) fn control(policy: PolicyKind) -> Control {
 
 /// Packets/s of `size` bytes of IP that the emulated link carries; `None` where
 /// the sender is slower.
-pub(super) fn link_rate(size: u32) -> Option<u64> {
-    let rate = LINK / 8.0 / f64::from(size + FRAMING);
-    (rate < FLAT_OUT).then_some(rate as u64)
+pub(super) fn link_rate(capacity: Capacity, size: u32) -> Option<u64> {
+    let share = LINK * f64::from(LARGEST + FRAMING) / f64::from(size + FRAMING);
+    capacity.rate(Some(share)).filter(|_| share < FLAT_OUT)
 }
 
 /// A blast of packets of `size` bytes of IP at the service that discards.
@@ -321,6 +325,7 @@ pub(super) fn largest(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
 
     /// A curve with one further figure at every point.
@@ -333,10 +338,10 @@ pub(crate) mod tests {
 
     #[test]
     fn the_link_limits_large_packets_only() {
-        assert_eq!(link_rate(46), None);
-        assert_eq!(link_rate(128), None);
-        assert_eq!(link_rate(1500), Some(406_371));
-        assert_eq!(link_rate(512), Some(1_136_363));
+        assert_eq!(link_rate(MILLION, 46), None);
+        assert_eq!(link_rate(MILLION, 128), None);
+        assert_eq!(link_rate(MILLION, 1500), Some(300_000));
+        assert_eq!(link_rate(MILLION, 512), Some(838_909));
         assert_eq!(blast_of(46, None).payload, 18);
         assert_eq!(blast_of(1500, None).payload, 1472);
     }
@@ -416,7 +421,7 @@ pub(crate) mod tests {
     fn loads_keep_to_their_bounds() {
         for quick in [false, true] {
             for size in [46, 64, 1500] {
-                let load = load_of(Config::default(), quick, size, link_rate(size));
+                let load = load_of(Config::default(), quick, size, link_rate(MILLION, size));
                 assert!(load.check().is_ok());
                 // The safeguards are off no longer.
                 assert!(load.warm_up + load.duration <= crate::testbed::RealTime::LOAD_MAX);

@@ -12,10 +12,10 @@ use tidewall_socket::tuning::PolicyKind;
 use super::rhip::{self, OVERFLOW, Place};
 use super::{Experiment, Run, USUAL, ratio};
 use crate::bench::Measured;
+use crate::capacity::Bed;
 use crate::result::{Claim, Point, Series, find, merge};
 use crate::sweep::{Curve, Sample};
 use crate::system::Control;
-use crate::testbed::Config;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "rhip-budget",
@@ -43,7 +43,7 @@ const SIZES: [(u32, &str, &str); 4] = [
 /// What the claims are about.
 const JUDGED: &str = "64 B, in the softirq";
 
-fn curves(config: Config, quick: bool) -> Vec<Curve> {
+fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
     let budgets: &[u32] = if quick { &QUICK } else { &FULL };
     let sizes = if quick { &SIZES[..1] } else { &SIZES };
     let mut curves = Vec::new();
@@ -58,7 +58,12 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                         interval_us: Some(0),
                         ..rhip::control(PolicyKind::Napi)
                     }),
-                    loads: vec![rhip::load_of(config, quick, size, rhip::link_rate(size))],
+                    loads: vec![rhip::load_of(
+                        config,
+                        quick,
+                        size,
+                        rhip::link_rate(capacity, size),
+                    )],
                     ..napi
                 });
             }
@@ -68,7 +73,7 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let curves = curves(run.config(), run.options.quick);
+    let curves = curves(run.bed()?, run.options.quick);
     run.series = merge(run.sweep(&curves, run.options.plan(5), reduce)?);
     run.note(
         "A round takes at least 2 frames: the kernel polls a device twice when a busy poll ends.",
@@ -128,8 +133,10 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::experiments::rhip::tests::with;
     use crate::result::tests::curve;
+    use crate::testbed::Config;
 
     fn series() -> Vec<Series> {
         vec![
@@ -183,7 +190,7 @@ mod tests {
     #[test]
     fn quick_keeps_the_ends_and_the_middle() {
         for quick in [false, true] {
-            let curves = curves(Config::default(), quick);
+            let curves = curves((Config::default(), MILLION), quick);
             let judged: Vec<u32> = curves
                 .iter()
                 .filter(|curve| curve.setting == Some(JUDGED))

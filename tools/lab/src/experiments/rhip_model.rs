@@ -13,10 +13,10 @@ use tidewall_socket::tuning::PolicyKind;
 use super::rhip::{self, Place};
 use super::{Experiment, Run, USUAL};
 use crate::bench::Measured;
+use crate::capacity::Bed;
 use crate::result::{Claim, Point, Series, merge};
 use crate::sweep::{Curve, Sample};
 use crate::system::Control;
-use crate::testbed::Config;
 use crate::tune;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -33,16 +33,16 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const SIZE: u32 = 64;
 const BUDGETS: [u32; 9] = [2, 8, 16, 32, 64, 128, 300, 1000, 3000];
 const BUDGETS_QUICK: [u32; 4] = [8, 64, 300, 3000];
-/// Packets/s (`None`: as fast as it goes) and the setting's name.
-const RATES: [(Option<u64>, &str); 6] = [
-    (Some(50_000), "50,000/s"),
-    (Some(150_000), "150,000/s"),
-    (Some(300_000), "300,000/s"),
-    (Some(500_000), "500,000/s"),
-    (Some(700_000), "700,000/s"),
+/// Shares of `bare`'s capacity (`None`: as fast as it goes) and the setting's name.
+const SHARES: [(Option<f64>, &str); 6] = [
+    (Some(0.05), "0.05 of bare"),
+    (Some(0.1), "0.1 of bare"),
+    (Some(0.2), "0.2 of bare"),
+    (Some(0.35), "0.35 of bare"),
+    (Some(0.5), "0.5 of bare"),
     (None, FLAT_OUT),
 ];
-const RATES_QUICK: [usize; 4] = [1, 2, 4, 5];
+const SHARES_QUICK: [usize; 4] = [1, 2, 4, 5];
 const FLAT_OUT: &str = "flat out";
 /// The model's curves.
 const MODEL: &str = "model";
@@ -54,13 +54,13 @@ const BURST: &str = "burst";
 const PREDICTED: &str = "predicted/s";
 const MODE: &str = "mode";
 
-fn curves(config: Config, quick: bool) -> Vec<Curve> {
+fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
     let budgets: &[u32] = if quick { &BUDGETS_QUICK } else { &BUDGETS };
-    RATES
+    SHARES
         .iter()
         .enumerate()
-        .filter(|(number, _)| !quick || RATES_QUICK.contains(number))
-        .flat_map(|(_, &(rate, setting))| {
+        .filter(|(number, _)| !quick || SHARES_QUICK.contains(number))
+        .flat_map(|(_, &(share, setting))| {
             budgets.iter().map(move |&budget| Curve {
                 setting: Some(setting),
                 control: Some(Control {
@@ -68,7 +68,7 @@ fn curves(config: Config, quick: bool) -> Vec<Curve> {
                     interval_us: Some(0),
                     ..rhip::control(PolicyKind::Napi)
                 }),
-                loads: vec![rhip::load_of(config, quick, SIZE, rate)],
+                loads: vec![rhip::load_of(config, quick, SIZE, capacity.rate(share))],
                 ..rhip::policy(Place::Softirq, PolicyKind::Napi)
             })
         })
@@ -80,7 +80,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let quick = run.options.quick;
     let window = tune::WINDOW * if quick { 1 } else { 3 };
     let costs = tune::measure(run.bench, rhip::WORK, payload, None, window, run.progress)?;
-    let curves = curves(run.config(), quick);
+    let curves = curves(run.bed()?, quick);
     let mut series = merge(run.sweep(&curves, run.options.within(5, 38), reduce)?);
     let room = Room {
         buffer: rhip::RECEIVE_LIMIT,
@@ -207,7 +207,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
+    use crate::testbed::Config;
 
     fn machine() -> Machine {
         Machine {
@@ -227,7 +229,11 @@ mod tests {
             ring: RING,
         };
         let mut all = Vec::new();
-        for (setting, rate) in [("50,000/s", 5e4), ("700,000/s", 7e5), (FLAT_OUT, 1.3e6)] {
+        for (setting, rate) in [
+            ("0.05 of bare", 5e4),
+            ("0.5 of bare", 7e5),
+            (FLAT_OUT, 1.3e6),
+        ] {
             let mut measured = curve("napi", Some(setting), &[(8.0, 0.0), (3000.0, 0.0)]);
             for point in &mut measured.points {
                 point.values.insert(OFFERED.into(), rate);
@@ -271,7 +277,7 @@ mod tests {
     #[test]
     fn loads_are_valid() {
         for quick in [false, true] {
-            let curves = curves(Config::default(), quick);
+            let curves = curves((Config::default(), MILLION), quick);
             assert!(
                 curves
                     .iter()

@@ -16,6 +16,7 @@ use super::rhip::{self, Place, RECEIVER, SOFTIRQ};
 use super::trips::{self, P50, P99};
 use super::{Experiment, Options, Run, USUAL, ratio};
 use crate::bench::{Bench, Measured, Watching, load, server};
+use crate::capacity::Bed;
 use crate::interrupt::{self, Interrupted};
 use crate::result::{Claim, Point, Series, find};
 use crate::sweep::{Better, Curve, Sample, median};
@@ -63,9 +64,9 @@ fn echo() -> ServiceSpec {
 }
 
 /// Beside the flood.
-fn curves(config: Config, options: Options) -> Vec<Curve> {
+fn curves((config, capacity): Bed, options: Options) -> Vec<Curve> {
     let load = LoadSpec {
-        blast: Some(rhip::blast_of(SIZE, rhip::link_rate(SIZE))),
+        blast: Some(rhip::blast_of(SIZE, rhip::link_rate(capacity, SIZE))),
         ping: Some(PingSpec {
             interval: INTERVAL,
             timeout: TIMEOUT,
@@ -147,8 +148,9 @@ fn idle_curves(config: Config) -> Vec<Curve> {
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let bed = run.bed()?;
     let config = run.config();
-    let flooded = curves(config, run.options);
+    let flooded = curves(bed, run.options);
     run.systems.extend(flooded.iter().map(|curve| curve.system));
     run.progress.begin(run.name, flooded.len() as u64);
     for curve in &flooded {
@@ -332,6 +334,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::experiments::rhip::tests::with;
     use crate::result::tests::curve;
 
@@ -422,7 +425,7 @@ mod tests {
                 quick,
                 ..Options::default()
             };
-            let curves = curves(Config::default(), options);
+            let curves = curves((Config::default(), MILLION), options);
             for (system, setting) in [
                 ("qapolling", SOFTIRQ),
                 ("rhip", SOFTIRQ),

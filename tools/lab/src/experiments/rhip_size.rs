@@ -20,6 +20,7 @@ use tidewall_socket::tuning::PolicyKind;
 use super::rhip::{self, BUT_ADAPTIVE, IDLE, OTHERS, OVERFLOW, POLICIES, Place};
 use super::{Experiment, Options, Run, USUAL};
 use crate::bench::{Bench, Measured};
+use crate::capacity::Bed;
 use crate::result::{Claim, Point, Series, find};
 use crate::sweep::{Curve, Sample, median};
 use crate::testbed::Config;
@@ -59,10 +60,10 @@ fn sizes(quick: bool) -> &'static [u32] {
     if quick { &QUICK } else { &FULL }
 }
 
-fn curves(config: Config, options: Options) -> Vec<Curve> {
+fn curves((config, capacity): Bed, options: Options) -> Vec<Curve> {
     let loads: Vec<LoadSpec> = sizes(options.quick)
         .iter()
-        .map(|&size| rhip::load_of(config, options.quick, size, rhip::link_rate(size)))
+        .map(|&size| rhip::load_of(config, options.quick, size, rhip::link_rate(capacity, size)))
         .collect();
     rhip::contestants(options)
         .into_iter()
@@ -101,9 +102,10 @@ fn half_curves(config: Config, quick: bool, full: &[Series]) -> Vec<Curve> {
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let (config, options) = (run.config(), run.options);
+    let (bed, options) = (run.bed()?, run.options);
+    let (config, capacity) = bed;
     // Quick: one round of each part fits.
-    let mut series = run.sweep(&curves(config, options), options.within(5, 30), reduce)?;
+    let mut series = run.sweep(&curves(bed, options), options.within(5, 30), reduce)?;
     let idle = rhip::figure(&series, IDLE, IDLE_AXIS);
     let halves = half_curves(config, options.quick, &series);
     let plan = options.within(5, 20);
@@ -118,10 +120,10 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     }
     run.series = series;
     run.note(format!(
-        "An emulated link of 5 Gbit/s: from {} bytes on the load is what it carries, below that \
+        "An emulated link that carries 0.3 of bare's capacity at 1,500 bytes: from {} bytes on the load is what it carries, below that \
          the sender goes as fast as it can.",
         FULL.iter()
-            .find(|size| rhip::link_rate(**size).is_some())
+            .find(|size| rhip::link_rate(capacity, **size).is_some())
             .unwrap_or(&0)
     ));
     run.note(rhip::KERNEL_NOTE);
@@ -292,6 +294,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::experiments::rhip::tests::with;
     use crate::experiments::rhip::{RECEIVER, SOFTIRQ};
     use crate::result::tests::curve;
@@ -407,7 +410,7 @@ mod tests {
                 quick,
                 ..Options::default()
             };
-            let curves = curves(Config::default(), options);
+            let curves = curves((Config::default(), MILLION), options);
             for place in Place::BOTH {
                 for kind in POLICIES {
                     assert!(

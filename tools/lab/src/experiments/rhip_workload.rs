@@ -12,9 +12,9 @@ use super::rhip::{self, Place};
 use super::rhip_size::goodput_claims;
 use super::{Experiment, Options, Run, USUAL};
 use crate::bench::{Measured, Watching};
+use crate::capacity::Bed;
 use crate::result::{Claim, Point, Series, find, merge};
 use crate::sweep::{Better, Curve, Sample};
-use crate::testbed::Config;
 use crate::worker::TracePoint;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -54,9 +54,9 @@ fn settling(place: Place) -> &'static str {
     }
 }
 
-fn curves(config: Config, options: Options) -> Vec<Curve> {
+fn curves((config, capacity): Bed, options: Options) -> Vec<Curve> {
     let multiplications: &[u32] = if options.quick { &QUICK } else { &FULL };
-    let load = rhip::load_of(config, options.quick, SIZE, rhip::link_rate(SIZE));
+    let load = rhip::load_of(config, options.quick, SIZE, rhip::link_rate(capacity, SIZE));
     multiplications
         .iter()
         .flat_map(|&work| {
@@ -72,8 +72,8 @@ fn curves(config: Config, options: Options) -> Vec<Curve> {
         .collect()
 }
 
-fn settle_curves(config: Config) -> Vec<Curve> {
-    let high = rhip::link_rate(SIZE).unwrap_or(400_000);
+fn settle_curves((config, capacity): Bed) -> Vec<Curve> {
+    let high = rhip::link_rate(capacity, SIZE).unwrap_or(capacity.packets as u64);
     let low = (high as f64 / STEP) as u64;
     let load = LoadSpec {
         blast: Some(BlastSpec {
@@ -114,10 +114,10 @@ fn settle_curves(config: Config) -> Vec<Curve> {
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let (config, options) = (run.config(), run.options);
-    let series = run.sweep(&curves(config, options), options.plan(5), reduce)?;
+    let (bed, options) = (run.bed()?, run.options);
+    let series = run.sweep(&curves(bed, options), options.plan(5), reduce)?;
     let plan = options.rounds_of(if options.quick { 3 } else { 5 });
-    let steps = settle_curves(config);
+    let steps = settle_curves(bed);
     let settled = run.sweep_part(
         "rhip-workload, steps in load",
         &steps,
@@ -229,8 +229,10 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::experiments::rhip::{POLICIES, RECEIVER, SOFTIRQ};
     use crate::result::tests::curve;
+    use crate::testbed::Config;
 
     /// A trace of 5 ms samples whose rate is a function of time.
     fn trace(rate: impl Fn(f64) -> f64) -> Vec<TracePoint> {
@@ -324,19 +326,19 @@ mod tests {
             ..Options::default()
         };
         for quick in [false, true] {
-            let curves = curves(Config::default(), options(quick));
+            let curves = curves((Config::default(), MILLION), options(quick));
             for work in QUICK {
                 assert!(curves.iter().any(|curve| curve.services[0].work == work));
             }
             assert!(
                 curves
                     .iter()
-                    .chain(&settle_curves(Config::default()))
+                    .chain(&settle_curves((Config::default(), MILLION)))
                     .flat_map(|curve| &curve.loads)
                     .all(|load| load.check().is_ok())
             );
         }
-        let load = &settle_curves(Config::default())[0].loads[0];
+        let load = &settle_curves((Config::default(), MILLION))[0].loads[0];
         assert!(load.warm_up + load.duration <= crate::testbed::RealTime::LOAD_MAX);
     }
 }
