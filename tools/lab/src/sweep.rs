@@ -210,15 +210,22 @@ pub(crate) fn sweep(
         let steps = places(&sessions);
         progress.begin(&format!("{name}, round {}", done + 1), steps);
         let mut samples = Vec::new();
-        for session in &sessions {
+        for session in &mut sessions {
+            let begun = Instant::now();
             let mut one = One {
                 bench,
                 curves,
                 session,
+                retry_within: if plan.brief {
+                    RETRY_WITHIN
+                } else {
+                    Duration::MAX
+                },
                 reduce: &reduce,
                 notes: &mut swept.notes,
             };
             samples.extend(one.measure(progress)?);
+            session.took = begun.elapsed();
         }
         progress.end();
         let usual = match capacity.as_deref_mut() {
@@ -241,8 +248,10 @@ pub(crate) fn sweep(
         done += 1;
         swept.series = assemble(curves, &tables, capacity.as_deref().map(|it| it.capacity));
         if plan.brief && done == 1 {
+            let before: Duration = sessions.iter().map(|session| session.took).sum();
             keep_better(&mut sessions, &mut tables, curves);
-            longest = longest.mul_f64(places(&sessions) as f64 / steps.max(1) as f64);
+            let after: Duration = sessions.iter().map(|session| session.took).sum();
+            longest = longest.saturating_sub(before.saturating_sub(after));
         }
         if !plan.goes_on(done, start.elapsed() + longest, || decided(&swept.series)) {
             break;
@@ -255,6 +264,8 @@ pub(crate) fn sweep(
     Ok(swept)
 }
 
+/// What took longer than this to fail is not tried again in a quick run.
+const RETRY_WITHIN: Duration = Duration::from_secs(3);
 /// Rounds that are made again, whatever the time: a machine that is always disturbed
 /// is like that.
 const DISTURBED_MAX: u32 = 5;
@@ -274,6 +285,8 @@ struct Turn {
     variant: Option<Receive>,
     setup: Setup,
     places: Vec<(usize, usize)>,
+    /// How long it lasted when it was last measured, or its part that is left would.
+    took: Duration,
 }
 
 /// How many points a round measures.
@@ -294,6 +307,7 @@ fn sessions(curves: &[Curve]) -> Vec<Turn> {
                     variant,
                     setup,
                     places: places.collect(),
+                    took: Duration::ZERO,
                 }),
             }
         }
@@ -301,26 +315,27 @@ fn sessions(curves: &[Curve]) -> Vec<Turn> {
     sessions
 }
 
-/// Leaves of each point the better variant alone.
+/// Leaves of each point the better variant alone, and nothing of those that could not be
+/// measured.
 fn keep_better(sessions: &mut Vec<Turn>, tables: &mut Tables, curves: &[Curve]) {
-    for (number, curve) in curves.iter().enumerate() {
-        for place in 0..curve.loads.len() {
-            let Some((best, _)) = better(number, curve, place, tables) else {
-                continue;
-            };
-            for session in sessions
-                .iter_mut()
-                .filter(|session| session.variant != best)
-            {
-                let before = session.places.len();
-                session.places.retain(|&of| of != (number, place));
-                if session.places.len() < before {
-                    tables.remove(&key(number, session.variant, place));
-                }
-            }
-        }
+    for session in sessions.iter_mut() {
+        let before = session.places.len();
+        session.places.retain(|&(number, place)| {
+            let curve = curves.get(number);
+            let best = curve.and_then(|curve| better(number, curve, place, tables));
+            best.is_some_and(|(variant, _)| variant == session.variant)
+        });
+        let left = session.places.len() as f64 / before.max(1) as f64;
+        session.took = session.took.mul_f64(left);
     }
     sessions.retain(|session| !session.places.is_empty());
+    tables.retain(|&(number, variant, place), _| {
+        let mut kept = sessions.iter();
+        kept.any(|session| {
+            session.variant.map(|variant| variant as u8) == variant
+                && session.places.contains(&(number, place))
+        })
+    });
 }
 
 /// The variant that did better at a point, and the point.
@@ -348,6 +363,8 @@ struct One<'a, R> {
     bench: &'a mut Bench,
     curves: &'a [Curve],
     session: &'a Turn,
+    /// A set-up is tried once more if it failed within this.
+    retry_within: Duration,
     reduce: &'a R,
     notes: &'a mut Vec<String>,
 }
@@ -357,11 +374,15 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
         let mut samples = Vec::new();
         let mut missing = self.session.places.clone();
         let mut reasons = Vec::new();
+        let begun = Instant::now();
         for attempt in 0..2 {
             let Some(&first) = missing.first() else {
                 break;
             };
             if attempt > 0 {
+                if begun.elapsed() > self.retry_within {
+                    break;
+                }
                 let what = self.what(first);
                 progress.line(&format!("{what}: once more: {}", reasons.join("; ")));
             }
@@ -382,7 +403,7 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
             };
             let load = self.load(of).map(|(_, load)| describe(load));
             self.note(format!(
-                "{}: set-up failed twice at {}; not measured{reason}",
+                "{}: set-up failed at {}; not measured{reason}",
                 self.what(of),
                 load.unwrap_or_default()
             ));

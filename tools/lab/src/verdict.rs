@@ -81,7 +81,8 @@ pub(crate) fn is_disturbed(probe: f64, others: &[f64]) -> bool {
 }
 
 /// The claims of an experiment, with intervals where rounds were kept apart. Without, a
-/// claim is judged by its figure alone; of one or two rounds it stays undecided.
+/// claim is judged by its figure alone, as is one of points that were; of one or two rounds
+/// it stays undecided.
 pub(crate) fn judge(claims: fn(&[Series]) -> Vec<Claim>, series: &[Series]) -> Vec<Claim> {
     let samples = series.iter().flat_map(|series| &series.points);
     let rounds: BTreeSet<u32> = samples
@@ -91,19 +92,22 @@ pub(crate) fn judge(claims: fn(&[Series]) -> Vec<Claim>, series: &[Series]) -> V
     if rounds.is_empty() {
         return judged;
     }
-    let rounds: Vec<Vec<Claim>> = rounds
-        .into_iter()
-        .map(|round| {
-            let series: Vec<Series> = series.iter().map(|it| it.of_round(round)).collect();
-            claims(&series)
-        })
-        .collect();
+    let of_round = |round| {
+        let series: Vec<Series> = series.iter().map(|it| it.of_round(round)).collect();
+        claims(&series)
+    };
+    // What no round measured, which stays when all rounds are taken away.
+    let fixed = of_round(u32::MAX);
+    let rounds: Vec<Vec<Claim>> = rounds.into_iter().map(of_round).collect();
     let of_rounds = |claim: Claim| {
-        let same = |other: &&Claim| other.id == claim.id;
-        let values: Vec<f64> = rounds
-            .iter()
-            .filter_map(|round| round.iter().find(same)?.measured)
-            .collect();
+        let figure = |claims: &Vec<Claim>| {
+            let same = claims.iter().find(|other| other.id == claim.id)?;
+            same.measured
+        };
+        if figure(&fixed).is_some() {
+            return claim;
+        }
+        let values: Vec<f64> = rounds.iter().filter_map(figure).collect();
         claim.with_rounds(&values)
     };
     judged.into_iter().map(of_rounds).collect()
@@ -223,6 +227,36 @@ mod tests {
         assert_eq!(judge(claims, &few)[1].verdict.name(), "undecided");
         let none: Vec<Series> = both.iter().map(|series| few_rounds(series, 0)).collect();
         assert_eq!(judge(claims, &none)[0].verdict.name(), "holds");
+    }
+
+    #[test]
+    fn what_no_round_measured_is_judged_by_its_figure() {
+        fn claims(series: &[Series]) -> Vec<Claim> {
+            let y = |at: usize| Some(series.first()?.points.get(at)?.y);
+            let last = |series: &Series| Some(series.last()?.y);
+            let last = series.get(1).and_then(last);
+            vec![
+                Claim::at_least("once", "", last, 1.0),
+                Claim::at_least("rounds", "", y(0), 1.0),
+            ]
+        }
+        let sample = |round| Sample {
+            round,
+            y: 2.0 + f64::from(round) / 100.0,
+            ..Sample::default()
+        };
+        let rounds = Series {
+            points: point(&[0, 1, 2].map(sample)).into_iter().collect(),
+            ..Series::default()
+        };
+        let once = Series {
+            points: vec![crate::result::Point::exactly(0.0, 3.0, 1)],
+            ..Series::default()
+        };
+        let judged = judge(claims, &[rounds, once]);
+        assert_eq!((judged[0].measured, judged[0].low), (Some(3.0), None));
+        assert_eq!(judged[0].verdict.name(), "holds");
+        assert!(judged[1].low.is_some_and(|low| low > 1.0));
     }
 
     fn few_rounds(series: &Series, rounds: usize) -> Series {

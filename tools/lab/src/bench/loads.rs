@@ -51,7 +51,7 @@ pub(crate) fn load(config: Config) -> LoadSpec {
 /// Makes a load of the usual length one of a quick run.
 pub(crate) fn shorten(load: &mut LoadSpec) {
     if (load.warm_up, load.duration) == (WARM_UP, WINDOW) {
-        (load.warm_up, load.duration) = (WARM_UP / 2, WINDOW / 2);
+        (load.warm_up, load.duration) = (WARM_UP / 3, WINDOW * 2 / 5);
     }
 }
 

@@ -106,11 +106,8 @@ fn curves(bed: Bed, quick: bool) -> Vec<Curve> {
     let mut curves = Vec::new();
     for system in SYSTEMS {
         // Of these the claims ask for the peak and the end.
-        let shares = if quick && system.needs_real_time() {
-            &WORK_QUICK
-        } else {
-            plain
-        };
+        let rest = system.needs_real_time() || system == System::Generic;
+        let shares = if quick && rest { &WORK_QUICK } else { plain };
         curves.push(curve(system, bed, shares));
         if working.contains(&system) {
             curves.push(Curve {

@@ -62,7 +62,7 @@ impl Options {
             (None, true) => Plan {
                 least: 1,
                 rounds: 3,
-                budget: Duration::from_secs(52),
+                budget: Duration::from_secs(55),
                 brief: true,
             },
             (None, false) => Plan {

@@ -153,12 +153,11 @@ pub fn table(result: &ResultFile) -> String {
 
 /// The load of a row: that of the fullest curve, `max` for the last of several.
 fn heading(panel: &Panel<'_>, number: usize, rows: usize) -> String {
-    if number + 1 == rows && rows > 2 {
+    let point = fullest(panel, rows).and_then(|series| series.points.get(number));
+    if number + 1 == rows && rows > 2 && point.is_none_or(|point| point.share.is_none()) {
         return "max".to_owned();
     }
-    fullest(panel, rows)
-        .and_then(|series| series.points.get(number))
-        .map_or_else(String::new, load)
+    point.map_or_else(String::new, load)
 }
 
 /// What was offered, and as a share of what `bare` takes.
@@ -192,10 +191,14 @@ fn at<'a>(series: &'a Series, number: usize, rows: usize, panel: &Panel<'_>) -> 
         return series.points.get(number);
     }
     let wanted = fullest(panel, rows)?.points.get(number)?;
-    match wanted.share {
-        Some(share) => series.offered(share),
-        None => series.at(wanted.x),
+    let shared = |series: &Series| series.points.iter().any(|point| point.share.is_some());
+    if shared(series) {
+        return series
+            .points
+            .iter()
+            .find(|point| point.share == wanted.share);
     }
+    series.at(wanted.x)
 }
 
 /// The claims, one a line.
