@@ -9,7 +9,7 @@ use tidewall_load::{BlastSpec, LoadReport, LoadSpec, PingSpec, Progress, Wait, r
 
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
 use crate::load::packets::Packets;
-use crate::table::Table;
+use crate::load::text::table;
 use crate::units::{self, count, nanoseconds, per_second};
 
 /// Send paced UDP, or a flood of TCP SYN segments, at an address, from 10 packets/s to all the link carries.
@@ -164,13 +164,6 @@ pub fn text(report: &LoadReport) -> String {
     let mut text = String::new();
     if let Some(blast) = &report.blast {
         let seconds = blast.duration.as_secs_f64();
-        let rate = |packets: u64| {
-            if seconds > 0.0 {
-                per_second(packets as f64 / seconds)
-            } else {
-                "-".to_owned()
-            }
-        };
         text.push_str(&format!(
             "blast through {} by the {} sender, bursts of up to {}, {seconds:.2} s measured{}\n",
             blast.interface,
@@ -182,9 +175,8 @@ pub fn text(report: &LoadReport) -> String {
                 ""
             }
         ));
-        let mut table = Table::of(2, "|>packets|>/s|");
         let counts = &blast.measured;
-        for (name, packets, note) in [
+        let rows = [
             ("offered", counts.offered, ""),
             ("sent", counts.sent, ""),
             (
@@ -197,16 +189,8 @@ pub fn text(report: &LoadReport) -> String {
                 counts.skipped,
                 "not sent: the generator could not keep the rate",
             ),
-        ] {
-            if packets > 0 || note.is_empty() {
-                table.row([
-                    name.to_owned(),
-                    count(packets),
-                    rate(packets),
-                    note.to_owned(),
-                ]);
-            }
-        }
+        ];
+        let mut table = table("packets", seconds, 2, &rows);
         if let Some(counters) = blast.counters.filter(|counters| counters.dropped > 0) {
             table.row([
                 "dropped by interface".to_owned(),

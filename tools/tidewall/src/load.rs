@@ -5,7 +5,7 @@ mod requests;
 mod rpc;
 mod slow;
 mod target;
-mod text;
+pub mod text;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};

@@ -132,16 +132,15 @@ pub fn unanswered(report: &LoadReport) -> Option<String> {
     None
 }
 
-/// A table of counts: name, number, rate, and what it means, those of zero left
-/// out unless they come first.
-pub(super) fn counts(seconds: f64, always: usize, rows: &[(&str, u64, &str)]) -> String {
-    let columns = [
-        ("", Align::Left),
-        ("number", Align::Right),
-        ("/s", Align::Right),
-        ("", Align::Left),
-    ];
-    let mut table = Table::new(2, &columns);
+/// As [`table`], of whatever has a number.
+fn counts(seconds: f64, always: usize, rows: &[(&str, u64, &str)]) -> String {
+    table("number", seconds, always, rows).text()
+}
+
+/// How many of `what` there were and what that is a second, where any time passed:
+/// the first rows `always`, the others where there are any.
+pub fn table(what: &str, seconds: f64, always: usize, rows: &[(&str, u64, &str)]) -> Table {
+    let mut table = Table::of(2, &format!("|>{what}|>/s|"));
     for (place, (name, number, note)) in rows.iter().enumerate() {
         if *number > 0 || place < always {
             let rate = match seconds > 0.0 {
@@ -151,7 +150,7 @@ pub(super) fn counts(seconds: f64, always: usize, rows: &[(&str, u64, &str)]) ->
             table.row([(*name).to_owned(), count(*number), rate, (*note).to_owned()]);
         }
     }
-    table.text()
+    table
 }
 
 fn s_clients(spec: &SClientSpec, report: &SClientReport, early: &str) -> String {
