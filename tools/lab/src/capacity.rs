@@ -77,6 +77,7 @@ fn runs(bench: &mut Bench, count: usize) -> anyhow::Result<Vec<f64>> {
     };
     let load = LoadSpec {
         blast: Some(blast(SenderKind::Skb, PORT, None)),
+        warm_up: TIME / 4,
         duration: TIME,
         ..load(bench.testbed.config())
     };

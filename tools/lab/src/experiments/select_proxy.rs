@@ -7,11 +7,10 @@
 //! server's has nothing to do but the proxy.
 
 use super::select::{
-    CLASSICAL_NAME, CONNECTIONS, SELECT_NAME, SELECTOR_NAME, Servers, TIME_AXIS, capacity,
-    describe, reduce, saturation, sweeps,
+    CONNECTIONS, SELECTOR_NAME, Servers, TIME_AXIS, capacity, describe, reduce, saturation, sweeps,
 };
 use super::select_static::{
-    NAIVE_SMALL, REALISTIC_LARGE, REALISTIC_SMALL, SENDERS, gain, groups, idle_kept, with_idle,
+    NAIVE_SMALL, REALISTIC_SMALL, SENDERS, common_claims, groups, with_idle,
 };
 use super::{Experiment, Run, USUAL, ratio};
 use crate::result::{Claim, Series};
@@ -50,42 +49,23 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    vec![
-        Claim::at_least(
-            "kept-750",
-            "selector: saturation throughput with 750 cold connections over that with \
+    let kept = Claim::at_least(
+        "kept-750",
+        "selector: saturation throughput with 750 cold connections over that with \
              none, 1,259 bytes",
-            ratio(
-                saturation(series, SELECTOR_NAME, REALISTIC_SMALL.0),
-                saturation(series, SELECTOR_NAME, NAIVE_SMALL.0),
-            ),
-            0.98,
+        ratio(
+            saturation(series, SELECTOR_NAME, REALISTIC_SMALL.0),
+            saturation(series, SELECTOR_NAME, NAIVE_SMALL.0),
         ),
-        Claim::at_least(
-            "idle-kept",
-            "selector: idle processor at 25 % of saturation with 750 cold connections \
-             over that with none",
-            idle_kept(series, SELECTOR_NAME),
-            0.97,
-        ),
-        Claim::above(
-            "gain-1259",
-            "750 cold connections: saturation throughput of the new select and \
-             allocator over the classical and linear ones, 1,259 bytes",
-            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_SMALL),
-            1.0,
-        ),
-        Claim::above(
-            "gain-8192",
-            "the same, 8,192 bytes",
-            gain(series, SELECT_NAME, CLASSICAL_NAME, REALISTIC_LARGE),
-            1.0,
-        ),
-    ]
+        0.98,
+    );
+    std::iter::once(kept).chain(common_claims(series)).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::select::{CLASSICAL_NAME, SELECT_NAME};
+    use super::super::select_static::REALISTIC_LARGE;
     use super::super::select_static::tests::risen;
     use super::*;
     use crate::testbed::Config;

@@ -41,6 +41,8 @@ pub(crate) struct Child {
     /// What it wrote to standard error, in a file without a name.
     errors: File,
     what: String,
+    /// It did not answer in time: it will not end in order either.
+    silent: bool,
 }
 
 impl Child {
@@ -78,6 +80,7 @@ impl Child {
             lines,
             errors,
             what: what.to_owned(),
+            silent: false,
         })
     }
 
@@ -120,6 +123,7 @@ impl Child {
                 Ok(line) => return Ok(line),
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline && !over() => {}
                 Err(RecvTimeoutError::Timeout) => {
+                    self.silent = true;
                     bail!(
                         "{}: no answer within {patience:?}{}",
                         self.what,
@@ -209,7 +213,7 @@ impl Drop for Child {
         // Its number is its own until it has been waited for.
         let _ = kill_process(Pid::from_child(&self.process), Signal::TERM);
         let deadline = Instant::now() + ANSWER;
-        while Instant::now() < deadline {
+        while !self.silent && Instant::now() < deadline {
             match self.process.try_wait() {
                 Ok(Some(_)) | Err(_) => return,
                 Ok(None) => thread::sleep(Duration::from_millis(5)),
