@@ -425,6 +425,12 @@ impl ResultFile {
         find(&self.series, system, setting)
     }
 
+    /// `bare`'s capacity where the horizontal axis counts in packets/s, and not in bytes
+    /// or frames.
+    pub(crate) fn capacity_on_axis(&self) -> Option<Capacity> {
+        self.bare.filter(|_| self.axes.x.contains("packets/s"))
+    }
+
     /// Claims of which more rounds would tell.
     pub fn undecided(&self) -> impl Iterator<Item = &Claim> {
         self.claims.iter().filter(|claim| claim.is_undecided())

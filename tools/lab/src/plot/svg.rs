@@ -117,7 +117,7 @@ fn curves(area: &Area<'_>, result: &ResultFile, panel: &Panel<'_>) -> Drawn {
         .bold_line_style(RGBColor(0xdd, 0xdd, 0xdd))
         .x_desc(result.axes.x.clone())
         .y_desc(panel.y)
-        .x_label_formatter(&|x| match &result.bare {
+        .x_label_formatter(&|x| match result.capacity_on_axis() {
             Some(bare) => format!("{} ({:.2})", short(*x), x / bare.packets),
             None => short(*x),
         })
@@ -301,6 +301,16 @@ mod tests {
         ] {
             assert!(drawn.contains(name), "{name}");
         }
+    }
+
+    #[test]
+    fn loads_are_labelled_with_their_share_where_they_are_loads() {
+        let mut result = sample();
+        assert!(!svg(&result).unwrap().contains("1M ("));
+        result.bare = Some(crate::capacity::tests::MILLION);
+        assert!(svg(&result).unwrap().contains("1M (1.00)"));
+        result.axes.x = "bytes".into();
+        assert!(!svg(&result).unwrap().contains("1M ("));
     }
 
     #[test]

@@ -110,6 +110,7 @@ pub fn table(result: &ResultFile) -> String {
         let median = short(bare.packets);
         format!("bare takes {median} packets/s here ({low}–{high}); second numbers are shares of bare's\n\n")
     });
+    let shares = result.capacity_on_axis().is_some();
     for panel in panels(result) {
         if !text.is_empty() && !text.ends_with("\n\n") {
             text.push('\n');
@@ -140,7 +141,7 @@ pub fn table(result: &ResultFile) -> String {
         }
         text.push('\n');
         for number in 0..rows {
-            text += &format!("{:>12}", heading(&panel, number, rows));
+            text += &format!("{:>12}", heading(&panel, number, rows, shares));
             for series in &panel.series {
                 let value = at(series, number, rows, &panel).map_or("–".to_owned(), result_of);
                 text += &format!("{value:>width$}");
@@ -152,17 +153,18 @@ pub fn table(result: &ResultFile) -> String {
 }
 
 /// The load of a row: that of the fullest curve, `max` for the last of several.
-fn heading(panel: &Panel<'_>, number: usize, rows: usize) -> String {
+fn heading(panel: &Panel<'_>, number: usize, rows: usize, shares: bool) -> String {
     let point = fullest(panel, rows).and_then(|series| series.points.get(number));
-    if number + 1 == rows && rows > 2 && point.is_none_or(|point| point.share.is_none()) {
+    if number + 1 == rows && rows > 2 && point.is_none_or(|point| !shares || point.share.is_none())
+    {
         return "max".to_owned();
     }
-    point.map_or_else(String::new, load)
+    point.map_or_else(String::new, |point| load(point, shares))
 }
 
-/// What was offered, and as a share of what `bare` takes.
-fn load(point: &Point) -> String {
-    match point.share {
+/// What was offered, with `shares` also as one of what `bare` takes.
+fn load(point: &Point, shares: bool) -> String {
+    match point.share.filter(|_| shares) {
         Some(share) => format!("{} {share:.2}", short(point.x)),
         None => short(point.x),
     }
