@@ -36,11 +36,12 @@ at_end() {
 	rm -f "$TIDEWALL_SKIPPED" "$unsteady"
 	exit $status
 }
+fetching=
+trap at_end EXIT
 # Other kernels' packages come from the network while programs are built; `load` below
 # fetches what failed again, and says why.
 setsid python3 -B scripts/kernels/lane.py fetch >/dev/null 2>&1 &
 fetching=$!
-trap at_end EXIT
 
 # CAP_NET_ADMIN, NET_RAW, SYS_ADMIN, SYS_NICE, PERFMON and BPF, as root.
 needed=$((1 << 12 | 1 << 13 | 1 << 21 | 1 << 23 | 1 << 38 | 1 << 39))

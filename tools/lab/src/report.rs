@@ -84,7 +84,7 @@ pub fn html(title: &str, results: &[ResultFile], earlier: &[ResultFile]) -> anyh
         let claims = results.iter().flat_map(|result| &result.claims);
         claims.filter(|claim| claim.verdict == verdict).count()
     };
-    let [kept, failed, open, told] = [
+    let [kept, failed, open, without_bound] = [
         Verdict::Holds,
         Verdict::Failed,
         Verdict::Undecided,
@@ -98,7 +98,7 @@ pub fn html(title: &str, results: &[ResultFile], earlier: &[ResultFile]) -> anyh
     let page = Page {
         title: title.to_owned(),
         summary: format!(
-            "{} claims, {kept} hold, {failed} do not, {open} are undecided; {told} figures beside \
+            "{} claims, {kept} hold, {failed} do not, {open} are undecided; {without_bound} figures beside \
              them.",
             kept + failed + open
         ),

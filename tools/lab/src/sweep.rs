@@ -148,7 +148,7 @@ impl Plan {
     }
 
     /// True when time is left to make a round again and all that are wanted besides.
-    fn spares(&self, done: u32, spent: Duration, longest: Duration) -> bool {
+    fn has_time_for_more(&self, done: u32, spent: Duration, longest: Duration) -> bool {
         let wanted = self.rounds.saturating_sub(done).max(1);
         self.least > 1 || self.budget.is_zero() || spent + longest * wanted <= self.budget
     }
@@ -198,7 +198,7 @@ pub(crate) fn sweep(
         mut capacity,
         decided,
     } = around;
-    let mut sessions = sessions(curves);
+    let mut turns = turns_of(curves);
     let mut tables = Tables::default();
     let mut swept = Swept::default();
     let start = Instant::now();
@@ -207,15 +207,15 @@ pub(crate) fn sweep(
     let mut disturbed = 0;
     loop {
         let begun = Instant::now();
-        let steps = places(&sessions);
+        let steps = places(&turns);
         progress.begin(&format!("{name}, round {}", done + 1), steps);
         let mut samples = Vec::new();
-        for session in &mut sessions {
+        for turn in &mut turns {
             let begun = Instant::now();
             let mut one = One {
                 bench,
                 curves,
-                session,
+                turn,
                 retry_within: if plan.brief {
                     RETRY_WITHIN
                 } else {
@@ -225,16 +225,19 @@ pub(crate) fn sweep(
                 notes: &mut swept.notes,
             };
             samples.extend(one.measure(progress)?);
-            session.took = begun.elapsed();
+            turn.took = begun.elapsed();
         }
         progress.end();
         let usual = match capacity.as_deref_mut() {
             Some(capacity) => capacity.probe(bench)?,
             None => true,
         };
-        sessions.reverse();
+        turns.reverse();
         longest = longest.max(begun.elapsed());
-        if !usual && disturbed < DISTURBED_MAX && plan.spares(done, start.elapsed(), longest) {
+        if !usual
+            && disturbed < DISTURBED_MAX
+            && plan.has_time_for_more(done, start.elapsed(), longest)
+        {
             disturbed += 1;
             continue;
         }
@@ -248,9 +251,9 @@ pub(crate) fn sweep(
         done += 1;
         swept.series = assemble(curves, &tables, capacity.as_deref().map(|it| it.capacity));
         if plan.brief && done == 1 {
-            let before: Duration = sessions.iter().map(|session| session.took).sum();
-            keep_better(&mut sessions, &mut tables, curves);
-            let after: Duration = sessions.iter().map(|session| session.took).sum();
+            let before: Duration = turns.iter().map(|turn| turn.took).sum();
+            keep_better(&mut turns, &mut tables, curves);
+            let after: Duration = turns.iter().map(|turn| turn.took).sum();
             longest = longest.saturating_sub(before.saturating_sub(after));
         }
         if !plan.goes_on(done, start.elapsed() + longest, || decided(&swept.series)) {
@@ -290,20 +293,20 @@ struct Turn {
 }
 
 /// How many points a round measures.
-fn places(sessions: &[Turn]) -> u64 {
-    sessions.iter().map(|it| it.places.len() as u64).sum()
+fn places(turns: &[Turn]) -> u64 {
+    turns.iter().map(|it| it.places.len() as u64).sum()
 }
 
 /// The services of curves, one for all curves that need the same.
-fn sessions(curves: &[Curve]) -> Vec<Turn> {
-    let mut sessions: Vec<Turn> = Vec::new();
+fn turns_of(curves: &[Curve]) -> Vec<Turn> {
+    let mut turns: Vec<Turn> = Vec::new();
     for (number, curve) in curves.iter().enumerate() {
         for &variant in curve.variants() {
             let setup = curve.setup(variant);
             let places = (0..curve.loads.len()).map(|place| (number, place));
-            match sessions.iter_mut().find(|session| session.setup == setup) {
-                Some(session) => session.places.extend(places),
-                None => sessions.push(Turn {
+            match turns.iter_mut().find(|turn| turn.setup == setup) {
+                Some(turn) => turn.places.extend(places),
+                None => turns.push(Turn {
                     variant,
                     setup,
                     places: places.collect(),
@@ -312,28 +315,28 @@ fn sessions(curves: &[Curve]) -> Vec<Turn> {
             }
         }
     }
-    sessions
+    turns
 }
 
 /// Leaves of each point the better variant alone, and nothing of those that could not be
 /// measured.
-fn keep_better(sessions: &mut Vec<Turn>, tables: &mut Tables, curves: &[Curve]) {
-    for session in sessions.iter_mut() {
-        let before = session.places.len();
-        session.places.retain(|&(number, place)| {
+fn keep_better(turns: &mut Vec<Turn>, tables: &mut Tables, curves: &[Curve]) {
+    for turn in turns.iter_mut() {
+        let before = turn.places.len();
+        turn.places.retain(|&(number, place)| {
             let curve = curves.get(number);
             let best = curve.and_then(|curve| better(number, curve, place, tables));
-            best.is_some_and(|(variant, _)| variant == session.variant)
+            best.is_some_and(|(variant, _)| variant == turn.variant)
         });
-        let left = session.places.len() as f64 / before.max(1) as f64;
-        session.took = session.took.mul_f64(left);
+        let left = turn.places.len() as f64 / before.max(1) as f64;
+        turn.took = turn.took.mul_f64(left);
     }
-    sessions.retain(|session| !session.places.is_empty());
+    turns.retain(|turn| !turn.places.is_empty());
     tables.retain(|&(number, variant, place), _| {
-        let mut kept = sessions.iter();
-        kept.any(|session| {
-            session.variant.map(|variant| variant as u8) == variant
-                && session.places.contains(&(number, place))
+        let mut kept = turns.iter();
+        kept.any(|turn| {
+            turn.variant.map(|variant| variant as u8) == variant
+                && turn.places.contains(&(number, place))
         })
     });
 }
@@ -362,7 +365,7 @@ fn better(
 struct One<'a, R> {
     bench: &'a mut Bench,
     curves: &'a [Curve],
-    session: &'a Turn,
+    turn: &'a Turn,
     /// A set-up is tried once more if it failed within this.
     retry_within: Duration,
     reduce: &'a R,
@@ -372,7 +375,7 @@ struct One<'a, R> {
 impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
     fn measure(&mut self, progress: &mut dyn Progress) -> anyhow::Result<Vec<(Key, Sample)>> {
         let mut samples = Vec::new();
-        let mut missing = self.session.places.clone();
+        let mut missing = self.turn.places.clone();
         let mut reasons = Vec::new();
         let begun = Instant::now();
         for attempt in 0..2 {
@@ -418,17 +421,17 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
         samples: &mut Vec<(Key, Sample)>,
         reasons: &mut Vec<String>,
     ) -> anyhow::Result<()> {
-        let mut session = self.bench.serve(&self.session.setup)?;
+        let mut service = self.bench.serve(&self.turn.setup)?;
         for &of in places {
             let Some((curve, load)) = load_of(self.curves, of) else {
                 continue;
             };
-            let measured = session.measure(load, curve.watching)?;
-            let what = what(curve, self.session.variant);
+            let measured = service.measure(load, curve.watching)?;
+            let what = what(curve, self.turn.variant);
             match (self.reduce)(curve, load, &measured) {
                 Some(sample) => {
                     progress.step(&format!("{what}: {} → {:.0}", describe(load), sample.y));
-                    samples.push((key(of.0, self.session.variant, of.1), sample));
+                    samples.push((key(of.0, self.turn.variant, of.1), sample));
                 }
                 None => reasons.push(format!("no answer at {}", describe(load))),
             }
@@ -437,7 +440,7 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
     }
 
     fn key(&self, (curve, place): (usize, usize)) -> Key {
-        key(curve, self.session.variant, place)
+        key(curve, self.turn.variant, place)
     }
 
     fn load(&self, of: (usize, usize)) -> Option<(&Curve, &LoadSpec)> {
@@ -447,7 +450,7 @@ impl<R: Fn(&Curve, &LoadSpec, &Measured) -> Option<Sample>> One<'_, R> {
     fn what(&self, of: (usize, usize)) -> String {
         let curve = self
             .load(of)
-            .map(|(curve, _)| what(curve, self.session.variant));
+            .map(|(curve, _)| what(curve, self.turn.variant));
         curve.unwrap_or_default()
     }
 
@@ -649,7 +652,7 @@ mod tests {
         let series = assemble(&[curve(Better::Lower)], &tables, None);
         assert_eq!(series[0].points[0].variant.as_deref(), Some("recv"));
         // From then on, of each point the better one alone.
-        let mut turns = sessions(&curves[..1]);
+        let mut turns = turns_of(&curves[..1]);
         assert_eq!(turns.len(), 2);
         let mut tables = tables;
         keep_better(&mut turns, &mut tables, &curves[..1]);
@@ -667,7 +670,7 @@ mod tests {
             loads: vec![load.clone(); 2],
             ..Curve::default()
         };
-        let turns = sessions(&[
+        let turns = turns_of(&[
             curve(System::Bare, None),
             curve(System::NiLrp, None),
             curve(System::Bare, Some("a port nobody owns")),
@@ -691,10 +694,13 @@ mod tests {
         assert!(!plan.goes_on(3, soon, || true));
         assert!(plan.goes_on(30, soon, || false));
         let ten = Duration::from_secs(10);
-        assert!(plan.spares(0, soon, ten) && !plan.spares(0, soon, 2 * ten));
-        assert!(plan.spares(2, soon, 2 * ten), "one more is wanted");
+        assert!(plan.has_time_for_more(0, soon, ten) && !plan.has_time_for_more(0, soon, 2 * ten));
+        assert!(
+            plan.has_time_for_more(2, soon, 2 * ten),
+            "one more is wanted"
+        );
         let exactly = Plan::exactly(4);
-        assert!(exactly.spares(0, late, ten));
+        assert!(exactly.has_time_for_more(0, late, ten));
         assert!(exactly.goes_on(3, late, || true));
         assert!(!exactly.goes_on(4, soon, || false));
     }

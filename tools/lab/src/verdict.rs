@@ -185,7 +185,7 @@ mod tests {
                 Claim::at_least("far", "", ratio(0), 1.5),
                 Claim::at_least("close", "", ratio(0), 0.9),
                 Claim::at_least("missing", "", ratio(1), 0.85),
-                Claim::new("told", "", ratio(0)),
+                Claim::new("without a bound", "", ratio(0)),
             ]
         }
         // The machine becomes three times as fast meanwhile, with a little noise.

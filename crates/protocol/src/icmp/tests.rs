@@ -185,14 +185,14 @@ fn soft_errors_reach_only_sockets_that_asked() {
 #[test]
 fn a_path_mtu_is_told_and_never_believed_too_small() {
     let quoted4 = sent(LOCAL4, REMOTE4);
-    for (told, believed) in [(1400, Some(1400)), (68, Some(552)), (0, None)] {
-        let message = message_of(v4::kind::DESTINATION_UNREACHABLE, 4, told, &quoted4);
+    for (next_hop, believed) in [(1400, Some(1400)), (68, Some(552)), (0, None)] {
+        let message = message_of(v4::kind::DESTINATION_UNREACHABLE, 4, next_hop, &quoted4);
         let got = error(&from_router4(&message), 20).unwrap();
         assert_eq!((got.errno, got.hard, got.mtu), (EMSGSIZE, true, believed));
     }
     let quoted6 = sent(LOCAL6, REMOTE6);
-    for (told, believed) in [(1400, Some(1400)), (576, Some(1280)), (0, Some(1280))] {
-        let message = message_of(v6::kind::PACKET_TOO_BIG, 0, told, &quoted6);
+    for (next_hop, believed) in [(1400, Some(1400)), (576, Some(1280)), (0, Some(1280))] {
+        let message = message_of(v6::kind::PACKET_TOO_BIG, 0, next_hop, &quoted6);
         let got = error(&from_router6(&message), 40).unwrap();
         assert_eq!((got.errno, got.hard, got.mtu), (EMSGSIZE, true, believed));
     }

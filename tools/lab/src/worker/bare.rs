@@ -67,12 +67,12 @@ impl Seen {
 pub(super) struct Bare<'a> {
     // Keeps the program attached.
     _device: AfXdp,
-    turns: Vec<Turn<'a>>,
+    queues: Vec<ServedQueue<'a>>,
     seen: Arc<Seen>,
 }
 
-/// A queue and what it needs to take its turn.
-struct Turn<'a> {
+/// A queue and what is served on it.
+struct ServedQueue<'a> {
     number: u32,
     queue: Queue,
     batch: Vec<Received>,
@@ -86,8 +86,15 @@ struct Served<'a> {
     /// Frames that the program has admitted, and those that have come, modulo 2^32.
     admitted: u32,
     came: u32,
-    /// Of this turn: datagrams, bytes of their payloads, replies.
-    counts: (u64, u64, u64),
+    turn: TurnCounts,
+}
+
+/// What one turn of a service came to.
+#[derive(Default)]
+struct TurnCounts {
+    datagrams: u64,
+    payload_bytes: u64,
+    replies: u64,
 }
 
 impl<'a> Bare<'a> {
@@ -115,9 +122,9 @@ impl<'a> Bare<'a> {
             channel: ChannelId::new(number, 1),
             admitted: 0,
             came: 0,
-            counts: (0, 0, 0),
+            turn: TurnCounts::default(),
         };
-        let mut turns = Vec::new();
+        let mut queues = Vec::new();
         for (queue, number) in std::mem::take(&mut device.queues).into_iter().zip(0..) {
             let services: Vec<_> = setup.services.iter().zip(1..).map(serve).collect();
             for Served { spec, channel, .. } in &services {
@@ -126,7 +133,7 @@ impl<'a> Bare<'a> {
                 embedded.listen(Protocol::Udp, None, spec.port, *channel)?;
                 trusted.own_port(Protocol::Udp, None, spec.port, EMBEDDED_APPLICATION)?;
             }
-            turns.push(Turn {
+            queues.push(ServedQueue {
                 number,
                 queue,
                 batch: Vec::new(),
@@ -136,11 +143,11 @@ impl<'a> Bare<'a> {
         let seen = Seen {
             tables,
             polls: AtomicU64::new(0),
-            lost: turns.iter().map(|_| AtomicU64::new(0)).collect(),
+            lost: queues.iter().map(|_| AtomicU64::new(0)).collect(),
         };
         Ok(Bare {
             _device: device,
-            turns,
+            queues,
             seen: Arc::new(seen),
         })
     }
@@ -154,9 +161,9 @@ impl<'a> Bare<'a> {
     pub(super) fn serve(mut self, counters: &Counters, stop: &AtomicBool) -> anyhow::Result<()> {
         let mut datagram = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            for (turn, lost) in self.turns.iter_mut().zip(&self.seen.lost) {
-                let receive = &mut turn.queue.receive;
-                receive.fill(&mut turn.queue.frames);
+            for (served, lost) in self.queues.iter_mut().zip(&self.seen.lost) {
+                let receive = &mut served.queue.receive;
+                receive.fill(&mut served.queue.frames);
                 if receive.napi().ids.contains(&0) {
                     // Its poll is not known yet: a request that came by way of the kernel
                     // has no answer.
@@ -165,9 +172,9 @@ impl<'a> Bare<'a> {
                     receive.set_moderation(InterruptModeration::BusyPoll);
                 }
                 receive.poll(Interrupt::Masked)?;
-                turn.take(&self.seen.tables.embedded, counters, lost);
-                turn.queue.transmit.flush()?;
-                turn.queue.transmit.reclaim(&mut turn.queue.frames);
+                served.take(&self.seen.tables.embedded, counters, lost);
+                served.queue.transmit.flush()?;
+                served.queue.transmit.reclaim(&mut served.queue.frames);
             }
             self.seen.polls.fetch_add(1, Ordering::Relaxed);
         }
@@ -175,7 +182,7 @@ impl<'a> Bare<'a> {
     }
 }
 
-impl Turn<'_> {
+impl ServedQueue<'_> {
     /// Deals with everything that a poll has brought.
     fn take(&mut self, tables: &ApplicationTables, counters: &Counters, lost: &AtomicU64) {
         // Read before the ring: what was admitted up to here is in it, or lost.
@@ -185,18 +192,18 @@ impl Turn<'_> {
         self.queue.receive.receive(&mut self.batch, usize::MAX);
         for Received { frame, metadata } in self.batch.drain(..) {
             let number = usize::from(metadata.channel_id().index()).wrapping_sub(1);
-            let spare = match self.services.get_mut(number) {
+            let unsent = match self.services.get_mut(number) {
                 Some(served) => served.take(frame, &metadata, &mut self.queue),
                 None => Some(frame),
             };
-            self.queue.frames.extend(spare);
+            self.queue.frames.extend(unsent);
         }
         let mut missing = 0;
         for (number, served) in self.services.iter_mut().enumerate() {
-            let (datagrams, bytes, replies) = std::mem::take(&mut served.counts);
+            let turn = std::mem::take(&mut served.turn);
             // Before the replies leave, so that a client with a reply finds it here.
-            if datagrams > 0 {
-                counters.batch(number, datagrams, bytes, replies);
+            if turn.datagrams > 0 {
+                counters.batch(number, turn.datagrams, turn.payload_bytes, turn.replies);
             }
             let behind = served.admitted.wrapping_sub(served.came).cast_signed();
             missing += u64::from(behind.max(0).cast_unsigned());
@@ -219,8 +226,8 @@ impl Served<'_> {
             return Some(frame);
         }
         let payload = metadata.end.saturating_sub(metadata.transport + HEADER);
-        self.counts.0 += 1;
-        self.counts.1 += u64::from(payload);
+        self.turn.datagrams += 1;
+        self.turn.payload_bytes += u64::from(payload);
         if self.spec.work > 0 {
             multiply(self.spec.work, 1.0);
         }
@@ -229,7 +236,7 @@ impl Served<'_> {
         }
         exchange(queue.memory.packet_mut(&mut frame), metadata);
         let full = queue.transmit.transmit(frame, None).err();
-        self.counts.2 += u64::from(full.is_none());
+        self.turn.replies += u64::from(full.is_none());
         full
     }
 }
