@@ -1,4 +1,5 @@
-//! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, TCP, ICMP and ICMPv6, parsed and emitted.
+//! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, TCP, ACP, ICMP and ICMPv6, parsed and
+//! emitted.
 //!
 //! What may not live here: state, sockets, clocks, allocation on the way of a
 //! packet, and any decision about what to do with a packet (that is
@@ -11,7 +12,7 @@
 //! into a buffer that is long enough.
 //!
 //! ```text
-//! ethernet::Frame ─► ipv4::Packet ───────────────────► udp::Packet, tcp::Packet
+//! ethernet::Frame ─► ipv4::Packet ───────────────────► udp::Packet, tcp::Packet ─► acp::Frames
 //!                └─► ipv6::Packet ─► ipv6::Extensions ─► icmp::Message ─► quoted datagram
 //! ```
 //!
@@ -20,6 +21,7 @@
 //! RFC 792 and 4443 (ICMP), RFC 1071 and 1624 (checksum).
 #![forbid(unsafe_code)]
 
+pub mod acp;
 pub mod checksum;
 pub mod ethernet;
 mod fast_open;

@@ -1,6 +1,7 @@
 //! TCP segments (RFC 9293 §3.1) and the options in use: maximum segment size
 //! (RFC 9293 §3.7.1), window scale and timestamps (RFC 7323), selective
-//! acknowledgement (RFC 2018), Fast Open (RFC 7413).
+//! acknowledgement (RFC 2018), Fast Open (RFC 7413), and that a connection is to carry
+//! frames ([`crate::acp`]).
 
 mod options;
 

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bolero::check;
+use tidewall_wire::acp;
 use tidewall_wire::ethernet::{self, EtherType, MacAddress};
 use tidewall_wire::icmp::{self, Message, v4, v6};
 use tidewall_wire::ipv4::{self, FragmentOffset};
@@ -52,6 +53,11 @@ fn fuzz_icmp() {
     fuzz("icmp", |bytes| {
         icmp_message(bytes);
     });
+}
+
+#[test]
+fn fuzz_acp() {
+    fuzz("acp", acp_frames);
 }
 
 #[test]
@@ -209,6 +215,38 @@ fn icmp_message(bytes: &[u8]) {
     {
         assert!(found.transport <= bytes.len());
     }
+}
+
+/// The frames of a segment lie one behind the other, and built again are the same
+/// but for what null frames have in them.
+fn acp_frames(bytes: &[u8]) {
+    let mut again = vec![0; bytes.len()];
+    let mut builder = acp::Builder::new(&mut again);
+    let mut end = 0;
+    let mut frames = acp::Frames::new(bytes);
+    let error = loop {
+        match frames.next() {
+            None => break None,
+            Some(Err(error)) => break Some(error),
+            Some(Ok(frame)) => {
+                assert_eq!(frame.offset, end);
+                match frame.kind {
+                    acp::Kind::Data => builder.data(frame.payload).unwrap(),
+                    acp::Kind::Null => builder.null(frame.payload.len() as u16).unwrap(),
+                }
+                end += frame.size();
+                assert_eq!(builder.len(), end);
+            }
+        }
+    };
+    assert_eq!(frames.next(), None);
+    assert_eq!(error.is_none(), end == bytes.len());
+    assert_eq!(
+        acp::Frames::new(&again[..end])
+            .filter(Result::is_err)
+            .count(),
+        0
+    );
 }
 
 /// The checked-in seeds are what the code below makes; set
@@ -373,6 +411,18 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
                     body: b"ping",
                 },
             ),
+        ),
+        ("acp", "data", b"\xac\x00\x00\x05frame".to_vec()),
+        (
+            "acp",
+            "several",
+            b"\xac\x00\x00\x00\xac\x01\x00\x02\x00\x00\xac\x00\x00\x01x".to_vec(),
+        ),
+        ("acp", "length-beyond-end", b"\xac\x00\xff\xffx".to_vec()),
+        (
+            "acp",
+            "header-within-payload",
+            b"\xac\x00\x00\x08\xac\x00\x00\x00\xac\x02\x00\x00".to_vec(),
         ),
         ("mac_address", "good", b"02:00:5e:10:00:01".to_vec()),
         ("mac_address", "sign", b"02:00:5e:10:00:+1".to_vec()),

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use super::{HEADER_LEN, HEADER_MAX};
+use crate::acp;
 use crate::fast_open::{FastOpen, KIND as KIND_FAST_OPEN, KIND_EXPERIMENTAL};
 
 /// The timestamps option (RFC 7323 §3).
@@ -17,22 +18,25 @@ pub struct Timestamps {
 /// Blocks of a SACK option (RFC 2018 §3), first and one past the last sequence
 /// number each, in the order of the option.
 ///
-/// A SYN has none: there the room is lent to a Fast Open option, so that every
-/// other segment is spared it ([`Options::fast_open`]).
+/// A SYN has none: there the room is lent to a Fast Open or ACP option, so that every
+/// other segment is spared it ([`Options::fast_open`], [`Options::acp`]).
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct SackBlocks {
     blocks: [(u32, u32); Self::MAX],
-    /// How many; with [`Self::LENT`], the length of a cookie.
+    /// How many; with [`Self::LENT`], the length of a cookie; with [`Self::ACP`],
+    /// no matter which.
     count: u8,
 }
 
 impl SackBlocks {
     /// The most blocks that fit.
     pub const MAX: usize = 4;
-    /// The room has a Fast Open option.
+    /// The room has a Fast Open or ACP option.
     const LENT: u8 = 0x80;
-    /// It is of the experimental form.
+    /// The Fast Open option is of the experimental form.
     const EXPERIMENTAL: u8 = 0x40;
+    /// It is an ACP option; the first block is its version.
+    const ACP: u8 = Self::LENT | 0x20;
 
     /// Adds a block; false when there is no room.
     pub fn push(&mut self, first: u32, end: u32) -> bool {
@@ -59,6 +63,17 @@ impl SackBlocks {
         self.count == 0 || self.count >= Self::LENT
     }
 
+    fn of_acp(version: u8) -> Self {
+        let mut lent = Self::default();
+        lent.blocks[0].0 = version.into();
+        lent.count = Self::ACP;
+        lent
+    }
+
+    fn acp(&self) -> Option<u8> {
+        (self.count == Self::ACP).then_some(self.blocks[0].0 as u8)
+    }
+
     fn of_fast_open(option: &FastOpen) -> Self {
         let mut lent = Self::default();
         let cookie = option.cookie();
@@ -83,7 +98,7 @@ impl SackBlocks {
     }
 
     fn fast_open(&self) -> Option<FastOpen> {
-        if self.count < Self::LENT {
+        if self.count < Self::LENT || self.count == Self::ACP {
             return None;
         }
         let mut bytes = [0; FastOpen::MAX];
@@ -211,7 +226,14 @@ impl Options {
                         );
                     }
                 }
-                (KIND_FAST_OPEN | KIND_EXPERIMENTAL, body) if options.sack.is_empty() => {
+                (acp::OPTION_KIND, &[high, low, version])
+                    if options.sack.is_empty() && [high, low] == acp::EXPERIMENT =>
+                {
+                    options.sack = SackBlocks::of_acp(version);
+                }
+                (KIND_FAST_OPEN | KIND_EXPERIMENTAL, body)
+                    if options.sack.is_empty() && options.acp().is_none() =>
+                {
                     if let Some(option) = FastOpen::parse(kind, body) {
                         options.sack = SackBlocks::of_fast_open(&option);
                     }
@@ -233,6 +255,24 @@ impl Options {
     pub fn with_fast_open(mut self, option: Option<FastOpen>) -> Self {
         if let Some(option) = &option {
             self.sack = SackBlocks::of_fast_open(option);
+        }
+        self
+    }
+
+    /// The version of ACP that the sender asks for or agrees to
+    /// ([`acp::VERSION`]); on SYN segments. Where a SYN has a Fast Open option
+    /// besides, that is not seen: connections of frames are not opened so.
+    #[inline]
+    pub fn acp(&self) -> Option<u8> {
+        self.sack.acp()
+    }
+
+    /// With an ACP option, which takes the place of SACK blocks and of a Fast Open
+    /// option; `None` leaves everything as it is.
+    #[must_use]
+    pub fn with_acp(mut self, version: Option<u8>) -> Self {
+        if let Some(version) = version {
+            self.sack = SackBlocks::of_acp(version);
         }
         self
     }
@@ -286,6 +326,9 @@ impl Options {
         }
         if let Some(option) = self.fast_open() {
             length += option.len();
+        }
+        if self.acp().is_some() {
+            length += usize::from(acp::OPTION_LEN).next_multiple_of(4);
         }
         length
     }
@@ -353,6 +396,12 @@ impl Options {
         }
         if let Some(option) = self.fast_open() {
             option.write(&mut put);
+        }
+        if let Some(version) = self.acp() {
+            put(&[acp::OPTION_KIND, acp::OPTION_LEN]);
+            put(&acp::EXPERIMENT);
+            put(&[version]);
+            put(&[kind::NO_OPERATION; 3]);
         }
         (bytes, at)
     }

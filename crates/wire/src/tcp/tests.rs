@@ -20,25 +20,28 @@ fn options() -> impl Strategy<Value = Options> {
         timestamps,
         sack,
         prop::option::of(fast_open),
+        prop::option::of(any::<u8>()),
     )
-        .prop_map(|(size, scale, permitted, timestamps, blocks, fast_open)| {
-            let mut options = Options {
-                maximum_segment_size: size,
-                window_scale: scale,
-                sack_permitted: permitted,
-                timestamps: timestamps.map(|(value, echo)| Timestamps { value, echo }),
-                sack: SackBlocks::default(),
-            };
-            // As many as fit: SYN segments carry none in practice.
-            for (first, end) in blocks {
-                let before = options;
-                options.sack.push(first, end);
-                if options.sack_count() < options.sack.as_slice().len() {
-                    options = before;
+        .prop_map(
+            |(size, scale, permitted, timestamps, blocks, fast_open, acp)| {
+                let mut options = Options {
+                    maximum_segment_size: size,
+                    window_scale: scale,
+                    sack_permitted: permitted,
+                    timestamps: timestamps.map(|(value, echo)| Timestamps { value, echo }),
+                    sack: SackBlocks::default(),
+                };
+                // As many as fit: SYN segments carry none in practice.
+                for (first, end) in blocks {
+                    let before = options;
+                    options.sack.push(first, end);
+                    if options.sack_count() < options.sack.as_slice().len() {
+                        options = before;
+                    }
                 }
-            }
-            options.with_fast_open(fast_open)
-        })
+                options.with_fast_open(fast_open).with_acp(acp)
+            },
+        )
 }
 
 /// The short way for timestamps alone reads and writes what the long one
@@ -158,6 +161,35 @@ fn fast_open_is_laid_out_as_linux_does() {
     let (bytes, length) = options.bytes();
     assert_eq!((length, options.len()), (40, 40));
     assert_eq!(Options::parse(&bytes), options);
+}
+
+#[test]
+fn acp_is_an_experiment_by_its_number() {
+    let options = Options {
+        maximum_segment_size: Some(1460),
+        ..Options::default()
+    }
+    .with_acp(Some(1));
+    let (bytes, length) = options.bytes();
+    assert_eq!(
+        bytes[..length],
+        [2, 4, 5, 180, 253, 5, 0xac, 0x90, 1, 1, 1, 1]
+    );
+    assert_eq!(length, options.len());
+    assert_eq!(Options::parse(&bytes[..length]), options);
+    assert_eq!(options.fast_open(), None);
+    assert!(options.sack.is_empty() && !options.is_empty());
+    // Another experiment, and another length.
+    assert_eq!(Options::parse(&[253, 5, 0xac, 0x91, 1]).acp(), None);
+    assert_eq!(Options::parse(&[253, 4, 0xac, 0x90]).acp(), None);
+    // Beside Fast Open, on either side of it, it is what counts.
+    for both in [
+        [34, 2, 253, 5, 0xac, 0x90, 7],
+        [253, 5, 0xac, 0x90, 7, 34, 2],
+    ] {
+        let options = Options::parse(&both);
+        assert_eq!((options.acp(), options.fast_open()), (Some(7), None));
+    }
 }
 
 #[test]

@@ -1,0 +1,273 @@
+//! ACP: the frames that a TCP segment carries where both ends have agreed that
+//! segments hold whole frames only (Yocum et al., "Anypoint", USITS 2003).
+//!
+//! ```text
+//!  0        1        2        3        4
+//!  +--------+--------+--------+--------+- - - - - -+--------+- -
+//!  |  0xAC  |  type  |     length      |  payload  |  0xAC  |
+//!  +--------+--------+--------+--------+- - - - - -+--------+- -
+//! ```
+//!
+//! The first header stands at the segment's first byte of payload; the length, of
+//! the payload behind the header, leads to the next. An end asks for ACP with
+//! [`Options::acp`](crate::tcp::Options::acp) on its SYN.
+
+use crate::EmitError;
+
+/// Bytes of a frame's header.
+pub const HEADER_LEN: usize = 4;
+
+/// The most payload that the length field can say; a segment's size is nearly
+/// always less.
+pub const PAYLOAD_MAX: usize = u16::MAX as usize;
+
+/// The version that [`Options::acp`](crate::tcp::Options::acp) announces.
+pub const VERSION: u8 = 1;
+
+/// The first byte of every header.
+pub const MAGIC: u8 = 0xac;
+
+/// What tells ACP from other experiments that share its TCP option (RFC 6994).
+pub(crate) const EXPERIMENT: [u8; 2] = [0xac, 0x90];
+
+/// Kind of the TCP option (RFC 4727, RFC 6994).
+pub(crate) const OPTION_KIND: u8 = 253;
+
+/// Bytes of the TCP option, padding aside.
+pub(crate) const OPTION_LEN: u8 = 5;
+
+/// Why bytes are not whole frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Fewer bytes than a header.
+    #[error("the segment ends within a frame's header")]
+    Truncated,
+    /// A header does not begin with [`MAGIC`].
+    #[error("a frame begins with {0:#04x} and not with 0xac")]
+    Magic(u8),
+    /// A type that is neither data nor null.
+    #[error("a frame is of the unknown type {0}")]
+    Type(u8),
+    /// The length leads beyond the segment.
+    #[error("a frame of {length} bytes lies in a segment with {available} more")]
+    Length {
+        /// Bytes of payload that the header says.
+        length: u16,
+        /// Bytes that there are behind the header.
+        available: usize,
+    },
+}
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// The application's.
+    Data = 0,
+    /// Takes sequence numbers and means nothing; no application sees it.
+    Null = 1,
+}
+
+/// A frame's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Header {
+    /// What the frame is for.
+    pub kind: Kind,
+    /// Bytes of payload behind the header.
+    pub length: u16,
+}
+
+impl Header {
+    /// The header of a frame of data; `None` for more than [`PAYLOAD_MAX`] bytes.
+    #[must_use]
+    pub fn data(length: usize) -> Option<Self> {
+        let length = u16::try_from(length).ok()?;
+        let kind = Kind::Data;
+        Some(Self { kind, length })
+    }
+
+    /// The header of a null frame that takes `size` bytes, itself included; `None`
+    /// for fewer than a header has and for more than a frame can have.
+    #[must_use]
+    pub fn null(size: usize) -> Option<Self> {
+        let length = u16::try_from(size.checked_sub(HEADER_LEN)?).ok()?;
+        let kind = Kind::Null;
+        Some(Self { kind, length })
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// [`Error::Magic`] and [`Error::Type`].
+    #[inline]
+    pub const fn parse([magic, kind, high, low]: [u8; HEADER_LEN]) -> Result<Self, Error> {
+        if magic != MAGIC {
+            return Err(Error::Magic(magic));
+        }
+        let kind = match kind {
+            0 => Kind::Data,
+            1 => Kind::Null,
+            other => return Err(Error::Type(other)),
+        };
+        let length = u16::from_be_bytes([high, low]);
+        Ok(Self { kind, length })
+    }
+
+    /// The header's bytes.
+    #[must_use]
+    #[inline]
+    pub const fn bytes(&self) -> [u8; HEADER_LEN] {
+        let [high, low] = self.length.to_be_bytes();
+        [MAGIC, self.kind as u8, high, low]
+    }
+
+    /// Bytes of the frame, its header included.
+    #[must_use]
+    #[inline]
+    pub const fn size(&self) -> usize {
+        HEADER_LEN + self.length as usize
+    }
+}
+
+/// A whole frame in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// Where its header begins, in bytes from the segment's first.
+    pub offset: usize,
+    /// What it is for.
+    pub kind: Kind,
+    /// What is behind the header.
+    pub payload: &'a [u8],
+}
+
+impl Frame<'_> {
+    /// Bytes of the frame, its header included.
+    #[must_use]
+    pub const fn size(&self) -> usize {
+        HEADER_LEN + self.payload.len()
+    }
+}
+
+/// The frames of a segment's payload in their order, null frames included. After
+/// an error there is nothing more: what follows cannot be found.
+#[derive(Clone, Debug)]
+pub struct Frames<'a> {
+    rest: &'a [u8],
+    offset: usize,
+}
+
+impl<'a> Frames<'a> {
+    /// Of a segment's payload.
+    #[must_use]
+    pub const fn new(payload: &'a [u8]) -> Self {
+        Self {
+            rest: payload,
+            offset: 0,
+        }
+    }
+
+    fn read(&self) -> Result<(Frame<'a>, &'a [u8]), Error> {
+        let (header, behind) = self
+            .rest
+            .split_first_chunk::<HEADER_LEN>()
+            .ok_or(Error::Truncated)?;
+        let Header { kind, length } = Header::parse(*header)?;
+        let (payload, rest) = behind
+            .split_at_checked(length.into())
+            .ok_or(Error::Length {
+                length,
+                available: behind.len(),
+            })?;
+        let offset = self.offset;
+        let frame = Frame {
+            offset,
+            kind,
+            payload,
+        };
+        Ok((frame, rest))
+    }
+}
+
+impl<'a> Iterator for Frames<'a> {
+    type Item = Result<Frame<'a>, Error>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let read = self.read();
+        let rest = read.map_or(&[][..], |(_, rest)| rest);
+        self.offset += self.rest.len() - rest.len();
+        self.rest = rest;
+        Some(read.map(|(frame, _)| frame))
+    }
+}
+
+impl core::iter::FusedIterator for Frames<'_> {}
+
+/// Puts frames one behind the other into a buffer, which is a segment's payload.
+#[derive(Debug)]
+pub struct Builder<'a> {
+    buffer: &'a mut [u8],
+    used: usize,
+}
+
+impl<'a> Builder<'a> {
+    /// Begins at the start of `buffer`, which is as long as the segment may be.
+    pub const fn new(buffer: &'a mut [u8]) -> Self {
+        Self { buffer, used: 0 }
+    }
+
+    /// Bytes of the frames that are in the buffer.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.used
+    }
+
+    /// True while there is no frame.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Appends a frame of data.
+    ///
+    /// # Errors
+    /// [`EmitError`]; the buffer holds what it held.
+    pub fn data(&mut self, payload: &[u8]) -> Result<(), EmitError> {
+        let header = Header::data(payload.len()).ok_or(EmitError::PayloadTooLong {
+            limit: PAYLOAD_MAX,
+            length: payload.len(),
+        })?;
+        self.place(header)?.copy_from_slice(payload);
+        Ok(())
+    }
+
+    /// Appends a null frame of `length` zeros behind its header.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`]; the buffer holds what it held.
+    pub fn null(&mut self, length: u16) -> Result<(), EmitError> {
+        let kind = Kind::Null;
+        self.place(Header { kind, length })?.fill(0);
+        Ok(())
+    }
+
+    /// Appends a header, and returns the place of its payload.
+    fn place(&mut self, header: Header) -> Result<&mut [u8], EmitError> {
+        let needed = self.used + header.size();
+        let available = self.buffer.len();
+        let (first, payload) = self
+            .buffer
+            .get_mut(self.used..needed)
+            .and_then(|place| place.split_first_chunk_mut::<HEADER_LEN>())
+            .ok_or(EmitError::BufferTooSmall { needed, available })?;
+        *first = header.bytes();
+        self.used = needed;
+        Ok(payload)
+    }
+}
+
+#[cfg(test)]
+mod tests;
