@@ -104,8 +104,16 @@ impl Connection {
         let window = self.scaled_window(header);
         let (old_window, updates) = (self.send.wnd, window != self.send.wnd);
         let advances = acknowledgment != una;
-        if updates || advances || before(self.send.wl1, header.sequence) {
-            self.update_window(header, window);
+        // SND.WL1 and SND.WL2 keep old segments from updating the window. One that
+        // acknowledges more is none, although it carries old data again (as Linux): the
+        // old window, counted from what is acknowledged now, would end too far.
+        let newer = advances
+            || before(self.send.wl1, header.sequence)
+            || updates
+                && self.send.wl1 == header.sequence
+                && !before(acknowledgment, self.send.wl2);
+        if newer {
+            self.take_window(header.sequence, acknowledgment, window);
         }
         if has_sack || ece || !self.recovery.is_quiet() {
             self.acknowledge_slow(header, plain && !updates, now);
@@ -517,16 +525,6 @@ impl Connection {
             self.send.wscale
         };
         u32::from(header.window) << scale
-    }
-
-    /// SND.WL1 and SND.WL2 keep old segments from updating the window.
-    #[inline]
-    fn update_window(&mut self, header: &Header, window: u32) {
-        let newer = before(self.send.wl1, header.sequence)
-            || self.send.wl1 == header.sequence && !before(header.acknowledgment, self.send.wl2);
-        if newer {
-            self.take_window(header.sequence, header.acknowledgment, window);
-        }
     }
 
     /// The peer takes more than it did.

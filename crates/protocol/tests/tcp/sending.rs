@@ -532,3 +532,18 @@ fn the_low_water_mark_is_rounded_up_to_whole_bursts() {
     assert_eq!(peer.engine.write(b"more"), Err(Errno::AGAIN));
     assert!(!peer.engine.writable());
 }
+
+#[test]
+fn a_window_goes_with_the_acknowledgment_that_it_came_with() {
+    let mut peer = Peer::established(&plain());
+    peer.window = 3000;
+    peer.give(ACK, 100, 0, b"");
+    peer.write(10 * MSS);
+    assert_eq!(peer.brief().len(), 3);
+    // The peer's first data again, which came late the first time; with it comes an
+    // acknowledgment, and a window that ends where the last one did.
+    peer.window = 1000;
+    peer.give(ACK, 0, 2000, &[7; 100]);
+    let sent = peer.brief();
+    assert!(sent.iter().all(|segment| segment.3 == 0), "{sent:?}");
+}
