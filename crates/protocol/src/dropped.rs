@@ -92,6 +92,11 @@ causes! {
     /// A SYN beyond the half-open connections of its listener that no SYN cookie could
     /// answer: its maximum segment size is below 536.
     TcpSynQueueFull = "tcp-syn-queue-full", "A SYN flood. Clients with such a segment size are hardly honest.";
+    /// A SYN without the ACP option, at a listener that takes nothing else.
+    TcpNotAcp = "tcp-not-acp", "Have the peer speak ACP, or let the listener take peers that cannot say so (kernel TCP).";
+    /// Bytes in an ACP connection that are no frame: a wrong magic or type, a frame longer
+    /// than a segment, an end within a frame. The connection was reset.
+    AcpFraming = "acp-framing", "The peer does not speak ACP, or its segments are merged or cut on the way.";
     /// A connection found the accept queue full (Linux: ListenOverflows).
     TcpListenOverflow = "tcp-listen-overflow", "Accept faster, or listen with a longer backlog.";
     /// An answer to a TCP segment of no connection could not be written.

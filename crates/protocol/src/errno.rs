@@ -10,6 +10,7 @@ pub const ENONET: i32 = 64;
 pub const EPROTO: i32 = 71;
 pub const EMSGSIZE: i32 = 90;
 pub const ENOPROTOOPT: i32 = 92;
+pub const EPROTONOSUPPORT: i32 = 93;
 pub const EOPNOTSUPP: i32 = 95;
 pub const EAFNOSUPPORT: i32 = 97;
 pub const ENETUNREACH: i32 = 101;

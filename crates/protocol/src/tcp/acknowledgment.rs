@@ -255,6 +255,10 @@ impl Connection {
     /// have been spurious.
     fn acknowledge_idle(&mut self, header: &Header, plain: bool, now: Time) {
         let mut seen = self.feedback(header, plain);
+        if self.is_framed() && self.is_window_closed() {
+            // The peer is there: its window is open, but for no frame.
+            self.send.retries = 0;
+        }
         if self.sack && !header.options.sack.is_empty() {
             self.take_sack(header, &mut seen, now);
         }

@@ -21,11 +21,11 @@ pub struct SendFlags {
 }
 
 impl Connection {
-    /// True when a read would not be [`Errno::AGAIN`]: data, the end of the
-    /// stream, or an error.
+    /// True when a read would not be [`Errno::AGAIN`]: data (a whole frame, where
+    /// frames are carried), the end of the stream, or an error.
     #[inline]
     pub fn readable(&self) -> bool {
-        self.receive.assembler.unread() > 0
+        self.receive.assembler.unread() > 0 && (!self.is_framed() || self.has_frame())
             || self.receive.finished
             || self.receive.closed
             || self.error.is_some()
@@ -34,7 +34,7 @@ impl Connection {
 
     /// True when a third of the send buffer is free and less than half of
     /// [`Connection::not_sent_low_water`] waits to be sent, as Linux has it, or when a
-    /// write would fail.
+    /// write would fail. Where frames are carried, the longest fits, too.
     #[inline]
     pub fn writable(&self) -> bool {
         if self.send.closed || self.error.is_some() || self.state == State::Closed {
@@ -46,11 +46,12 @@ impl Connection {
             && held + held / 2 <= limit
             && held < limit
             && (mark == u32::MAX || self.unsent() < mark.div_ceil(2))
+            && (!self.is_framed() || self.has_room_for_frame(self.frame_max()))
     }
 
     /// Bytes of the send buffer in use.
     #[inline]
-    fn held(&self) -> u32 {
+    pub(super) fn held(&self) -> u32 {
         self.send
             .buffer
             .len()
@@ -58,7 +59,7 @@ impl Connection {
     }
 
     #[inline]
-    fn can_hold_data(&self) -> bool {
+    pub(super) fn can_hold_data(&self) -> bool {
         matches!(self.state, State::Established | State::CloseWait) || self.is_fast_opening()
     }
 
@@ -111,18 +112,7 @@ impl Connection {
         if buffer.is_empty() {
             return Ok(0);
         }
-        // Linux reports a reset that came after the end to writers only, and as
-        // SO_ERROR.
-        if self.receive.finished {
-            return Ok(0);
-        }
-        if let Some(error) = self.error.take() {
-            return Err(error);
-        }
-        if self.receive.closed || self.state == State::Closed {
-            return Ok(0);
-        }
-        Err(Errno::AGAIN)
+        self.nothing_to_read().map(|()| 0)
     }
 
     /// Takes bytes to be sent, as many as the buffer holds, and pushes them.
@@ -162,13 +152,19 @@ impl Connection {
     }
 
     #[inline]
-    fn take(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+    pub(super) fn check_writable(&mut self) -> Result<(), Errno> {
         if let Some(error) = self.error.take() {
             return Err(error);
         }
         if self.send.closed || self.state == State::Closed {
             return Err(Errno::PIPE);
         }
+        Ok(())
+    }
+
+    #[inline]
+    fn take(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        self.check_writable()?;
         let room = if self.can_hold_data() {
             let room = self.send_limit().saturating_sub(self.held());
             if self.config.not_sent_low_water == u32::MAX {
@@ -196,7 +192,7 @@ impl Connection {
 
     /// Bytes that may be written by [`Connection::not_sent_low_water`].
     #[cold]
-    fn room_by_low_water(&self) -> u32 {
+    pub(super) fn room_by_low_water(&self) -> u32 {
         let burst = self.largest_burst();
         let mark = self.config.not_sent_low_water;
         let limit = mark.div_ceil(burst).saturating_mul(burst);

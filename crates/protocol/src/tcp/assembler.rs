@@ -284,6 +284,12 @@ impl Assembler {
         self.data.slices(0, self.data.len())
     }
 
+    /// Up to `length` bytes of that, `offset` bytes behind the first.
+    pub(super) fn unread_at(&self, offset: u32, length: u32) -> [&[u8]; 2] {
+        let rest = self.data.len().saturating_sub(offset);
+        self.data.slices(offset, length.min(rest))
+    }
+
     /// Forgets up to `bytes` that were read; returns how many.
     pub(super) fn consume(&mut self, bytes: usize) -> u32 {
         self.data.consume(u32::try_from(bytes).unwrap_or(u32::MAX))

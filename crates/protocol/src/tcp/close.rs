@@ -281,7 +281,7 @@ impl Connection {
         if self.unsent() == 0 {
             return;
         }
-        if self.send.wnd > 0 {
+        if !self.is_window_closed() {
             self.pending.add(Pending::OVERRIDE);
             self.push();
             return;

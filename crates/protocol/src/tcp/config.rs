@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-use super::Congestion;
 use super::connection::{BUFFER_MAX, BUFFER_MIN, MSS_MIN};
+use super::{Congestion, Framing};
 
 /// How silent peers are asked whether they are there (RFC 9293 §3.8.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,6 +146,9 @@ pub struct Config {
     pub ecn: Ecn,
     /// Search for the path's MTU.
     pub mtu_probing: MtuProbing,
+    /// Carry frames: then without SACK, timestamps, Fast Open and a search for the
+    /// path's MTU, and with [`Config::nodelay`].
+    pub framing: Framing,
 }
 
 impl Default for Config {
@@ -182,6 +185,7 @@ impl Default for Config {
             traffic_class: 0,
             ecn: Ecn::Passive,
             mtu_probing: MtuProbing::BlackHole,
+            framing: Framing::Stream,
         }
     }
 }

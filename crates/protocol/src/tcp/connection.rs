@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use super::acp::AcpState;
 use super::assembler::Assembler;
 use super::byte_queue::ByteQueue;
 use super::config::Settings;
@@ -245,6 +246,8 @@ pub struct Connection {
     pub(super) congestion: Controller,
     pub(super) ecn: EcnState,
     pub(super) path: PathMtu,
+    /// Null where a stream is carried, and not frames.
+    pub(super) acp: Option<Box<AcpState>>,
     /// Null where Fast Open is not used.
     pub(super) fast_open: Option<Box<FastOpenState>>,
     /// Null unless timestamps or zero-copy completions were asked for.
@@ -322,6 +325,7 @@ impl Connection {
     }
 
     fn new(flow: FourTuple, isn: u32, timestamp_offset: u32, config: &Config, now: Time) -> Self {
+        let config = &config.framed();
         let settings = Settings::new(config);
         let (mss, limit) = (settings.mss, settings.receive_buffer);
         Self {
@@ -399,6 +403,7 @@ impl Connection {
             congestion: Controller::new(mss.into(), settings.congestion),
             ecn: EcnState::default(),
             path: PathMtu::new(),
+            acp: AcpState::new(config, mss),
             fast_open: None,
             error_queue: None,
             counters: Counters::default(),
@@ -490,10 +495,11 @@ impl Connection {
             limit
         };
         // A segment that fills the window is acknowledged late, since receivers wait
-        // for a second one (Linux `tcp_bound_to_half_wnd`).
+        // for a second one (Linux `tcp_bound_to_half_wnd`). Frames may fill it: to halve
+        // what one may be costs more.
         let most = match self.send.max_window {
             0 => u32::MAX,
-            window if window <= MSS_DEFAULT.into() => window,
+            window if window <= MSS_DEFAULT.into() || self.is_framed() => window,
             window => window / 2,
         };
         let most = u16::try_from(most).unwrap_or(u16::MAX);

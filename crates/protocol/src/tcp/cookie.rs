@@ -9,10 +9,11 @@
 
 use core::time::Duration;
 
+use tidewall_wire::acp::VERSION;
 use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
 
 use super::segment::{Outgoing, Segment};
-use super::{Config, Ecn, FourTuple, Handshake, Time, ecn, isn, keyed, timestamp};
+use super::{Config, Ecn, FourTuple, Handshake, Time, acp, ecn, isn, keyed, timestamp};
 
 /// For how long a cookie is taken at most.
 pub const LIFETIME: Duration = Duration::from_secs(2 * PERIOD);
@@ -43,7 +44,7 @@ impl Cookies {
     pub fn new(config: &Config, key: [u8; 16]) -> Self {
         Self {
             key,
-            config: *config,
+            config: config.framed(),
         }
     }
 
@@ -62,7 +63,8 @@ impl Cookies {
         let (flow, peer) = (&syn.flow, &syn.header.options);
         let mss = peer_mss(flow, peer);
         let size = SIZES.iter().rposition(|&size| size <= mss)? as u32;
-        let mut options = Options::default();
+        let mut options =
+            Options::default().with_acp(acp::answers(&self.config, peer).then_some(VERSION));
         let mut takes_ecn = false;
         if let Some(timestamps) = peer.timestamps
             && self.config.timestamps

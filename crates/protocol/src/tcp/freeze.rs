@@ -11,6 +11,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
+use super::acp::AcpState;
 use super::assembler::{Assembler, Inserted};
 use super::byte_queue::ByteQueue;
 use super::config::{Settings, Span};
@@ -42,7 +43,7 @@ pub(super) use codec::Codec;
 use codec::{Reader, Writer, hash, one_of};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_000b;
+const VERSION: u32 = 0x5457_000c;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -95,10 +96,11 @@ impl Connection {
             local: nowhere,
             remote: nowhere,
         };
-        let connection = Self::connect(flow, 0, 0, &Config::default(), now).with(&mut reader);
+        let mut connection = Self::connect(flow, 0, 0, &Config::default(), now).with(&mut reader);
         if reader.damaged || !reader.bytes.is_empty() || !connection.is_sound() {
             return Err(ThawError::Damaged);
         }
+        connection.scan_frames();
         Ok(connection)
     }
 
@@ -175,6 +177,7 @@ impl Connection {
                 probe: codec.u16(self.path.probe),
                 since: age(self.path.since, codec.now().as_secs() as u32, codec),
             },
+            acp: acp(self.acp.as_deref(), codec),
             fast_open: fast_open(self.fast_open.as_deref(), codec),
             error_queue: codec.flag(self.error_queue.is_some()).then(|| {
                 let none = ErrorQueue::default();
@@ -330,6 +333,22 @@ fn chrono_stats<C: Codec>(
         stats.begin(thawed, now);
     }
     stats
+}
+
+/// Which of the unread bytes are frames is found out again.
+fn acp<C: Codec>(acp: Option<&AcpState>, codec: &mut C) -> Option<Box<AcpState>> {
+    if !codec.flag(acp.is_some()) {
+        return None;
+    }
+    let has = |which: fn(&AcpState) -> bool| acp.is_some_and(which);
+    Some(Box::new(AcpState {
+        unconfirmed: codec.flag(has(|acp| acp.unconfirmed)),
+        largest: codec.u16(acp.map_or(0, |acp| acp.largest)),
+        broken: codec.flag(has(|acp| acp.broken)),
+        reports: codec.flag(has(|acp| acp.reports)),
+        whole: 0,
+        frames: 0,
+    }))
 }
 
 fn fast_open<C: Codec>(

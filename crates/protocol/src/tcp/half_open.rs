@@ -38,6 +38,8 @@ pub(super) struct HalfOpen {
     pub window_scale: Option<u8>,
     pub sack: bool,
     pub ecn: bool,
+    /// The SYN asked for frames, which we carry.
+    pub acp: bool,
     /// The peer's timestamp as last seen.
     pub timestamp: Option<u32>,
     pub timestamp_offset: u32,
@@ -64,6 +66,7 @@ impl HalfOpen {
             window_scale: None,
             sack: false,
             ecn: false,
+            acp: false,
             timestamp: None,
             timestamp_offset: 0,
             origin: 0,

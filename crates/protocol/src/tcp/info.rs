@@ -19,6 +19,8 @@ pub struct Info {
     pub sack: bool,
     /// ECN is in use (`TCPI_OPT_ECN`).
     pub ecn: bool,
+    /// Frames are carried (ACP).
+    pub frames: bool,
     /// Data with an ECN codepoint has come (`TCPI_OPT_ECN_SEEN`).
     pub ecn_seen: bool,
     /// Data went with the SYN and was taken (`TCPI_OPT_SYN_DATA`).
@@ -147,6 +149,7 @@ impl Connection {
             timestamps: self.timestamps,
             sack: self.sack,
             ecn: self.ecn.is_agreed(),
+            frames: self.is_framed(),
             ecn_seen: self.ecn.has_seen(),
             syn_data: self.took_syn_data(),
             fast_open_failure: self.fast_open_failure(),

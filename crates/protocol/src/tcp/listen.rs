@@ -9,14 +9,16 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
+use tidewall_wire::acp::VERSION;
 use tidewall_wire::tcp::{Flags, Options, Timestamps, before};
 
+use super::acp;
 use super::cookie::{self, Cookies, peer_mss, syn_ack};
 use super::ecn;
 use super::fast_open::FastOpenServer;
 use super::half_open::{HalfOpen, Prefix, Store};
 use super::segment::{Outgoing, Segment, reset_for};
-use super::{Config, FastOpen, FourTuple, Handshake, Time, isn, timestamp};
+use super::{Config, FastOpen, FourTuple, Framing, Handshake, Time, isn, timestamp};
 use crate::DropReason;
 use crate::errno;
 use crate::icmp::FlowError;
@@ -116,7 +118,7 @@ impl Listener {
     pub fn new(config: &Config, backlog: u32, secrets: Secrets) -> Self {
         let backlog = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
         Self {
-            config: *config,
+            config: config.framed(),
             secrets,
             cookies: Cookies::new(config, secrets.cookie),
             half_open: Store::new(secrets.sequence),
@@ -194,6 +196,12 @@ impl Listener {
         now: Time,
         send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
     ) -> Reaction {
+        if !self.config.framing.takes(&syn.header.options) {
+            if let Some(reset) = reset_for(syn) {
+                send(&syn.flow, &reset);
+            }
+            return Reaction::Dropped(DropReason::TcpNotAcp);
+        }
         if self.is_full() {
             return Reaction::Dropped(DropReason::TcpListenOverflow);
         }
@@ -224,6 +232,7 @@ impl Listener {
             window_scale: scale.map(|scale| scale.min(14)),
             sack: offered.sack_permitted && config.sack,
             ecn: ecn::accepts(config, syn),
+            acp: acp::answers(config, offered),
             timestamp: timestamps.map(|timestamps| timestamps.value),
             timestamp_offset: isn::timestamp_offset(&self.secrets.cookie, &flow),
             origin: self.origin,
@@ -467,7 +476,7 @@ impl Listener {
     /// socket for one); see [`Listener::new`]. Half-open connections are answered
     /// by it too, should their SYN come again.
     pub fn set_config(&mut self, config: &Config) {
-        self.config = *config;
+        self.config = config.framed();
         self.cookies = Cookies::new(config, self.secrets.cookie);
     }
 
@@ -489,9 +498,10 @@ impl Listener {
         self.waiting >= self.backlog
     }
 
-    /// True when the driver is to answer SYNs with cookies.
+    /// True when the driver is to answer SYNs with cookies: not where frames are
+    /// carried, of which it knows nothing.
     pub fn sends_cookies(&self) -> bool {
-        self.flooded_until.is_some()
+        self.flooded_until.is_some() && self.config.framing == Framing::Stream
     }
 
     /// True when cookies may be on their way, so that the driver is to let valid
@@ -553,7 +563,7 @@ fn segment_of(entry: &HalfOpen, config: &Config, now: Time) -> Outgoing<'static>
             value: timestamp(now, entry.timestamp_offset),
             echo,
         }),
-        ..Options::default()
+        ..Options::default().with_acp(entry.acp.then_some(VERSION))
     };
     syn_ack(
         &entry.flow,

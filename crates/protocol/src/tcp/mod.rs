@@ -27,7 +27,7 @@
 //! `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
 //! and ICMP errors included), `fast_open` (RFC 7413), `notifications` (when bytes
 //! left, were acknowledged and came), `freeze` (to bytes and back), `info`,
-//! `sending_times` (what sending waited for), `sysctl` and `stream_options` (what
+//! `acp` (frames in whole segments), `sending_times` (what sending waited for), `sysctl` and `stream_options` (what
 //! makes a [`Config`]). Before a connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
 //! `time_wait`.
 //!
@@ -38,6 +38,7 @@
 //! (persist), 5482 (user timeout), 1122 §4.2.
 
 mod acknowledgment;
+mod acp;
 mod application;
 mod assembler;
 mod burst;
@@ -89,6 +90,7 @@ use std::net::SocketAddr;
 
 use crate::errno;
 
+pub use acp::Framing;
 pub use application::SendFlags;
 pub use config::{Config, Ecn, Keepalive, MtuProbing};
 pub use congestion::Congestion;
@@ -135,8 +137,12 @@ impl Errno {
     pub const INVAL: Self = Self(errno::EINVAL);
     /// The connection cannot take data any more.
     pub const PIPE: Self = Self(errno::EPIPE);
-    /// Message too long (a path MTU below what is possible).
+    /// Message too long: a path MTU below what is possible, a frame beyond a segment.
     pub const MSGSIZE: Self = Self(errno::EMSGSIZE);
+    /// What came is not of the protocol that was agreed on.
+    pub const PROTO: Self = Self(errno::EPROTO);
+    /// The peer does not speak the protocol that is asked of it.
+    pub const PROTONOSUPPORT: Self = Self(errno::EPROTONOSUPPORT);
     /// The connection was aborted here.
     pub const CONNABORTED: Self = Self(errno::ECONNABORTED);
     /// The peer has reset the connection.
@@ -158,6 +164,8 @@ impl fmt::Debug for Errno {
             Self::INVAL => "EINVAL",
             Self::PIPE => "EPIPE",
             Self::MSGSIZE => "EMSGSIZE",
+            Self::PROTO => "EPROTO",
+            Self::PROTONOSUPPORT => "EPROTONOSUPPORT",
             Self::CONNABORTED => "ECONNABORTED",
             Self::CONNRESET => "ECONNRESET",
             Self::NOTCONN => "ENOTCONN",

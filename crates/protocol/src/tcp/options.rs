@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use super::acp::receive_buffer_min;
 use super::config::Span;
 use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection, Pending};
 use super::timers::Timer;
@@ -132,9 +133,14 @@ impl Connection {
     }
 
     /// Fixes the receive buffer's size (`SO_RCVBUF`); it grows no more. What was
-    /// announced to the peer stays valid.
+    /// announced to the peer stays valid. Where frames are carried it is two segments
+    /// at least.
     pub fn set_receive_buffer(&mut self, bytes: u32) {
-        let bytes = bytes.clamp(BUFFER_MIN, BUFFER_MAX);
+        let least = match &self.acp {
+            Some(acp) => receive_buffer_min(acp.largest),
+            None => 0,
+        };
+        let bytes = bytes.max(least).clamp(BUFFER_MIN, BUFFER_MAX);
         self.receive.buffer_limit = bytes;
         self.config.receive_buffer_max = bytes;
         if self.state == State::SynSent {

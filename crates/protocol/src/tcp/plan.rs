@@ -19,6 +19,8 @@ pub(super) enum Plan {
     PathProbe { length: u32 },
     /// The FIN alone.
     Fin,
+    /// Nothing can be: the next frame is longer than a segment by now.
+    TooLong,
 }
 
 impl Connection {
@@ -88,6 +90,9 @@ impl Connection {
         } else {
             end
         };
+        if self.is_framed() && end != sequence {
+            return self.retransmission_of_frames(sequence, end);
+        }
         let end = self.send.push_marks.cut(sequence, end);
         Plan::Retransmit {
             sequence,
@@ -108,7 +113,13 @@ impl Connection {
             return None;
         }
         // Up to the end of a record; more may wait behind it.
-        let record = self.send.push_marks.cut(nxt, self.send.write_seq);
+        let record = if self.send.push_marks.is_plain() {
+            self.send.write_seq
+        } else if self.is_framed() {
+            return self.plan_frames();
+        } else {
+            self.send.push_marks.cut(nxt, self.send.write_seq)
+        };
         let (unsent, ends) = (record.wrapping_sub(nxt), record != self.send.write_seq);
         let usable = window_end.wrapping_sub(nxt);
         let pipe = self.pipe();
@@ -144,7 +155,7 @@ impl Connection {
     /// Whether a segment that is not full may leave (Nagle, as Minshall modified
     /// it: one such segment in flight at a time).
     #[inline(always)]
-    fn may_send_small(&self) -> bool {
+    pub(super) fn may_send_small(&self) -> bool {
         if self.send.closed || self.pending.has(Pending::OVERRIDE) {
             return true;
         }

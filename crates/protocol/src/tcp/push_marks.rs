@@ -15,6 +15,9 @@ use tidewall_wire::tcp::before;
 /// again may lack its PSH.
 const PUSHES_MAX: usize = 1024;
 
+/// What remembering a record takes of the send buffer's space, in bytes.
+pub(super) const RECORD_SPACE: u32 = size_of::<Mark>() as u32;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mark {
     /// The sequence number after the last byte before it.
@@ -133,11 +136,8 @@ impl PushMarks {
         if !self.has_records() {
             return end;
         }
-        let record = self.beyond(start).find(|mark| mark.record);
-        record
-            .map(|mark| mark.at)
-            .filter(|at| before(*at, end))
-            .unwrap_or(end)
+        let record = self.first_record(start);
+        record.filter(|at| before(*at, end)).unwrap_or(end)
     }
 
     /// The beginning of a segment that ends at `end` and would begin at `start`, or
@@ -161,6 +161,26 @@ impl PushMarks {
         marks.into_iter().flat_map(move |marks| marks.range(from..))
     }
 
+    /// Where the first record ends that goes beyond `start`.
+    pub(super) fn first_record(&self, start: u32) -> Option<u32> {
+        let record = self.beyond(start).find(|mark| mark.record);
+        record.map(|mark| mark.at)
+    }
+
+    /// Where the last record ends that goes beyond `start` and not beyond `limit`.
+    pub(super) fn last_record(&self, start: u32, limit: u32) -> Option<u32> {
+        let marks = &self.earlier.as_deref()?.marks;
+        let within = marks.partition_point(|mark| !before(limit, mark.at));
+        let record = marks.range(..within).rfind(|mark| mark.record);
+        record.map(|mark| mark.at).filter(|at| before(start, *at))
+    }
+
+    /// No more than the last push is remembered.
+    #[inline]
+    pub(super) fn is_plain(&self) -> bool {
+        self.earlier.is_none()
+    }
+
     /// A record ends somewhere.
     pub(super) fn has_records(&self) -> bool {
         self.earlier
@@ -168,12 +188,12 @@ impl PushMarks {
             .is_some_and(|earlier| earlier.records > 0)
     }
 
-    /// What remembering records takes of the send buffer's space, in bytes.
+    /// What remembering all records takes of the send buffer's space, in bytes.
     #[inline]
     pub(super) fn space(&self) -> u32 {
         match &self.earlier {
             None => 0,
-            Some(earlier) => earlier.records.saturating_mul(size_of::<Mark>() as u32),
+            Some(earlier) => earlier.records.saturating_mul(RECORD_SPACE),
         }
     }
 

@@ -127,7 +127,7 @@ impl Connection {
             }
             return;
         }
-        if !flags.contains(Flags::SYN) {
+        if !flags.contains(Flags::SYN) || self.refuses_without_acp(header, acknowledges) {
             return;
         }
         let options = &header.options;
@@ -372,7 +372,8 @@ impl Connection {
         let mut fin = segment.header.flags.contains(Flags::FIN);
         let limit = self.receive.fin.unwrap_or(self.receive.rcv_adv);
         if before(limit, end) {
-            let length = if before(sequence, limit) {
+            // Of frames no part is taken, or it would be acknowledged.
+            let length = if before(sequence, limit) && !self.is_framed() {
                 limit.wrapping_sub(sequence) as usize
             } else {
                 0
@@ -410,6 +411,9 @@ impl Connection {
                 self.receive_codepoint(segment.traffic_class);
             }
             self.take_payload(sequence, payload, now);
+            if self.state == State::Closed {
+                return;
+            }
         }
         if self.receive.fin == Some(self.receive.assembler.next()) && !self.receive.finished {
             self.receive.assembler.note_fin(None);
@@ -426,7 +430,8 @@ impl Connection {
     fn take_payload(&mut self, sequence: u32, mut payload: &[u8], now: Time) {
         let room = self.receive.rcv_adv.wrapping_sub(sequence) as usize;
         if payload.len() > room {
-            payload = payload.get(..room).unwrap_or_default();
+            let taken = if self.is_framed() { 0 } else { room };
+            payload = payload.get(..taken).unwrap_or_default();
             self.pending.add(Pending::ACKNOWLEDGE);
         }
         let length = payload.len();
@@ -441,8 +446,11 @@ impl Connection {
                 let received = self.counters.bytes_received;
                 self.counters.bytes_received = received.wrapping_add(bytes.into());
                 self.receive.last_data = milliseconds(now);
-                if self.error_queue.is_some() {
-                    self.note_arrival(now);
+                if self.error_queue.is_some() | self.acp.is_some() {
+                    self.look_at_arrival(now);
+                    if self.state == State::Closed {
+                        return;
+                    }
                 }
                 let length = length.min(self.config.mss.into()) as u16;
                 if length > self.receive.mss {
@@ -483,8 +491,19 @@ impl Connection {
         }
     }
 
+    /// Bytes have come in order, and not in an ordinary stream.
+    #[cold]
+    fn look_at_arrival(&mut self, now: Time) {
+        self.note_arrival(now);
+        self.scan_frames();
+    }
+
     /// The peer's FIN is in order.
     fn take_fin(&mut self, now: Time) {
+        if self.ends_within_frame() {
+            self.end_for_broken_frame();
+            return;
+        }
         self.receive.finished = true;
         self.pending.add(Pending::ACKNOWLEDGE);
         match self.state {

@@ -284,6 +284,7 @@ impl Connection {
     /// NewReno: the first segment is lost after enough duplicates, and after each
     /// partial acknowledgment (RFC 6582 §3.2).
     fn find_reno_loss(&mut self, advanced: bool) -> Losses {
+        let head = self.head_segment();
         let recovery = &mut self.recovery;
         let enough = recovery.ca_state < CaState::Recovery
             && recovery.sacked_out >= recovery.rack.reordering.into();
@@ -293,7 +294,7 @@ impl Connection {
         if recovery.board.head().is_some_and(|head| head.has(LOST)) {
             return Losses::default();
         }
-        recovery.board.mark_head_lost(self.send.mss.into())
+        recovery.board.mark_head_lost(head)
     }
 
     /// Without SACK: so many segments are taken to have arrived beyond a hole.

@@ -71,7 +71,7 @@ impl Connection {
         }
         self.pending.clear(Pending::OVERRIDE);
         if self.needs_persist() {
-            let wait = if self.send.wnd > self.send.outstanding() {
+            let wait = if !self.is_window_closed() {
                 // Held back by Nagle, cork or silly-window avoidance.
                 HOLD
             } else {
@@ -149,6 +149,10 @@ impl Connection {
             Plan::Retransmit { sequence, length } => (sequence, length),
             Plan::New { length } | Plan::PathProbe { length } => (self.send.nxt, length),
             Plan::Fin => (self.send.nxt, 0),
+            Plan::TooLong => {
+                self.end_for_frame_too_long();
+                return self.send_reset(now, send);
+            }
         };
         let end = sequence.wrapping_add(length);
         let is_retransmission = matches!(plan, Plan::Retransmit { .. });
@@ -247,7 +251,9 @@ impl Connection {
                     value: timestamp(now, self.timestamp_offset),
                     echo: self.receive.ts_recent,
                 }),
-                ..Options::default().with_fast_open(fast_open)
+                ..Options::default()
+                    .with_fast_open(fast_open)
+                    .with_acp(self.acp_offer())
             },
         };
         if !self.give(header, (0, length), self.send.mss.into(), send) {

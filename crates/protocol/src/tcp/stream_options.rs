@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{Config, Congestion, Errno, Keepalive};
+use super::{Config, Congestion, Errno, Framing, Keepalive};
 
 /// What connections begin with, of a listener's and of one that connects. `None`,
 /// or false, leaves what the stack has ([`Sysctl`](super::Sysctl)).
@@ -31,6 +31,8 @@ pub struct StreamOptions {
     pub not_sent_low_water: Option<u32>,
     /// TCP_CONGESTION: how the congestion window moves.
     pub congestion: Option<Congestion>,
+    /// What the connections carry.
+    pub framing: Framing,
     /// IP_TOS, IPV6_TCLASS: the type of service; its two ECN bits do not count.
     pub traffic_class: u8,
 }
@@ -60,6 +62,7 @@ impl StreamOptions {
             keepalive: self.keepalive,
             user_timeout: self.user_timeout,
             traffic_class: self.traffic_class,
+            framing: self.framing,
             syn_retries: self.syn_retries.unwrap_or(config.syn_retries),
             not_sent_low_water: self.not_sent_low_water.or(config.not_sent_low_water),
             congestion: self.congestion.unwrap_or(config.congestion),

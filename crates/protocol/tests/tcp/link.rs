@@ -92,6 +92,30 @@ pub const FAIR: Weather = Weather {
     payload_max: usize::MAX,
 };
 
+/// What an application does with a connection of frames.
+#[derive(Clone, Debug, Default)]
+pub struct Frames {
+    pub to_send: Vec<Vec<u8>>,
+    pub sent: usize,
+    pub received: Vec<Vec<u8>>,
+}
+
+impl Frames {
+    fn send(&mut self, connection: &mut Connection) -> Result<bool, Errno> {
+        while let Some(frame) = self.to_send.get(self.sent) {
+            match connection.write_frame(&[frame.as_slice()], false) {
+                Ok(()) => self.sent += 1,
+                Err(Errno::AGAIN) => {
+                    assert!(!connection.writable(), "the longest frame fits");
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+}
+
 /// One host and the application above it.
 pub struct Host {
     pub config: Config,
@@ -101,6 +125,8 @@ pub struct Host {
     pub to_send: Vec<u8>,
     pub sent: usize,
     pub received: Vec<u8>,
+    /// Frames in place of these, where the connection carries such.
+    pub frames: Option<Frames>,
     /// Bytes the application reads at a time, and how long it then sleeps.
     pub read_at_once: usize,
     pub read_pause: Duration,
@@ -122,6 +148,7 @@ impl Host {
             to_send,
             sent: 0,
             received: Vec::new(),
+            frames: None,
             read_at_once: usize::MAX,
             read_pause: Duration::ZERO,
             read_next: Duration::ZERO,
@@ -148,13 +175,36 @@ impl Host {
         };
         while now >= self.read_next && !self.ended && self.error.is_none() {
             let mut buffer = vec![0; self.read_at_once.min(1 << 16)];
-            match connection.read(&mut buffer) {
-                Ok(0) => self.ended = true,
-                Ok(length) => {
-                    self.received.extend(&buffer[..length]);
+            let read = match &mut self.frames {
+                None => connection
+                    .read(&mut buffer)
+                    .map(|read| (read > 0).then_some(read)),
+                Some(_) => {
+                    let readable = connection.readable();
+                    let read = connection.read_frame(&mut buffer);
+                    assert_eq!(readable, read != Err(Errno::AGAIN), "readiness");
+                    read
+                }
+            };
+            match read {
+                Ok(None) => self.ended = true,
+                Ok(Some(length)) => {
+                    match &mut self.frames {
+                        None => self.received.extend(&buffer[..length]),
+                        Some(frames) => frames.received.push(buffer[..length].to_vec()),
+                    }
                     self.read_next = now + self.read_pause;
                 }
                 Err(Errno::AGAIN) => break,
+                Err(error) => self.error = Some(error),
+            }
+        }
+        let mut all = true;
+        if let Some(frames) = &mut self.frames
+            && self.error.is_none()
+        {
+            match frames.send(connection) {
+                Ok(sent) => all = sent,
                 Err(error) => self.error = Some(error),
             }
         }
@@ -166,6 +216,7 @@ impl Host {
             }
         }
         if self.sent == self.to_send.len()
+            && all
             && self.closes
             && !self.closed
             && matches!(connection.state(), State::Established | State::CloseWait)
@@ -279,14 +330,23 @@ impl Link {
         let config = link.hosts[0].config;
         let fast = Connection::connect_fast(link.flow, isn, offset, &config, peer, false, link.now);
         link.hosts[0].connection = Some(fast);
+        link.listens(server)
+    }
+
+    /// Host 0 connects to host 1, which listens.
+    pub fn listening(hosts: [Host; 2], weather: Weather, seed: u64) -> Self {
+        Self::new(hosts, weather, seed).listens(None)
+    }
+
+    fn listens(mut self, server: Option<FastOpenServer>) -> Self {
         let secrets = Secrets {
             sequence: [1; 16],
             cookie: [2; 16],
         };
-        let mut listener = Listener::new(&link.hosts[1].config, 16, secrets);
+        let mut listener = Listener::new(&self.hosts[1].config, 16, secrets);
         listener.set_fast_open(server);
-        link.listener = Some(listener);
-        link
+        self.listener = Some(listener);
+        self
     }
 
     /// Lets the listener do something, and sends what it wants sent.
@@ -585,6 +645,12 @@ impl Link {
     pub fn assert_delivered(&self) {
         let failed = self.hosts.iter().any(|host| host.error.is_some());
         for (from, to) in [(0, 1), (1, 0)] {
+            if let (Some(from), Some(to)) = (&self.hosts[from].frames, &self.hosts[to].frames) {
+                let (sent, received) = (&from.to_send, &to.received);
+                let whole = if failed { received.len() } else { sent.len() };
+                assert!(sent.get(..whole) == Some(received), "{}", self.describe());
+                continue;
+            }
             let (sent, received) = (&self.hosts[from].to_send, &self.hosts[to].received);
             if failed {
                 assert!(sent.starts_with(received), "{}", self.describe());

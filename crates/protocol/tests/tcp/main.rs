@@ -1,6 +1,7 @@
 //! The TCP engine: two of them over a link, and one against a peer whose
 //! segments are written by hand.
 
+mod acp;
 mod attacks;
 mod closing;
 mod duplicates;

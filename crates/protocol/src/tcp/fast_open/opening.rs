@@ -90,7 +90,8 @@ impl Connection {
     /// With a cookie, or `without_cookie` (where the network lets nobody forge
     /// addresses: `tcp_fastopen` with 4), data that is written before the first
     /// [`Connection::output`] goes with the SYN: [`Connection::write`] takes as
-    /// much as fits there. Otherwise the SYN asks for a cookie.
+    /// much as fits there. Otherwise the SYN asks for a cookie. A connection of frames
+    /// is opened without.
     ///
     /// A SYN with data may reach the server's application twice (RFC 7413 §2.1):
     /// the data must be such that this does no harm.
@@ -105,6 +106,9 @@ impl Connection {
         now: Time,
     ) -> Self {
         let mut connection = Self::connect(flow, isn, timestamp_offset, config, now);
+        if connection.is_framed() {
+            return connection;
+        }
         let mut state = FastOpenState::new(now);
         state.set(FastOpenState::ASKED);
         if without_cookie || peer.cookie.is_some() {

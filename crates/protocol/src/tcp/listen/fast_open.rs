@@ -24,7 +24,11 @@ impl Listener {
     /// What Fast Open says to a SYN (RFC 7413 §4.2.2).
     pub(super) fn fast_open(&mut self, syn: &Segment<'_>, now: Time) -> Verdict {
         let option = syn.header.options.fast_open();
-        let Some(server) = &self.fast_open else {
+        let Some(server) = self
+            .fast_open
+            .as_ref()
+            .filter(|_| !self.config.framing.is_acp())
+        else {
             return Verdict::Ordinary;
         };
         if option.is_none() && syn.payload.is_empty() {

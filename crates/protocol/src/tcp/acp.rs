@@ -1,0 +1,436 @@
+//! ACP: a connection that carries frames, in segments that hold whole ones only
+//! (`tidewall_wire::acp` has their format).
+//!
+//! Sending, a frame is a record of [`push_marks`](super::push_marks): a segment
+//! begins and ends where records do, new or sent again. Receiving, frames are found
+//! as bytes come in order, wherever segments began. A frame is no longer than a
+//! segment, so that neither end ever holds a part of one that cannot be completed.
+//!
+//! SACK, timestamps and Fast Open are not used: what lies between the ends may make
+//! one connection of several, whose clocks and ranges mean nothing to each other. The
+//! path's MTU is not searched for: a frame cannot be cut to find it out.
+
+use core::ops::Deref;
+
+use tidewall_wire::acp::{HEADER_LEN, Header, Kind, VERSION};
+use tidewall_wire::tcp::{self, Options};
+
+use super::connection::{Connection, Pending, count};
+use super::plan::Plan;
+use super::{Config, Errno, MtuProbing};
+
+/// Bytes of a frame's header, as a length in sequence numbers.
+const HEADER: u32 = HEADER_LEN as u32;
+
+/// What a connection carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Framing {
+    /// A stream of bytes: TCP.
+    #[default]
+    Stream = 0,
+    /// Frames; the peer must agree to it in the handshake. One that does not is
+    /// refused with an RST; connecting ends with EPROTONOSUPPORT.
+    Acp = 1,
+    /// Frames, and the peer need not say so: ends over a kernel's TCP cannot send the
+    /// option. One that speaks no ACP fails by its first bytes.
+    AcpUnconfirmed = 2,
+}
+
+impl Framing {
+    /// True where frames are carried.
+    pub const fn is_acp(self) -> bool {
+        !matches!(self, Self::Stream)
+    }
+
+    /// Whether a SYN or SYN-ACK with these options is of a peer that will do.
+    pub(super) fn takes(self, options: &Options) -> bool {
+        self != Self::Acp || is_offered(options)
+    }
+}
+
+/// Whether a SYN with these options is answered with ours.
+pub(super) fn answers(config: &Config, options: &Options) -> bool {
+    config.framing.is_acp() && is_offered(options)
+}
+
+/// The sender of these options speaks our version of ACP.
+fn is_offered(options: &Options) -> bool {
+    options.acp() == Some(VERSION)
+}
+
+impl Config {
+    /// The same without what a connection of frames does without.
+    pub(super) fn framed(self) -> Self {
+        if !self.framing.is_acp() {
+            return self;
+        }
+        let least = receive_buffer_min(self.mss);
+        Self {
+            timestamps: false,
+            sack: false,
+            nodelay: true,
+            mtu_probing: MtuProbing::Off,
+            receive_buffer: self.receive_buffer.max(least),
+            receive_buffer_max: self.receive_buffer_max.max(least),
+            ..self
+        }
+    }
+}
+
+/// The least receive buffer of a connection of frames: two of the longest. Windows are
+/// offered in steps of a segment, so that one is left for the longest frame, which the
+/// peer will not send in part.
+pub(super) const fn receive_buffer_min(mss: u16) -> u32 {
+    2 * mss as u32
+}
+
+/// What a connection of frames knows besides; others have none.
+#[derive(Clone, Copy)]
+pub(super) struct AcpState {
+    /// The peer's SYN or SYN-ACK need not have the option.
+    pub(super) unconfirmed: bool,
+    /// The longest frame that is taken, header included: a segment as we announce it.
+    pub(super) largest: u16,
+    /// Something has come that is no frame.
+    pub(super) broken: bool,
+    /// The owner does not know of it.
+    pub(super) reports: bool,
+    /// Unread bytes, from the first on, that are whole frames. A frame of data is the
+    /// first of them.
+    pub(super) whole: u32,
+    /// Frames of data among them.
+    pub(super) frames: u32,
+}
+
+impl AcpState {
+    pub(super) fn new(config: &Config, mss: u16) -> Option<Box<Self>> {
+        config.framing.is_acp().then(|| {
+            Box::new(Self {
+                unconfirmed: config.framing == Framing::AcpUnconfirmed,
+                largest: mss,
+                broken: false,
+                reports: false,
+                whole: 0,
+                frames: 0,
+            })
+        })
+    }
+}
+
+// ---- Handshake ----------------------------------------------------------------
+
+impl Connection {
+    /// True for a connection of frames.
+    #[inline]
+    pub fn is_framed(&self) -> bool {
+        self.acp.is_some()
+    }
+
+    /// The version that our SYN asks for.
+    pub(super) fn acp_offer(&self) -> Option<u8> {
+        self.is_framed().then_some(VERSION)
+    }
+
+    /// Ends the attempt to connect to a peer that does not speak ACP, and should.
+    /// True if so.
+    pub(super) fn refuses_without_acp(&mut self, header: &tcp::Header, acknowledges: bool) -> bool {
+        let required = self.acp.as_ref().is_some_and(|acp| !acp.unconfirmed);
+        if !required || is_offered(&header.options) {
+            return false;
+        }
+        self.fail(Errno::PROTONOSUPPORT);
+        if acknowledges {
+            self.send.reset_sequence = header.acknowledgment;
+            self.pending.add(Pending::RESET_ANSWER);
+        }
+        true
+    }
+}
+
+// ---- Sending ------------------------------------------------------------------
+
+impl Connection {
+    /// The most payload of a frame now, in bytes: a segment less the header. It
+    /// becomes less when the path turns out to carry less.
+    pub fn frame_max(&self) -> usize {
+        usize::from(self.send.mss).saturating_sub(HEADER_LEN)
+    }
+
+    /// Bytes of the send buffer that a frame of so much payload takes until it is
+    /// acknowledged.
+    fn frame_space(payload: usize) -> u32 {
+        (payload + HEADER_LEN) as u32 + super::push_marks::RECORD_SPACE
+    }
+
+    /// Whether the send buffer takes a frame of so much payload: one always fits into
+    /// an empty buffer, however small that is.
+    pub(super) fn has_room_for_frame(&self, payload: usize) -> bool {
+        let held = self.held();
+        held == 0 || held.saturating_add(Self::frame_space(payload)) <= self.send_limit()
+    }
+
+    /// Takes a frame to be sent whole, its payload in pieces. `more` says that
+    /// another follows at once, which may share its segment (`MSG_MORE`).
+    ///
+    /// # Errors
+    /// [`Errno::MSGSIZE`] for more than [`Connection::frame_max`]; [`Errno::AGAIN`]
+    /// when the buffer has no room for all of it, enough waits to be sent, or the
+    /// handshake is not complete; [`Errno::INVAL`] for a connection that carries a
+    /// stream; otherwise as [`Connection::write`].
+    pub fn write_frame<P: Deref<Target = [u8]>>(
+        &mut self,
+        pieces: &[P],
+        more: bool,
+    ) -> Result<(), Errno> {
+        self.check_writable()?;
+        if !self.is_framed() {
+            return Err(Errno::INVAL);
+        }
+        if !self.can_hold_data() {
+            return Err(Errno::AGAIN);
+        }
+        let length = pieces.iter().map(|piece| piece.len()).sum();
+        let header = Header::data(length)
+            .filter(|_| length <= self.frame_max())
+            .ok_or(Errno::MSGSIZE)?;
+        let held_back = self.config.not_sent_low_water != u32::MAX && self.room_by_low_water() == 0;
+        self.no_space = held_back || !self.has_room_for_frame(length);
+        if self.no_space {
+            return Err(Errno::AGAIN);
+        }
+        self.send.buffer.push(&header.bytes());
+        for piece in pieces {
+            self.send.buffer.push(piece);
+        }
+        self.send.write_seq = self.send.write_seq.wrapping_add(header.size() as u32);
+        self.more = more;
+        self.push();
+        self.send.push_marks.end_record(self.send.write_seq);
+        Ok(())
+    }
+
+    /// The frames that are not sent yet and may be now; something is unsent, and the
+    /// window is not closed.
+    #[cold]
+    pub(super) fn plan_frames(&self) -> Option<Plan> {
+        let (nxt, marks) = (self.send.nxt, &self.send.push_marks);
+        let first = marks.first_record(nxt)?.wrapping_sub(nxt);
+        let mss = self.payload_max();
+        if first > mss {
+            return Some(Plan::TooLong);
+        }
+        let usable = self.send.window_end().wrapping_sub(nxt);
+        if first > usable {
+            return None;
+        }
+        let pipe = self.pipe();
+        let allowed = self.congestion.window().saturating_sub(pipe);
+        let most = mss.min(usable).min(allowed);
+        let length = match marks.last_record(nxt, nxt.wrapping_add(most)) {
+            Some(end) => end.wrapping_sub(nxt),
+            None if pipe == 0 => first,
+            None => return None,
+        };
+        let all = length == self.unsent();
+        (!all || length == mss || self.may_send_small()).then_some(Plan::New { length })
+    }
+
+    /// Whole frames from `sequence` on, at most up to `end`, once more.
+    #[cold]
+    pub(super) fn retransmission_of_frames(&self, sequence: u32, end: u32) -> Plan {
+        let length = self.frames_from(sequence, end.wrapping_sub(sequence));
+        if length > self.payload_max() {
+            return Plan::TooLong;
+        }
+        Plan::Retransmit { sequence, length }
+    }
+
+    /// Bytes of the frames from `sequence` on that fit into `most`, of the first one
+    /// at least.
+    fn frames_from(&self, sequence: u32, most: u32) -> u32 {
+        let marks = &self.send.push_marks;
+        marks
+            .last_record(sequence, sequence.wrapping_add(most))
+            .or_else(|| marks.first_record(sequence))
+            .map_or(most, |end| end.wrapping_sub(sequence))
+    }
+
+    /// Bytes of the first segment that is not acknowledged, at most.
+    pub(super) fn head_segment(&self) -> u32 {
+        let mss = self.send.mss.into();
+        if self.is_framed() {
+            self.frames_from(self.send.una, mss)
+        } else {
+            mss
+        }
+    }
+
+    /// True when the peer's window is too small for the next frame: as good as closed.
+    pub(super) fn is_window_closed(&self) -> bool {
+        let usable = self.send.wnd.saturating_sub(self.send.outstanding());
+        let next = match &self.acp {
+            None => 1,
+            Some(_) => self.frames_from(self.send.nxt, 0).max(1),
+        };
+        usable < next
+    }
+
+    /// A frame that was taken has become too long for the path, and cannot be cut.
+    #[cold]
+    pub(super) fn end_for_frame_too_long(&mut self) {
+        self.fail(Errno::MSGSIZE);
+        self.pending.add(Pending::RESET);
+    }
+}
+
+// ---- Receiving ----------------------------------------------------------------
+
+impl Connection {
+    /// True while a whole frame waits to be read.
+    #[inline]
+    pub(super) fn has_frame(&self) -> bool {
+        self.acp.as_ref().is_some_and(|acp| acp.frames > 0)
+    }
+
+    fn frame_header(&self, offset: u32) -> Option<[u8; HEADER_LEN]> {
+        let [first, second] = self.receive.assembler.unread_at(offset, HEADER);
+        let mut bytes = [0; HEADER_LEN];
+        let mut pieces = first.iter().chain(second);
+        for place in &mut bytes {
+            *place = *pieces.next()?;
+        }
+        Some(bytes)
+    }
+
+    /// The header of the first frame, which is whole.
+    fn first_frame(&self) -> Option<Header> {
+        let whole = self.acp.as_ref().is_some_and(|acp| acp.whole > 0);
+        let bytes = self.frame_header(0).filter(|_| whole)?;
+        Header::parse(bytes).ok()
+    }
+
+    /// Finds the frames that have become whole. What is none ends the connection:
+    /// the peer is reset, and the reader gets EPROTO behind what was whole before.
+    #[cold]
+    pub(super) fn scan_frames(&mut self) {
+        while let Some(acp) = &self.acp {
+            let unread = self.receive.assembler.unread();
+            let (offset, largest) = (acp.whole, usize::from(acp.largest));
+            let Some(bytes) = self.frame_header(offset) else {
+                return;
+            };
+            let header = match Header::parse(bytes) {
+                Ok(header) if header.size() <= largest => header,
+                _ if acp.broken => return,
+                _ => return self.end_for_broken_frame(),
+            };
+            let size = header.size() as u32;
+            if unread.wrapping_sub(offset) < size {
+                return;
+            }
+            let Some(acp) = &mut self.acp else { return };
+            let data = header.kind == Kind::Data;
+            if data || acp.whole > 0 {
+                acp.whole += size;
+                acp.frames += u32::from(data);
+            } else {
+                self.consume(size as usize);
+            }
+        }
+    }
+
+    /// Whether the peer's FIN, which is in order, lies within a frame.
+    pub(super) fn ends_within_frame(&self) -> bool {
+        let unread = self.receive.assembler.unread();
+        self.acp.as_ref().is_some_and(|acp| acp.whole != unread)
+    }
+
+    #[cold]
+    pub(super) fn end_for_broken_frame(&mut self) {
+        if let Some(acp) = &mut self.acp {
+            (acp.broken, acp.reports) = (true, true);
+        }
+        count(&mut self.counters.segments_refused);
+        self.fail(Errno::PROTO);
+        self.pending.add(Pending::RESET);
+    }
+
+    /// True, once, when the connection has ended because something came that is no
+    /// frame: [`DropReason::AcpFraming`](crate::DropReason::AcpFraming).
+    pub fn take_framing_error(&mut self) -> bool {
+        let acp = self.acp.as_deref_mut();
+        acp.is_some_and(|acp| core::mem::take(&mut acp.reports))
+    }
+
+    /// The payload of the first frame that waits, in up to two pieces; `None` while
+    /// none is whole. Null frames are never seen.
+    pub fn frame(&self) -> Option<[&[u8]; 2]> {
+        let length = self.first_frame()?.length.into();
+        Some(self.receive.assembler.unread_at(HEADER, length))
+    }
+
+    /// Forgets the first frame: it was read.
+    pub fn consume_frame(&mut self) {
+        loop {
+            let Some(header) = self.first_frame() else {
+                return;
+            };
+            let size = header.size() as u32;
+            if let Some(acp) = &mut self.acp {
+                acp.whole = acp.whole.saturating_sub(size);
+                acp.frames -= u32::from(header.kind == Kind::Data);
+            }
+            self.consume(size as usize);
+            // Null frames behind it go with it.
+            if self
+                .first_frame()
+                .is_none_or(|next| next.kind == Kind::Data)
+            {
+                return;
+            }
+        }
+    }
+
+    /// Reads a frame: how long its payload is, of which as much was copied as
+    /// `buffer` holds; the rest is lost. `None` is the end of what the peer sends.
+    ///
+    /// # Errors
+    /// [`Errno::AGAIN`] while no frame is whole; once, what ended the connection:
+    /// EPROTO for something that is no frame.
+    pub fn read_frame(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+        let Some(pieces) = self.frame() else {
+            return self.nothing_to_read().map(|()| None);
+        };
+        let mut length = 0;
+        for piece in pieces {
+            let rest = buffer.get_mut(length..).unwrap_or_default();
+            let copied = piece.len().min(rest.len());
+            if let (Some(place), Some(piece)) = (rest.get_mut(..copied), piece.get(..copied)) {
+                place.copy_from_slice(piece);
+            }
+            length += piece.len();
+        }
+        self.consume_frame();
+        Ok(Some(length))
+    }
+
+    /// Why there is nothing to read: no error at the end of what the peer sends.
+    ///
+    /// # Errors
+    /// As [`Connection::read`].
+    pub fn nothing_to_read(&mut self) -> Result<(), Errno> {
+        // Linux reports a reset that came after the end to writers only, and as
+        // SO_ERROR.
+        if self.receive.finished {
+            return Ok(());
+        }
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        if self.receive.closed || self.state == super::State::Closed {
+            return Ok(());
+        }
+        Err(Errno::AGAIN)
+    }
+}
