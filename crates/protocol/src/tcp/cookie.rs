@@ -148,7 +148,7 @@ impl Cookies {
 
 /// The maximum segment size that a SYN names or leaves to be assumed (RFC 9293
 /// §3.7.1).
-pub(super) fn peer_mss(flow: &FourTuple, options: &Options) -> u16 {
+pub fn peer_mss(flow: &FourTuple, options: &Options) -> u16 {
     let assumed = if flow.remote.is_ipv4() { 536 } else { 1220 };
     let named = options.maximum_segment_size.filter(|&mss| mss != 0);
     named.unwrap_or(assumed)

@@ -40,7 +40,7 @@ pub(super) fn hash(key: &[u8; 16], flow: &FourTuple, word: Option<u64>) -> u64 {
 
 /// Makes the hashers of a `HashMap` that strangers choose the keys of.
 #[derive(Clone, Debug)]
-pub(super) struct Keyed(pub(super) [u8; 16]);
+pub struct Keyed(pub [u8; 16]);
 
 impl BuildHasher for Keyed {
     type Hasher = SipHasher13;

@@ -102,6 +102,7 @@ pub use fast_open::{
 };
 pub use freeze::ThawError;
 pub use info::Info;
+pub use keyed::Keyed;
 pub use listen::{Listener, Reaction, Secrets};
 pub use memory::MemoryPressure;
 pub use notifications::{Notification, TimestampEvent, TimestampKeys, Timestamping};

@@ -1,0 +1,54 @@
+//! What the switch wants sent.
+
+use core::ops::Range;
+
+use tidewall_protocol::tcp::FourTuple;
+use tidewall_wire::tcp::Header;
+
+/// A segment to be sent.
+///
+/// It refers to bytes of the segment that was being put into
+/// [`Switch::input`](crate::Switch::input) and holds none. A driver collects what one
+/// call emits and then acts: where a single emission has the whole received payload it
+/// rewrites the received frame in place (addresses, ports and header; the options of
+/// segments without SYN are none, so the header may shrink); otherwise it copies each
+/// payload into a frame of its own. Checksums, hop limits and next hops are the driver's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emission {
+    /// From `local` to `remote`.
+    pub flow: FourTuple,
+    /// The whole TCP header.
+    pub header: Header,
+    /// What it carries.
+    pub payload: Payload,
+}
+
+/// What an emission carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// Nothing.
+    None,
+    /// These bytes of the received segment's payload.
+    Received(Range<usize>),
+    /// A null frame of so many bytes, header included:
+    /// [`acp::Header::null`](tidewall_wire::acp::Header::null) and zeros.
+    Null(usize),
+}
+
+impl Payload {
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Received(range) => range.len(),
+            Self::Null(size) => *size,
+        }
+    }
+
+    /// True when there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,381 @@
+//! The state of one connection: the peer's side in two directions, and each member's.
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use tidewall_protocol::tcp::{FourTuple, Time};
+use tidewall_wire::tcp::Header;
+
+use crate::config::Config;
+use crate::counters::{Counters, MemberCounters};
+use crate::emission::Emission;
+use crate::gaps::Gaps;
+use crate::modules::{MemberView, Module, Modules, Windows};
+use crate::ranges::Ranges;
+use crate::ring::{Chain, Ring};
+use crate::sequence::{FIRST, Numbers};
+use crate::{MemberId, config};
+
+/// The first wait for an answer to what the switch itself sends (RFC 6298 §2.1).
+pub(crate) const RETRY_FIRST: Duration = Duration::from_secs(1);
+
+/// What a connection needs of the switch while it does something.
+pub(crate) struct Context<'a> {
+    pub(crate) now: Time,
+    pub(crate) config: &'a Config,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) members: &'a mut [MemberCounters; config::MEMBERS_MAX],
+    pub(crate) emit: &'a mut dyn FnMut(Emission),
+    /// Connections to members that are over, to be forgotten.
+    pub(crate) gone: &'a mut Vec<(u8, FourTuple)>,
+    pub(crate) modules: &'a mut dyn Modules,
+    /// The connection's deadline has to be looked at.
+    pub(crate) rearm: bool,
+}
+
+/// Why a connection is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reset {
+    Framing,
+    Module,
+    Member,
+    Timeout,
+    Acknowledgment,
+    ByPeer,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Members have not all answered.
+    Opening,
+    /// The peer was answered and has not acknowledged that.
+    Answered,
+    /// Frames flow.
+    Open,
+    /// Both sides have closed and know it.
+    Closed,
+}
+
+/// One connection.
+pub(crate) struct Flow {
+    /// The peer's connection, seen from the switch.
+    pub(crate) peer: FourTuple,
+    pub(crate) phase: Phase,
+    /// Tells the connections of one place of the table apart.
+    pub(crate) generation: u64,
+    /// The most payload of a segment between any two ends.
+    pub(crate) segment_size: u16,
+    /// What the peer's SYN offered; decides what it is answered.
+    pub(crate) offer: Offer,
+    pub(crate) module: Option<Box<dyn Module>>,
+    pub(crate) inbound: Inbound,
+    pub(crate) outbound: Outbound,
+    /// By the members' slots.
+    pub(crate) ends: Vec<End>,
+    /// When it began, or entered its phase of closing.
+    pub(crate) since: Time,
+    /// When the last segment came.
+    pub(crate) active: Time,
+    /// When the merged FIN is repeated, where no member does it, and how often it was.
+    pub(crate) retry: Option<(Time, u8)>,
+}
+
+/// What is remembered of the peer's SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Offer {
+    pub(crate) segment_size: u16,
+    pub(crate) window_scale: Option<u8>,
+    pub(crate) acp: bool,
+    /// A cookie was acknowledged: the peer waits for no SYN-ACK.
+    pub(crate) by_cookie: bool,
+    /// The window of the cookie's acknowledgment.
+    pub(crate) window: u16,
+}
+
+/// From the peer to the members.
+pub(crate) struct Inbound {
+    /// The peer's numbers (CSN).
+    pub(crate) numbers: Numbers,
+    /// Beyond all that came.
+    pub(crate) next: u64,
+    /// The oldest that is not acknowledged: what the peer is told.
+    pub(crate) left: u64,
+    /// The right edge of the window that was announced; never goes back.
+    pub(crate) offered: u64,
+    pub(crate) ring: Ring,
+    pub(crate) holes: Ranges,
+    /// Where frames of a dead member begin, which the peer has to repeat.
+    pub(crate) abandoned: Vec<u64>,
+    /// Where the peer's FIN is.
+    pub(crate) fin: Option<u64>,
+    /// The mean size of frames, by which the ring's room becomes a window.
+    pub(crate) mean: u32,
+    pub(crate) windows: Windows,
+    /// What is announced to the peer.
+    pub(crate) announced: Announced,
+}
+
+/// An acknowledgment and window that are due to an end, or were last sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Announced {
+    /// Our window scale there.
+    pub(crate) scale: u8,
+    /// The window field last sent.
+    pub(crate) window: u16,
+    /// An acknowledgment is due.
+    pub(crate) due: bool,
+    /// Duplicates of it that are due after it.
+    pub(crate) duplicates: u8,
+}
+
+/// From the members to the peer.
+pub(crate) struct Outbound {
+    /// The switch's numbers on the peer's connection (CSN).
+    pub(crate) numbers: Numbers,
+    /// Beyond all that was given a place.
+    pub(crate) next: u64,
+    /// What the peer has acknowledged.
+    pub(crate) acked: u64,
+    /// The right edge of the peer's window.
+    pub(crate) edge: u64,
+    /// The peer's window scale.
+    pub(crate) scale: u8,
+    pub(crate) runs: VecDeque<Run>,
+    /// Where the merged FIN is.
+    pub(crate) fin: Option<u64>,
+    pub(crate) fin_acked: bool,
+    /// Whose FIN it was: that member repeats it.
+    pub(crate) fin_owner: Option<u8>,
+    /// Acknowledgments in a row that repeated the last.
+    pub(crate) duplicates: u8,
+}
+
+/// A stretch of the merged sequence that is one member's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) csn: u64,
+    pub(crate) lsn: u64,
+    pub(crate) length: u64,
+    pub(crate) member: u8,
+}
+
+/// Where the connection to a member stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// There is none.
+    #[default]
+    Absent,
+    /// A SYN was sent.
+    Connecting,
+    /// The member has answered; the peer's handshake is not complete.
+    Answered,
+    Open,
+    /// The member is dead; what it sent before is not all acknowledged.
+    Dead,
+}
+
+/// One member's side (endpoint table).
+#[derive(Default)]
+pub(crate) struct End {
+    pub(crate) stage: Stage,
+    /// The connection, seen from the switch.
+    pub(crate) tuple: Option<FourTuple>,
+    pub(crate) sink: Sink,
+    pub(crate) source: Source,
+    /// The member was removed: it gets no more frames.
+    pub(crate) draining: bool,
+    /// When what the switch itself has sent is repeated, and how often it was.
+    pub(crate) retry: Option<(Time, u8)>,
+    /// When waiting ends for a drained or dead member.
+    pub(crate) until: Option<Time>,
+}
+
+/// A member as the receiver of the peer's frames.
+#[derive(Default)]
+pub(crate) struct Sink {
+    /// The switch's numbers (LSN).
+    pub(crate) numbers: Numbers,
+    /// Beyond all that was given a place.
+    pub(crate) next: u64,
+    /// What the member has acknowledged (una).
+    pub(crate) acked: u64,
+    /// Up to here in the peer's sequence it has a place for each missing frame
+    /// (hole, lastgap).
+    pub(crate) covered: u64,
+    /// The right edge of the member's window.
+    pub(crate) edge: u64,
+    /// The member's window scale.
+    pub(crate) scale: u8,
+    pub(crate) chain: Chain,
+    pub(crate) gaps: Gaps,
+    /// Where our FIN is.
+    pub(crate) fin: Option<u64>,
+    pub(crate) fin_acked: bool,
+    /// Acknowledgments in a row that repeated the last.
+    pub(crate) duplicates: u8,
+}
+
+impl Sink {
+    /// The next number to send.
+    pub(crate) fn send_next(&self) -> u64 {
+        self.next + u64::from(self.fin.is_some())
+    }
+}
+
+/// A member as a sender of frames.
+#[derive(Default)]
+pub(crate) struct Source {
+    /// The member's numbers (LSN).
+    pub(crate) numbers: Numbers,
+    /// Beyond all that came or was given a place.
+    pub(crate) next: u64,
+    /// What the peer has acknowledged.
+    pub(crate) acked: u64,
+    /// The right edge of what it may send.
+    pub(crate) edge: u64,
+    /// The furthest that the edge ever was.
+    pub(crate) limit: u64,
+    /// The edge that the member knows.
+    pub(crate) announced_edge: u64,
+    /// What has a place and has not come.
+    pub(crate) unseen: Ranges,
+    /// Where its FIN is.
+    pub(crate) fin: Option<u64>,
+    pub(crate) announced: Announced,
+}
+
+impl End {
+    pub(crate) fn takes_frames(&self) -> bool {
+        self.stage == Stage::Open
+            && !self.draining
+            && self.source.fin.is_none()
+            && self.sink.fin.is_none()
+    }
+
+    /// It may send more.
+    pub(crate) fn may_send(&self) -> bool {
+        self.stage == Stage::Open && self.source.fin.is_none()
+    }
+
+    pub(crate) fn view(&self, slot: usize) -> MemberView {
+        MemberView {
+            id: MemberId(slot as u8),
+            room: self.sink.edge.saturating_sub(self.sink.next),
+            outstanding: self.sink.chain.len(),
+            outstanding_bytes: self.sink.chain.bytes(),
+        }
+    }
+}
+
+impl Flow {
+    pub(crate) fn new(
+        peer: FourTuple,
+        header: &Header,
+        offer: Offer,
+        initial: u32,
+        config: &Config,
+        now: Time,
+    ) -> Self {
+        let both_scale = offer.window_scale.is_some();
+        Self {
+            peer,
+            phase: Phase::Opening,
+            generation: 0,
+            segment_size: offer.segment_size.min(config.segment_size),
+            offer,
+            module: None,
+            inbound: Inbound {
+                numbers: Numbers::new(header.sequence),
+                next: FIRST,
+                left: FIRST,
+                offered: FIRST,
+                ring: Ring::new(config.ring),
+                holes: Ranges::default(),
+                abandoned: Vec::new(),
+                fin: None,
+                mean: offer.segment_size.min(config.segment_size).into(),
+                windows: Windows::Minimum,
+                announced: Announced {
+                    scale: if both_scale { config.window_scale } else { 0 },
+                    ..Announced::default()
+                },
+            },
+            outbound: Outbound {
+                numbers: Numbers::new(initial),
+                next: FIRST,
+                acked: FIRST,
+                edge: FIRST,
+                scale: offer.window_scale.unwrap_or(0).min(14),
+                runs: VecDeque::new(),
+                fin: None,
+                fin_acked: false,
+                fin_owner: None,
+                duplicates: 0,
+            },
+            ends: Vec::new(),
+            since: now,
+            active: now,
+            retry: None,
+        }
+    }
+
+    /// Half-open: its peer may be nobody.
+    pub(crate) fn is_half_open(&self) -> bool {
+        matches!(self.phase, Phase::Opening | Phase::Answered) && !self.offer.by_cookie
+    }
+
+    pub(crate) fn end(&mut self, slot: u8) -> Option<&mut End> {
+        self.ends.get_mut(usize::from(slot))
+    }
+
+    /// Slots of the members for which `which` is true.
+    pub(crate) fn slots(&self, which: impl Fn(&End) -> bool) -> Slots {
+        let mut set = 0;
+        for (slot, end) in self.ends.iter().enumerate() {
+            set |= u64::from(which(end)) << slot;
+        }
+        Slots(set)
+    }
+
+    pub(crate) fn any(&self, which: impl Fn(&End) -> bool) -> bool {
+        self.ends.iter().any(which)
+    }
+
+    /// When [`Flow::expire`](Self::expire) has something to do, at the latest.
+    pub(crate) fn deadline(&self, config: &Config) -> Time {
+        let whole = match self.phase {
+            Phase::Opening | Phase::Answered => self.since + config.handshake_timeout,
+            Phase::Open if self.inbound.fin.is_some() || self.outbound.fin.is_some() => {
+                self.active + config.closing_timeout
+            }
+            Phase::Open => self.active + config.idle_timeout,
+            Phase::Closed => self.since + config.linger,
+        };
+        let of_end = |end: &End| {
+            let retry = end.retry.map(|(at, _)| at);
+            retry.into_iter().chain(end.until).min()
+        };
+        let ends = self.ends.iter().filter_map(of_end);
+        let retry = self.retry.map(|(at, _)| at);
+        ends.chain(retry).fold(whole, Time::min)
+    }
+}
+
+/// Some members' slots.
+pub(crate) struct Slots(u64);
+
+impl Iterator for Slots {
+    type Item = u8;
+
+    fn next(&mut self) -> Option<u8> {
+        let slot = self.0.trailing_zeros();
+        self.0 &= self.0.wrapping_sub(1);
+        (slot < u64::BITS).then_some(slot as u8)
+    }
+}
+
+/// How long to wait after the `count`th repetition.
+pub(crate) fn backoff(count: u8) -> Duration {
+    RETRY_FIRST * (1 << count.min(6))
+}

@@ -1,0 +1,82 @@
+//! What a connection looks like from outside.
+
+use tidewall_protocol::tcp::FourTuple;
+
+use crate::MemberId;
+use crate::flow::{End, Flow, Phase, Stage};
+
+/// A snapshot of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FlowInfo {
+    /// The peer's connection, seen from the switch.
+    pub peer: FourTuple,
+    /// Where it stands.
+    pub phase: Phase,
+    /// Frames in the inbound ring.
+    pub ring_in: usize,
+    /// Stretches of one member each that the peer has not acknowledged.
+    pub ring_out: usize,
+    /// Holes in what the peer sent.
+    pub holes: usize,
+    /// Bytes that came from the peer and are not acknowledged to it.
+    pub unacknowledged_in: u64,
+    /// Bytes that went to the peer and are not acknowledged by it.
+    pub unacknowledged_out: u64,
+    /// Bytes that the peer may still send.
+    pub window_in: u64,
+    /// Bytes that the peer still takes.
+    pub window_out: u64,
+    /// The members' connections.
+    pub members: Vec<EndInfo>,
+}
+
+/// A snapshot of a member's part in a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EndInfo {
+    /// Which.
+    pub id: MemberId,
+    /// Frames flow, or may.
+    pub open: bool,
+    /// It was removed and finishes.
+    pub draining: bool,
+    /// Frames sent to it that it has not acknowledged.
+    pub outstanding: u16,
+    /// Gaps in its sequence that were not acknowledged.
+    pub gaps: usize,
+    /// Bytes of its window that are open.
+    pub room: u64,
+    /// Bytes that it may still send.
+    pub granted: u64,
+}
+
+impl FlowInfo {
+    pub(crate) fn of(flow: &Flow) -> Self {
+        let (inbound, outbound) = (&flow.inbound, &flow.outbound);
+        let there = |(_, end): &(usize, &End)| end.stage != Stage::Absent;
+        let ends = flow.ends.iter().enumerate().filter(there);
+        Self {
+            peer: flow.peer,
+            phase: flow.phase,
+            ring_in: inbound.ring.len(),
+            ring_out: outbound.runs.len(),
+            holes: inbound.holes.len(),
+            unacknowledged_in: inbound.next - inbound.left,
+            unacknowledged_out: outbound.next - outbound.acked,
+            window_in: inbound.offered.saturating_sub(inbound.next),
+            window_out: outbound.edge.saturating_sub(outbound.next),
+            members: ends
+                .map(|(slot, end)| EndInfo {
+                    id: MemberId(slot as u8),
+                    open: end.stage == Stage::Open,
+                    draining: end.draining,
+                    outstanding: end.sink.chain.len(),
+                    gaps: end.sink.gaps.len(),
+                    room: end.sink.edge.saturating_sub(end.sink.next),
+                    granted: end.source.edge.saturating_sub(end.source.next),
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The transport switch: one connection of a peer, split frame by frame over many
+//! members, and the members' frames merged into one sequence (Yocum, Anderson, Chase
+//! and Vahdat, "Anypoint: Extensible Transport Switching on the Edge", USITS 2003).
+//!
+//! What lives here: the machine, which gets segments and a time and gives back what is
+//! to be sent; no I/O, clock, thread or randomness, and no byte of anybody's data. What
+//! may not: sockets, devices, addresses of links, and the format of frames, which is
+//! `tidewall_wire::acp`. An open connection allocates nothing for a segment while
+//! nothing is missing.
+//!
+//! ```text
+//!              split ─► module ─► frame ring, chains, gaps ─► LSN of a member
+//! peer (CSN) ─┤                                                           ├─ members
+//!              merge ◄─ runs of one member each ◄─────────── LSN of a member
+//! ```
+//!
+//! The switch terminates nothing: the peer is acknowledged what members have
+//! acknowledged, members what the peer has, and whoever has sent something repeats it.
+//! One concern a file: `switch` (the table, what comes in), `handshake`, `split` and
+//! `merge` (data), `acknowledge`, `window`, `close`, `ends` (members that come and go),
+//! `send`, `ring`, `gaps` and `ranges` (what is remembered), `flow` (a connection),
+//! [`modules`] (who gets a frame).
+//!
+//! Read first: the paper's design (§3 and §4: sequencing, acknowledgments, rate
+//! control), RFC 9293, RFC 5681, RFC 5961, RFC 5382 (timeouts of what stands between
+//! ends).
+#![forbid(unsafe_code)]
+
+mod acknowledge;
+mod close;
+mod config;
+mod counters;
+mod emission;
+mod ends;
+mod flow;
+mod gaps;
+mod handshake;
+mod info;
+mod merge;
+pub mod modules;
+mod ranges;
+mod ring;
+mod send;
+mod sequence;
+mod split;
+mod switch;
+mod window;
+
+pub use config::{Config, ConfigError, MEMBERS_MAX, Member, MemberError, MemberId};
+pub use counters::{Counters, MemberCounters};
+pub use emission::{Emission, Payload};
+pub use flow::Phase;
+pub use info::{EndInfo, FlowInfo};
+pub use switch::Switch;

@@ -1,0 +1,178 @@
+//! Members' segments: their frames into one sequence towards the peer.
+
+use tidewall_wire::acp::Frames;
+use tidewall_wire::tcp::{Flags, Header};
+
+use crate::emission::Payload;
+use crate::flow::{Context, Flow, Reset, Run};
+
+impl Flow {
+    /// A segment of a member whose connection is open.
+    pub(crate) fn member_segment(
+        &mut self,
+        context: &mut Context<'_>,
+        slot: u8,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<(), Reset> {
+        self.active = context.now;
+        let Some(end) = self.end(slot) else {
+            return Ok(());
+        };
+        let start = end
+            .source
+            .numbers
+            .position(end.source.acked, header.sequence);
+        if header.flags.contains(Flags::RST) {
+            return self.member_reset(context, slot, start);
+        }
+        let ack = end
+            .sink
+            .numbers
+            .position(end.sink.acked, header.acknowledgment);
+        if header.flags.contains(Flags::SYN) || ack > end.sink.send_next() {
+            // A SYN-ACK again: our acknowledgment was lost. Else a challenge.
+            end.source.announced.due = true;
+            self.flush(context);
+            return Ok(());
+        }
+        if !header.flags.contains(Flags::ACK) {
+            context.counters.dropped_unacceptable += 1;
+            return Ok(());
+        }
+        let fin = header.flags.contains(Flags::FIN);
+        let alone = payload.is_empty() && !fin;
+        self.acknowledged_by_member(context, slot, ack, header.window, alone)?;
+        let end_of = start + payload.len() as u64;
+        let Some(end) = self.end(slot) else {
+            return Ok(());
+        };
+        if start < end.source.acked && end_of <= end.source.acked && !fin {
+            end.source.announced.due = true;
+            if payload.len() <= 1 {
+                self.probe_peer(context);
+            }
+        } else {
+            let taken =
+                payload.is_empty() || self.merge(context, slot, start, payload, header.flags)?;
+            if fin && taken {
+                self.member_fin(context, slot, end_of)?;
+            }
+        }
+        self.finish_drained(context, slot);
+        self.flush(context);
+        self.look_for_end(context);
+        Ok(())
+    }
+
+    /// Gives the peer what is in a member's segment. False if it was dropped.
+    fn merge(
+        &mut self,
+        context: &mut Context<'_>,
+        slot: u8,
+        start: u64,
+        payload: &[u8],
+        flags: Flags,
+    ) -> Result<bool, Reset> {
+        let limit = usize::from(context.config.ring);
+        let outbound = &mut self.outbound;
+        let Some(end) = self.ends.get_mut(usize::from(slot)) else {
+            return Ok(false);
+        };
+        let source = &mut end.source;
+        let mut finish = start + payload.len() as u64;
+        // Whole frames, and none across what is known and what is new: another
+        // member's may stand between the two.
+        let mut frames = 0;
+        let mut cut = source.acked.max(start) == start;
+        for frame in Frames::new(payload) {
+            let frame = frame.map_err(|_| Reset::Framing)?;
+            let first = start + frame.offset as u64;
+            let behind = first + frame.size() as u64;
+            cut |= first == source.acked;
+            if first < source.next && behind > source.next {
+                return Err(Reset::Framing);
+            }
+            frames += 1;
+        }
+        if !cut || source.fin.is_some_and(|fin| finish > fin) {
+            return Err(Reset::Framing);
+        }
+        let mut beyond = finish.saturating_sub(source.next);
+        let missing = start.saturating_sub(source.next);
+        let joins = outbound
+            .runs
+            .back()
+            .is_some_and(|last| last.member == slot && last.lsn + last.length == source.next);
+        let over_window = finish > source.limit
+            || outbound.next + beyond > outbound.edge
+            || outbound.fin.is_some();
+        let full =
+            !joins && outbound.runs.len() >= limit || missing > 0 && source.unseen.len() >= limit;
+        let takes_new = beyond == 0 || !(over_window || full);
+        if !takes_new {
+            // What is known has its place all the same, and must get through.
+            finish = source.next;
+            beyond = 0;
+            if over_window {
+                // Perhaps it has lost the news of a larger window, or we have.
+                context.counters.dropped_window += 1;
+                source.announced.due = true;
+            } else {
+                context.counters.dropped_ring_full += 1;
+            }
+        }
+        context.counters.frames_out += frames;
+        if let Some(counters) = context.members.get_mut(usize::from(slot)) {
+            counters.frames_out += frames;
+            counters.bytes_out += payload.len() as u64;
+        }
+        let mut at = start.max(source.acked);
+        source.unseen.remove(start, finish);
+        if beyond > 0 {
+            // What is missing before it can only go to this peer, and keeps its place.
+            source.unseen.insert(source.next, source.next + missing);
+            match outbound.runs.back_mut() {
+                Some(last) if joins => last.length += beyond,
+                _ => outbound.runs.push_back(Run {
+                    csn: outbound.next,
+                    lsn: source.next,
+                    length: beyond,
+                    member: slot,
+                }),
+            }
+            outbound.next += beyond;
+            source.next = finish;
+        }
+        let push = Flags(flags.0 & Flags::PSH.0);
+        // Repeated bytes are where they were; neighbours here need not be there.
+        while at < finish {
+            let Some((csn, length)) = self.merged(slot, at) else {
+                break;
+            };
+            let behind = (at + length).min(finish);
+            let bytes = (at - start) as usize..(behind - start) as usize;
+            let flags = if takes_new && behind == finish {
+                push
+            } else {
+                Flags::NONE
+            };
+            self.send_to_peer(context, csn, flags, Payload::Received(bytes));
+            at = behind;
+        }
+        if !takes_new && over_window {
+            self.probe_peer(context);
+        }
+        Ok(takes_new)
+    }
+
+    /// Where a member's byte stands in the merged sequence, and how many follow it
+    /// there.
+    pub(crate) fn merged(&self, slot: u8, lsn: u64) -> Option<(u64, u64)> {
+        let holds = |run: &&Run| run.member == slot && run.lsn <= lsn && lsn < run.lsn + run.length;
+        // New bytes are in the last.
+        let run = self.outbound.runs.iter().rev().find(holds)?;
+        let skip = lsn - run.lsn;
+        Some((run.csn + skip, run.length - skip))
+    }
+}

@@ -1,0 +1,172 @@
+//! Routing modules: which member gets a frame (ALRM of the paper).
+//!
+//! A module belongs to one connection. It sees frames and its own memory, and decides
+//! at once: no waiting, no clock, no randomness, so that the same frames go to the same
+//! members in every run. It does not see repeated frames: the switch sends those to
+//! where they went before, and keeps one word a frame for the module meanwhile.
+//!
+//! A module that panics, or names a member that takes no frames, costs its connection
+//! a reset and others nothing. One that never returns cannot be stopped from within the
+//! process that it runs in; a module must be a loop over the frame's bytes at most.
+
+mod block_storage;
+mod hash;
+mod key_value;
+mod least_outstanding;
+mod round_robin;
+mod speed;
+
+use tidewall_protocol::tcp::Time;
+
+use crate::MemberId;
+use crate::flow::End;
+
+pub use block_storage::BlockStorage;
+pub use hash::{HashOfKey, hash_of};
+pub use key_value::KeyValue;
+pub use least_outstanding::LeastOutstanding;
+pub use round_robin::RoundRobin;
+pub use speed::Speed;
+
+/// A frame as a module sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// What is behind its header.
+    pub payload: &'a [u8],
+    /// The switch's time.
+    pub now: Time,
+}
+
+/// What a module wants done with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes to this member. The word is kept with the frame, and given back by
+    /// [`Module::retire`].
+    Send(MemberId, u32),
+    /// The connection is reset: the frame is nothing that this module serves.
+    Reset,
+}
+
+/// What becomes of frames that a dead member has not acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// The connection is reset: nothing is lost or doubled in silence.
+    Reset,
+    /// They are idempotent: when the peer repeats them, they are steered anew. Nothing
+    /// is promised about their order among other frames.
+    Resend,
+}
+
+/// What window the peer is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Windows {
+    /// The smallest of the members': any frame may go to any member.
+    Minimum,
+    /// The sum: the module sends only to members with room for the frame
+    /// ([`MemberView::room`]).
+    Sum,
+}
+
+/// Chooses members for the frames of one connection.
+pub trait Module: Send {
+    /// A new frame of the peer; `members` are never none.
+    fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict;
+
+    /// A member has acknowledged up to a frame, or has opened its window.
+    fn ack(&mut self, _member: MemberView) {}
+
+    /// A member takes frames from now on: at the beginning of a connection, and when
+    /// one was added.
+    fn member_up(&mut self, _member: MemberId) {}
+
+    /// A member has died on this connection. The answer is of use only where frames
+    /// were not acknowledged.
+    fn member_down(&mut self, _member: MemberId) -> Lost {
+        Lost::Reset
+    }
+
+    /// A frame was acknowledged by its member; `state` is the word given with it.
+    fn retire(&mut self, _member: MemberId, _state: u32) {}
+
+    /// What the peer is offered; asked for once, at the beginning.
+    fn windows(&self) -> Windows {
+        Windows::Minimum
+    }
+}
+
+/// Makes the module of each connection.
+pub trait Modules: Send {
+    /// For a connection that was just established.
+    fn connect(&mut self) -> Box<dyn Module>;
+}
+
+impl<F: FnMut() -> Box<dyn Module> + Send> Modules for F {
+    fn connect(&mut self) -> Box<dyn Module> {
+        self()
+    }
+}
+
+/// A member as a module sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberView {
+    /// Which.
+    pub id: MemberId,
+    /// Bytes of its window that are open.
+    pub room: u64,
+    /// Frames sent to it that it has not acknowledged.
+    pub outstanding: u16,
+    /// Their bytes.
+    pub outstanding_bytes: u32,
+}
+
+/// The members of a connection that take frames.
+#[derive(Clone, Copy)]
+pub struct Members<'a> {
+    ends: &'a [End],
+}
+
+impl<'a> Members<'a> {
+    pub(crate) const fn new(ends: &'a [End]) -> Self {
+        Self { ends }
+    }
+
+    /// They, by number.
+    pub fn iter(self) -> impl Iterator<Item = MemberView> + 'a {
+        let usable = |(slot, end): (usize, &End)| end.takes_frames().then(|| end.view(slot));
+        self.ends.iter().enumerate().filter_map(usable)
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn get(self, id: MemberId) -> Option<MemberView> {
+        let slot = usize::from(id.0);
+        let end = self.ends.get(slot)?;
+        end.takes_frames().then(|| end.view(slot))
+    }
+
+    /// The first whose number is `id` or above, else the first of all.
+    #[must_use]
+    pub fn at_or_after(self, id: u8) -> Option<MemberView> {
+        let at = |range: core::ops::Range<usize>| {
+            range
+                .filter_map(|slot| self.get(MemberId(slot as u8)))
+                .next()
+        };
+        let start = usize::from(id).min(self.ends.len());
+        at(start..self.ends.len()).or_else(|| at(0..start))
+    }
+
+    /// The one that most of `key`'s random numbers prefer (rendezvous hashing, Thaler
+    /// and Ravishankar 1998): when a member comes or goes, only its share of the keys
+    /// moves.
+    #[must_use]
+    pub fn for_key(self, key: u64) -> Option<MemberView> {
+        self.iter().max_by_key(|member| {
+            // The finalizer of SplitMix64: every bit of the key and the number counts.
+            let mut mixed = key ^ (u64::from(member.id.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ (mixed >> 31)
+        })
+    }
+}

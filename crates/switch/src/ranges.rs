@@ -1,0 +1,132 @@
+//! Ranges of positions that are missing: holes in what came from the peer, and what
+//! was reserved for a member and has not come.
+
+/// Positions from `start` up to and without `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+impl Range {
+    pub(crate) const fn contains(self, start: u64, end: u64) -> bool {
+        self.start <= start && end <= self.end
+    }
+}
+
+/// Disjoint ranges in order; neighbours stay apart, since each begins and ends with
+/// whole frames. Allocates only once something is missing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ranges {
+    list: Vec<Range>,
+}
+
+impl Ranges {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(crate) fn first(&self) -> Option<Range> {
+        self.list.first().copied()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Range> + '_ {
+        self.list.iter().copied()
+    }
+
+    /// Adds a range that overlaps none.
+    pub(crate) fn insert(&mut self, start: u64, end: u64) {
+        if start < end {
+            let place = self.list.partition_point(|range| range.start < start);
+            self.list.insert(place, Range { start, end });
+        }
+    }
+
+    /// The range that holds all of `start..end`.
+    pub(crate) fn around(&self, start: u64, end: u64) -> Option<Range> {
+        let after = self.list.partition_point(|range| range.start <= start);
+        let range = *self.list.get(after.checked_sub(1)?)?;
+        range.contains(start, end).then_some(range)
+    }
+
+    /// Takes `start..end` out of whatever it overlaps.
+    pub(crate) fn remove(&mut self, start: u64, end: u64) {
+        if start >= end || self.list.is_empty() {
+            return;
+        }
+        let mut place = self.list.partition_point(|range| range.end <= start);
+        while let Some(range) = self.list.get_mut(place)
+            && range.start < end
+        {
+            let before = Range {
+                end: start,
+                ..*range
+            };
+            let after = Range {
+                start: end,
+                ..*range
+            };
+            match (before.start < before.end, after.start < after.end) {
+                (false, false) => {
+                    self.list.remove(place);
+                }
+                (true, false) => {
+                    *range = before;
+                    place += 1;
+                }
+                (false, true) => {
+                    *range = after;
+                    break;
+                }
+                (true, true) => {
+                    *range = before;
+                    self.list.insert(place + 1, after);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Bytes of the ranges within `start..end`.
+    pub(crate) fn bytes_within(&self, start: u64, end: u64) -> u64 {
+        self.iter()
+            .map(|range| range.end.min(end).saturating_sub(range.start.max(start)))
+            .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Ranges are what a set of bytes is.
+        #[test]
+        fn as_a_set_of_bytes(steps in prop::collection::vec((any::<bool>(), 0u64..60, 1u64..9), 1..40)) {
+            let mut ranges = Ranges::default();
+            let mut bytes = [false; 80];
+            for (add, start, length) in steps {
+                let end = start + length;
+                let part = &mut bytes[start as usize..end as usize];
+                if add && part.iter().all(|byte| !byte) {
+                    part.fill(true);
+                    ranges.insert(start, end);
+                } else if !add {
+                    part.fill(false);
+                    ranges.remove(start, end);
+                }
+                let of: Vec<u64> = ranges.iter().flat_map(|range| range.start..range.end).collect();
+                let set: Vec<u64> = (0..80).filter(|&at| bytes[at as usize]).collect();
+                prop_assert_eq!(of, set);
+                prop_assert!(ranges.iter().all(|range| range.start < range.end));
+                let within = (10..30).filter(|&at| bytes[at as usize]).count();
+                prop_assert_eq!(ranges.bytes_within(10, 30), within as u64);
+            }
+        }
+    }
+}

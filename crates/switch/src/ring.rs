@@ -1,0 +1,275 @@
+//! The frame ring of the inbound direction: up to `w` frames between the oldest that
+//! the peer does not know to be acknowledged and the newest, found by their place in
+//! the peer's sequence, and linked into one chain a member (papers: frame ring, frame
+//! chains).
+//!
+//! Frames lie in slots that do not move, and a list of slot numbers keeps their order:
+//! a frame that fills a hole is inserted there, and chains stay as they are.
+
+use std::collections::VecDeque;
+
+/// No frame: the end of a chain.
+pub(crate) const NIL: u16 = u16::MAX;
+
+/// What is kept of a frame; none of its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    /// Where it begins on the peer's connection (CSN).
+    pub(crate) csn: u64,
+    /// Where it begins on its member's connection (LSN).
+    pub(crate) lsn: u64,
+    /// Bytes, header included.
+    pub(crate) length: u32,
+    /// The module's word.
+    pub(crate) state: u32,
+    /// The next of the same member by LSN.
+    next: u16,
+    /// Its member's slot.
+    pub(crate) member: u8,
+    /// Its member has acknowledged it.
+    pub(crate) acknowledged: bool,
+}
+
+impl Frame {
+    pub(crate) const fn new(csn: u64, lsn: u64, length: u32, member: u8, state: u32) -> Self {
+        Self {
+            csn,
+            lsn,
+            length,
+            state,
+            next: NIL,
+            member,
+            acknowledged: false,
+        }
+    }
+
+    pub(crate) const fn csn_end(&self) -> u64 {
+        self.csn + self.length as u64
+    }
+
+    pub(crate) const fn lsn_end(&self) -> u64 {
+        self.lsn + self.length as u64
+    }
+}
+
+/// The frames of one member that it has not acknowledged, by LSN.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chain {
+    head: u16,
+    tail: u16,
+    length: u16,
+    /// Bytes of the frames in it.
+    bytes: u32,
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Self {
+            head: NIL,
+            tail: NIL,
+            length: 0,
+            bytes: 0,
+        }
+    }
+}
+
+impl Chain {
+    /// Frames in it.
+    pub(crate) const fn len(&self) -> u16 {
+        self.length
+    }
+
+    pub(crate) const fn bytes(&self) -> u32 {
+        self.bytes
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+/// The ring.
+#[derive(Clone, Debug)]
+pub(crate) struct Ring {
+    slots: Vec<Frame>,
+    free: Vec<u16>,
+    order: VecDeque<u16>,
+    limit: u16,
+}
+
+impl Ring {
+    /// A ring of at most `limit` frames, which takes memory as they come.
+    pub(crate) const fn new(limit: u16) -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            order: VecDeque::new(),
+            limit,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Frames that still find room.
+    pub(crate) fn room(&self) -> u16 {
+        self.limit - self.order.len() as u16
+    }
+
+    fn slot(&self, number: u16) -> Option<&Frame> {
+        self.slots.get(usize::from(number))
+    }
+
+    /// The frame that begins at `csn`.
+    pub(crate) fn find(&self, csn: u64) -> Option<Frame> {
+        let place = self.place(csn);
+        let frame = self.slot(*self.order.get(place)?)?;
+        (frame.csn == csn).then_some(*frame)
+    }
+
+    fn place(&self, csn: u64) -> usize {
+        self.order
+            .partition_point(|&number| self.slot(number).is_some_and(|frame| frame.csn < csn))
+    }
+
+    /// Puts a frame into the ring and its member's chain; false when there is no room.
+    pub(crate) fn insert(&mut self, mut frame: Frame, chain: &mut Chain) -> bool {
+        if self.room() == 0 {
+            return false;
+        }
+        // In the chain, by LSN: nearly always the last.
+        let after = match self.slot(chain.tail) {
+            Some(tail) if tail.lsn < frame.lsn => chain.tail,
+            _ => {
+                let mut after = NIL;
+                let mut number = chain.head;
+                while let Some(other) = self.slot(number)
+                    && other.lsn < frame.lsn
+                {
+                    (after, number) = (number, other.next);
+                }
+                after
+            }
+        };
+        frame.next = self.slot(after).map_or(chain.head, |before| before.next);
+        let (csn, length, last) = (frame.csn, frame.length, frame.next == NIL);
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.slots[usize::from(number)] = frame;
+                number
+            }
+            None => {
+                self.slots.push(frame);
+                (self.slots.len() - 1) as u16
+            }
+        };
+        match self.slots.get_mut(usize::from(after)) {
+            Some(before) => before.next = number,
+            None => chain.head = number,
+        }
+        if last {
+            chain.tail = number;
+        }
+        chain.length += 1;
+        chain.bytes += length;
+        let newest = self.order.back().and_then(|&back| self.slot(back));
+        if newest.is_none_or(|newest| newest.csn < csn) {
+            self.order.push_back(number);
+        } else {
+            let place = self.place(csn);
+            self.order.insert(place, number);
+        }
+        true
+    }
+
+    /// The first of a chain.
+    pub(crate) fn head(&self, chain: &Chain) -> Option<Frame> {
+        self.slot(chain.head).copied()
+    }
+
+    /// The first of a chain leaves it, acknowledged if it ends at or before `lsn`.
+    pub(crate) fn acknowledge(&mut self, chain: &mut Chain, lsn: u64) -> Option<Frame> {
+        let frame = self.slots.get_mut(usize::from(chain.head))?;
+        if frame.lsn_end() > lsn {
+            return None;
+        }
+        frame.acknowledged = true;
+        let frame = *frame;
+        chain.head = frame.next;
+        if chain.head == NIL {
+            chain.tail = NIL;
+        }
+        chain.length -= 1;
+        chain.bytes -= frame.length;
+        Some(frame)
+    }
+
+    /// The oldest frame leaves the ring if it begins at `csn` and was acknowledged.
+    pub(crate) fn pop_acknowledged(&mut self, csn: u64) -> Option<Frame> {
+        let number = *self.order.front()?;
+        let frame = *self.slot(number)?;
+        if frame.csn != csn || !frame.acknowledged {
+            return None;
+        }
+        self.order.pop_front();
+        self.free.push(number);
+        Some(frame)
+    }
+
+    /// A dead member's frames leave the ring; each is given to `each`.
+    pub(crate) fn abandon(&mut self, chain: &mut Chain, mut each: impl FnMut(Frame)) {
+        while let Some(frame) = self.acknowledge(chain, u64::MAX) {
+            let place = self.place(frame.csn);
+            if let Some(number) = self.order.remove(place) {
+                self.free.push(number);
+            }
+            each(frame);
+        }
+    }
+
+    /// Gives the memory back.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::new(self.limit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Frames come in any order of CSN and are acknowledged by LSN; what leaves the
+        /// ring leaves it in order of CSN.
+        #[test]
+        fn order_and_chains(order in Just((0..40u64).collect::<Vec<_>>()).prop_shuffle()) {
+            let mut ring = Ring::new(40);
+            let mut chains = [Chain::default(); 3];
+            for &number in &order {
+                let member = (number % 3) as u8;
+                let frame = Frame::new(number * 10, number * 10, 10, member, number as u32);
+                prop_assert!(ring.insert(frame, &mut chains[usize::from(member)]));
+                prop_assert_eq!(ring.find(number * 10).map(|found| found.state), Some(number as u32));
+            }
+            let extra = Frame::new(9999, 9999, 1, 0, 0);
+            prop_assert!(!ring.insert(extra, &mut chains[0]));
+            let mut left = 0;
+            for lsn in (0..=400).step_by(10) {
+                for chain in &mut chains {
+                    let mut last = None;
+                    while let Some(frame) = ring.acknowledge(chain, lsn) {
+                        prop_assert!(last < Some(frame.lsn));
+                        last = Some(frame.lsn);
+                    }
+                }
+                while let Some(frame) = ring.pop_acknowledged(left) {
+                    left = frame.csn_end();
+                }
+                prop_assert_eq!(left, lsn);
+            }
+            prop_assert_eq!(ring.len(), 0);
+            prop_assert!(chains.iter().all(|chain| chain.is_empty() && chain.bytes() == 0));
+        }
+    }
+}

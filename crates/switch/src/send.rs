@@ -1,0 +1,239 @@
+//! Segments to the ends, and when an acknowledgment is one of its own.
+
+use tidewall_wire::tcp::{Flags, Header};
+
+use crate::emission::{Emission, Payload};
+use crate::flow::{Context, Flow, Phase, Stage};
+use crate::gaps::Gap;
+use crate::sequence::FIRST;
+
+/// Null frames that one repeated frame brings along at most: the rest follows when the
+/// member's acknowledgments come to it.
+const VOIDS_MAX: usize = 16;
+
+impl Flow {
+    /// What the peer is told to be acknowledged.
+    pub(crate) fn peer_ack(&self) -> u64 {
+        self.inbound.left + u64::from(self.fin_is_through())
+    }
+
+    /// All members have acknowledged the peer's FIN.
+    pub(crate) fn fin_is_through(&self) -> bool {
+        self.inbound.fin == Some(self.inbound.left)
+            && !self.any(|end| {
+                matches!(end.stage, Stage::Open) && !(end.sink.fin.is_some() && end.sink.fin_acked)
+            })
+    }
+
+    /// What a member is told to be acknowledged: what the peer has, and its FIN unless
+    /// that waits for the peer.
+    pub(crate) fn member_ack(&self, slot: u8) -> u64 {
+        let Some(end) = self.ends.get(usize::from(slot)) else {
+            return FIRST;
+        };
+        let source = &end.source;
+        let waits = self.outbound.fin_owner == Some(slot) && !self.outbound.fin_acked;
+        source.acked + u64::from(source.fin == Some(source.acked) && !waits)
+    }
+
+    /// A segment to the peer, from position `csn` on.
+    pub(crate) fn send_to_peer(
+        &mut self,
+        context: &mut Context<'_>,
+        csn: u64,
+        flags: Flags,
+        payload: Payload,
+    ) {
+        let ack = self.peer_ack();
+        let edge = self.peer_edge();
+        let inbound = &mut self.inbound;
+        inbound.offered = inbound.offered.max(edge);
+        let window = inbound.offered.saturating_sub(ack) >> inbound.announced.scale;
+        inbound.announced.window = u16::try_from(window).unwrap_or(u16::MAX);
+        inbound.announced.due = false;
+        self.emit_to_peer(context, csn, flags, ack, payload);
+    }
+
+    fn emit_to_peer(
+        &mut self,
+        context: &mut Context<'_>,
+        csn: u64,
+        flags: Flags,
+        ack: u64,
+        payload: Payload,
+    ) {
+        let header = Header {
+            source_port: self.peer.local.port(),
+            destination_port: self.peer.remote.port(),
+            sequence: self.outbound.numbers.wire(csn),
+            acknowledgment: self.inbound.numbers.wire(ack),
+            flags: flags | Flags::ACK,
+            window: self.inbound.announced.window,
+            ..Header::default()
+        };
+        (context.emit)(Emission {
+            flow: self.peer,
+            header,
+            payload,
+        });
+    }
+
+    /// A segment to a member, from position `lsn` on.
+    pub(crate) fn send_to_member(
+        &mut self,
+        context: &mut Context<'_>,
+        slot: u8,
+        lsn: u64,
+        flags: Flags,
+        payload: Payload,
+    ) {
+        let ack = self.member_ack(slot);
+        let Some(end) = self.end(slot) else {
+            return;
+        };
+        let source = &mut end.source;
+        let scale = source.announced.scale;
+        let window = source.edge.saturating_sub(ack) >> scale;
+        source.announced.window = u16::try_from(window).unwrap_or(u16::MAX);
+        source.announced_edge = ack + (u64::from(source.announced.window) << scale);
+        source.announced.due = false;
+        self.emit_to_member(context, slot, lsn, flags, ack, payload);
+    }
+
+    fn emit_to_member(
+        &mut self,
+        context: &mut Context<'_>,
+        slot: u8,
+        lsn: u64,
+        flags: Flags,
+        ack: u64,
+        payload: Payload,
+    ) {
+        let Some(end) = self.end(slot) else {
+            return;
+        };
+        let Some(flow) = end.tuple else {
+            return;
+        };
+        let header = Header {
+            source_port: flow.local.port(),
+            destination_port: flow.remote.port(),
+            sequence: end.sink.numbers.wire(lsn),
+            acknowledgment: end.source.numbers.wire(ack),
+            flags: flags | Flags::ACK,
+            window: end.source.announced.window,
+            ..Header::default()
+        };
+        (context.emit)(Emission {
+            flow,
+            header,
+            payload,
+        });
+    }
+
+    /// Sends a null frame in place of frames that went elsewhere.
+    pub(crate) fn send_void(&mut self, context: &mut Context<'_>, slot: u8, gap: Gap) {
+        context.counters.null_frames += 1;
+        let payload = Payload::Null(gap.length as usize);
+        self.send_to_member(context, slot, gap.lsn, Flags::NONE, payload);
+    }
+
+    /// Repeats the null frames below `lsn` that were not acknowledged: whoever repeats
+    /// what is above them does not know of them.
+    pub(crate) fn repeat_voids(&mut self, context: &mut Context<'_>, slot: u8, lsn: u64) {
+        let mut voids = [None; VOIDS_MAX];
+        let Some(end) = self.end(slot) else {
+            return;
+        };
+        if end.sink.gaps.is_empty() {
+            return;
+        }
+        for (place, gap) in voids.iter_mut().zip(end.sink.gaps.voids_below(lsn)) {
+            *place = Some(gap);
+        }
+        for gap in voids.into_iter().flatten() {
+            self.send_void(context, slot, gap);
+        }
+    }
+
+    /// Sends what was voided while a segment was split.
+    pub(crate) fn send_fresh_voids(&mut self, context: &mut Context<'_>) {
+        for slot in self.slots(|end| !end.sink.gaps.is_empty()) {
+            let Some(end) = self.end(slot) else {
+                continue;
+            };
+            let mut fresh = Vec::new();
+            end.sink.gaps.take_fresh(|gap| fresh.push(gap));
+            for gap in fresh {
+                self.send_void(context, slot, gap);
+            }
+        }
+    }
+
+    /// Where the next segment to the peer begins that carries nothing.
+    pub(crate) fn peer_send_next(&self) -> u64 {
+        self.outbound.next + u64::from(self.outbound.fin.is_some())
+    }
+
+    /// Sends the acknowledgments that are due and that nothing else has carried.
+    pub(crate) fn flush(&mut self, context: &mut Context<'_>) {
+        if matches!(self.phase, Phase::Opening | Phase::Answered) {
+            return;
+        }
+        if self.inbound.announced.due || self.window_is_worth_telling() {
+            let csn = self.peer_send_next();
+            self.send_to_peer(context, csn, Flags::NONE, Payload::None);
+        }
+        for _ in 0..core::mem::take(&mut self.inbound.announced.duplicates) {
+            // The same window again, or it would be no duplicate (RFC 5681 §2).
+            context.counters.duplicates_forwarded += 1;
+            let (csn, ack) = (self.peer_send_next(), self.peer_ack());
+            self.emit_to_peer(context, csn, Flags::NONE, ack, Payload::None);
+        }
+        let owed = |end: &crate::flow::End| {
+            end.stage == Stage::Open
+                && (end.source.announced.due || end.source.announced.duplicates > 0)
+        };
+        for slot in self.slots(owed) {
+            let Some(end) = self.end(slot) else {
+                continue;
+            };
+            let lsn = end.sink.send_next();
+            let announced = &mut end.source.announced;
+            let (due, duplicates) = (announced.due, core::mem::take(&mut announced.duplicates));
+            if due {
+                self.send_to_member(context, slot, lsn, Flags::NONE, Payload::None);
+            }
+            for _ in 0..duplicates {
+                context.counters.duplicates_forwarded += 1;
+                let ack = self.member_ack(slot);
+                self.emit_to_member(context, slot, lsn, Flags::NONE, ack, Payload::None);
+            }
+        }
+    }
+
+    /// Hands a peer's question whether members are there, or have opened their
+    /// windows, on to them: a segment from before what they have acknowledged.
+    pub(crate) fn probe_members(&mut self, context: &mut Context<'_>) {
+        for slot in self.slots(|end| end.stage == Stage::Open) {
+            if let Some(end) = self.end(slot) {
+                let lsn = end.sink.acked - 1;
+                self.send_to_member(context, slot, lsn, Flags::NONE, Payload::None);
+            }
+        }
+    }
+
+    /// The same of a member to the peer.
+    pub(crate) fn probe_peer(&mut self, context: &mut Context<'_>) {
+        let csn = self.outbound.acked - 1;
+        self.send_to_peer(context, csn, Flags::NONE, Payload::None);
+    }
+
+    /// Resets the member's end of the connection.
+    pub(crate) fn reset_member(&mut self, context: &mut Context<'_>, slot: u8) {
+        if let Some(end) = self.end(slot) {
+            let lsn = end.sink.send_next();
+            self.send_to_member(context, slot, lsn, Flags::RST, Payload::None);
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! The peer's segments: frame by frame to the members.
+
+use core::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tidewall_wire::acp::{self, Frames, Kind};
+use tidewall_wire::tcp::{Flags, Header};
+
+use crate::emission::Payload;
+use crate::flow::{Context, Flow, Phase, Reset};
+use crate::modules::{self, Members, Verdict};
+use crate::ring::Frame;
+
+/// What one segment carries to a member: frames that are neighbours in both sequences.
+struct Piece {
+    member: u8,
+    lsn: u64,
+    bytes: Range<usize>,
+}
+
+impl Flow {
+    /// A segment of the peer on an open connection.
+    pub(crate) fn peer_segment(
+        &mut self,
+        context: &mut Context<'_>,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<(), Reset> {
+        self.active = context.now;
+        let start = self
+            .inbound
+            .numbers
+            .position(self.inbound.left, header.sequence);
+        if header.flags.contains(Flags::RST) {
+            return self.peer_reset(context, start);
+        }
+        let ack = self
+            .outbound
+            .numbers
+            .position(self.outbound.acked, header.acknowledgment);
+        if header.flags.contains(Flags::SYN) || ack > self.peer_send_next() {
+            // Challenge (RFC 5961 §4, §5).
+            context.counters.dropped_unacceptable += 1;
+            self.inbound.announced.due = true;
+            self.flush(context);
+            return Ok(());
+        }
+        if !header.flags.contains(Flags::ACK) {
+            context.counters.dropped_unacceptable += 1;
+            return Ok(());
+        }
+        let fin = header.flags.contains(Flags::FIN);
+        let alone = payload.is_empty() && !fin;
+        let result = self
+            .acknowledged_by_peer(context, ack, header.window, alone)
+            .and_then(|()| {
+                let end = start + payload.len() as u64;
+                if start < self.inbound.left && end <= self.inbound.left && !fin {
+                    // Repeated, or a probe of a closed window, or whether we are there.
+                    self.inbound.announced.due = true;
+                    if payload.len() <= 1 {
+                        self.probe_members(context);
+                    }
+                    return Ok(());
+                }
+                if !payload.is_empty() {
+                    self.split(context, start, payload, header.flags)?;
+                }
+                if fin {
+                    self.peer_fin(context, end);
+                }
+                Ok(())
+            });
+        if result.is_ok() {
+            self.flush(context);
+            self.look_for_end(context);
+        }
+        result
+    }
+
+    fn split(
+        &mut self,
+        context: &mut Context<'_>,
+        start: u64,
+        payload: &[u8],
+        flags: Flags,
+    ) -> Result<(), Reset> {
+        let mut piece = None;
+        let push = Flags(flags.0 & Flags::PSH.0);
+        let result = self.split_frames(context, start, payload, &mut piece);
+        if let Some(piece) = piece {
+            self.send_piece(context, piece, push);
+        }
+        if !self.inbound.holes.is_empty() || self.any(|end| !end.sink.gaps.is_empty()) {
+            self.send_fresh_voids(context);
+        }
+        result
+    }
+
+    fn split_frames(
+        &mut self,
+        context: &mut Context<'_>,
+        start: u64,
+        payload: &[u8],
+        piece: &mut Option<Piece>,
+    ) -> Result<(), Reset> {
+        for frame in Frames::new(payload) {
+            let frame = frame.map_err(|_| Reset::Framing)?;
+            let csn = start + frame.offset as u64;
+            let end = csn + frame.size() as u64;
+            let inbound = &self.inbound;
+            if end <= inbound.left {
+                self.inbound.announced.due = true;
+                continue;
+            }
+            if csn < inbound.left || inbound.fin.is_some_and(|fin| end > fin) {
+                return Err(Reset::Framing);
+            }
+            if end > inbound.offered {
+                context.counters.dropped_window += 1;
+                self.inbound.announced.due = true;
+                self.probe_members(context);
+                break;
+            }
+            let known = if csn < inbound.next {
+                inbound.ring.find(csn)
+            } else {
+                None
+            };
+            let placed = match known {
+                Some(known) => self.repeat(context, &known, &frame)?,
+                None => match self.place(context, csn, &frame)? {
+                    Some(placed) => Some(placed),
+                    None => break,
+                },
+            };
+            let Some((member, lsn)) = placed else {
+                continue;
+            };
+            let bytes = frame.offset..frame.offset + frame.size();
+            match piece {
+                Some(last)
+                    if last.member == member
+                        && last.bytes.end == bytes.start
+                        && last.lsn + last.bytes.len() as u64 == lsn =>
+                {
+                    last.bytes.end = bytes.end;
+                }
+                _ => {
+                    let next = Piece { member, lsn, bytes };
+                    if let Some(last) = piece.replace(next) {
+                        self.send_piece(context, last, Flags::NONE);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send_piece(&mut self, context: &mut Context<'_>, piece: Piece, push: Flags) {
+        let payload = Payload::Received(piece.bytes);
+        self.send_to_member(context, piece.member, piece.lsn, push, payload);
+    }
+
+    /// A frame that came before: to the same member, at the same place.
+    fn repeat(
+        &mut self,
+        context: &mut Context<'_>,
+        known: &Frame,
+        frame: &acp::Frame<'_>,
+    ) -> Result<Option<(u8, u64)>, Reset> {
+        if known.length as usize != frame.size() {
+            return Err(Reset::Framing);
+        }
+        if known.acknowledged {
+            context.counters.frames_known += 1;
+            return Ok(None);
+        }
+        context.counters.frames_in_repeated += 1;
+        self.repeat_voids(context, known.member, known.lsn);
+        Ok(Some((known.member, known.lsn)))
+    }
+
+    /// A frame that is new, or was missing: chooses its member and its place there.
+    /// `None` drops it and what follows in its segment.
+    fn place(
+        &mut self,
+        context: &mut Context<'_>,
+        csn: u64,
+        frame: &acp::Frame<'_>,
+    ) -> Result<Option<(u8, u64)>, Reset> {
+        let length = frame.size() as u64;
+        let inbound = &self.inbound;
+        let was_missing = csn < inbound.next;
+        if was_missing && inbound.holes.around(csn, csn + length).is_none() {
+            return Err(Reset::Framing);
+        }
+        let limit = usize::from(context.config.ring);
+        // Half of the ring is for what comes in order: frames beyond a hole leave it
+        // only after those that are missing have found room.
+        let first_missing = inbound
+            .holes
+            .first()
+            .map_or(inbound.next, |hole| hole.start);
+        let full = if csn == first_missing {
+            inbound.ring.room() == 0
+        } else {
+            inbound.ring.len() >= limit / 2
+        };
+        let crowded = csn > inbound.next && inbound.holes.len() >= limit
+            || was_missing && self.any(|end| end.sink.gaps.len() >= 4 * limit);
+        if full || crowded {
+            context.counters.dropped_ring_full += 1;
+            return Ok(None);
+        }
+        let Some((member, state)) = self.choose(context, frame)? else {
+            context.counters.dropped_member_window += 1;
+            return Ok(None);
+        };
+        let inbound = &mut self.inbound;
+        let Some(end) = self.ends.get_mut(usize::from(member)) else {
+            return Err(Reset::Module);
+        };
+        let sink = &mut end.sink;
+        let in_gap = sink.gaps.find(csn, length);
+        if in_gap.is_none() {
+            let missing =
+                inbound.holes.bytes_within(sink.covered, csn) + csn.saturating_sub(inbound.next);
+            if sink.next + missing + length > sink.edge {
+                context.counters.dropped_member_window += 1;
+                return Ok(None);
+            }
+        }
+        if csn > inbound.next {
+            inbound.holes.insert(inbound.next, csn);
+            context.counters.holes += 1;
+        }
+        let lsn = match in_gap {
+            Some(lsn) => {
+                sink.gaps.fill(csn, length);
+                lsn
+            }
+            None => {
+                // Missing frames may go here, too, and then before this one.
+                if csn >= sink.covered {
+                    for hole in inbound.holes.iter() {
+                        let start = hole.start.max(sink.covered);
+                        let end = hole.end.min(csn);
+                        if start < end {
+                            sink.gaps.push(start, sink.next, end - start);
+                            sink.next += end - start;
+                        }
+                    }
+                    sink.covered = csn + length;
+                }
+                let lsn = sink.next;
+                sink.next += length;
+                lsn
+            }
+        };
+        let kept = Frame::new(csn, lsn, length as u32, member, state);
+        inbound.ring.insert(kept, &mut sink.chain);
+        inbound.next = inbound.next.max(csn + length);
+        if was_missing {
+            inbound.holes.remove(csn, csn + length);
+            let segment_size = self.segment_size.into();
+            for (slot, other) in self.ends.iter_mut().enumerate() {
+                if slot != usize::from(member) {
+                    other.sink.gaps.void(csn, length, segment_size);
+                }
+            }
+        }
+        self.learn_size(length as u32);
+        context.counters.frames_in += 1;
+        if let Some(counters) = context.members.get_mut(usize::from(member)) {
+            counters.frames_in += 1;
+            counters.bytes_in += length;
+        }
+        Ok(Some((member, lsn)))
+    }
+
+    /// Asks the module. `None` while no member takes frames but one is being added.
+    fn choose(
+        &mut self,
+        context: &mut Context<'_>,
+        frame: &acp::Frame<'_>,
+    ) -> Result<Option<(u8, u32)>, Reset> {
+        let members = Members::new(&self.ends);
+        let Some(first) = members.at_or_after(0) else {
+            let connecting = self.any(|end| end.stage == crate::flow::Stage::Connecting);
+            return if connecting {
+                Ok(None)
+            } else {
+                Err(Reset::Member)
+            };
+        };
+        if frame.kind == Kind::Null {
+            // It takes room in the peer's sequence and means nothing to anybody.
+            return Ok(Some((first.id.0, 0)));
+        }
+        let frame = modules::Frame {
+            payload: frame.payload,
+            now: context.now,
+        };
+        let Some(module) = &mut self.module else {
+            return Err(Reset::Module);
+        };
+        let verdict = catch_unwind(AssertUnwindSafe(|| module.frame(frame, members)));
+        match verdict {
+            Ok(Verdict::Send(member, state)) if members.get(member).is_some() => {
+                Ok(Some((member.0, state)))
+            }
+            Ok(_) => Err(Reset::Module),
+            Err(_) => {
+                self.module = None;
+                Err(Reset::Module)
+            }
+        }
+    }
+
+    /// Lets the module hear of something; its panic costs the connection.
+    pub(crate) fn notify(
+        &mut self,
+        event: impl FnOnce(&mut dyn modules::Module),
+    ) -> Result<(), Reset> {
+        let Some(module) = &mut self.module else {
+            return Ok(());
+        };
+        let heard = catch_unwind(AssertUnwindSafe(|| event(module.as_mut())));
+        heard.map_err(|_| {
+            self.module = None;
+            Reset::Module
+        })
+    }
+
+    fn peer_reset(&mut self, context: &mut Context<'_>, start: u64) -> Result<(), Reset> {
+        let inbound = &self.inbound;
+        // Where the peer's next number is, as far as it and we can know (RFC 5961 §3);
+        // a peer that has lost its state repeats what it was told last.
+        let in_order = inbound
+            .holes
+            .first()
+            .map_or(inbound.next, |hole| hole.start);
+        let told = self.peer_ack();
+        if [in_order, inbound.next, inbound.left, told].contains(&start) {
+            return Err(Reset::ByPeer);
+        }
+        context.counters.dropped_unacceptable += 1;
+        if start > inbound.left && start <= inbound.offered && self.phase == Phase::Open {
+            self.inbound.announced.due = true;
+            self.flush(context);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,464 @@
+//! The table of connections and what comes in from outside.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use slab::Slab;
+use tidewall_protocol::tcp::{self, Cookies, FourTuple, Keyed, Secrets, Segment, Time, reset_for};
+use tidewall_protocol::timer::Wheel;
+use tidewall_wire::tcp::Flags;
+
+use crate::config::{Config, ConfigError, MEMBERS_MAX, Member, MemberError, MemberId};
+use crate::counters::{Counters, MemberCounters};
+use crate::emission::{Emission, Payload};
+use crate::flow::{Context, Flow, Phase, Reset, Stage};
+use crate::info::FlowInfo;
+use crate::modules::Modules;
+
+/// A transport switch: one virtual address, its members, and the connections through
+/// it.
+///
+/// Without I/O, clock, threads or randomness. Its driver
+///
+/// - gives every segment to [`Config::address`] and to the switch's own addresses and
+///   ports ([`Member::local`], [`Config::ports`]) to [`Switch::input`], after the checks
+///   of [`tidewall_protocol::tcp::input`];
+/// - sends what is emitted, with checksums and next hops (see [`Emission`]);
+/// - calls [`Switch::poll`] when [`Switch::next_deadline`] has come;
+/// - keeps hosts on the path from joining or cutting segments (no TSO, GSO or GRO
+///   there), since a segment has to hold whole frames.
+///
+/// All times are of one clock that does not go back.
+pub struct Switch {
+    pub(crate) config: Config,
+    pub(crate) secrets: Secrets,
+    pub(crate) cookies: Cookies,
+    /// Until when a cookie may come back.
+    pub(crate) cookies_until: Time,
+    pub(crate) modules: Box<dyn Modules>,
+    pub(crate) members: Vec<MemberSlot>,
+    pub(crate) member_counters: Box<[MemberCounters; MEMBERS_MAX]>,
+    pub(crate) flows: Slab<Flow>,
+    pub(crate) index: HashMap<FourTuple, Place, Keyed>,
+    /// Connections that both sides have closed, by age; some may be gone.
+    closed: VecDeque<(u32, u64)>,
+    timers: Wheel,
+    pub(crate) half_open: usize,
+    pub(crate) generation: u64,
+    pub(crate) counters: Counters,
+    /// Kept for its memory.
+    gone: Vec<(u8, FourTuple)>,
+}
+
+/// What a segment belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    flow: u32,
+    /// The member's slot; the peer if none.
+    member: Option<u8>,
+}
+
+impl Place {
+    pub(crate) const fn peer(flow: u32) -> Self {
+        Self { flow, member: None }
+    }
+}
+
+/// A member and how many connections to it there are.
+#[derive(Clone, Debug)]
+pub(crate) struct MemberSlot {
+    member: Member,
+    /// It takes part in new connections.
+    up: bool,
+    connections: usize,
+}
+
+impl Switch {
+    /// A switch without members. `modules` makes the module of each connection.
+    ///
+    /// # Errors
+    /// What of the configuration is out of bounds.
+    pub fn new(
+        config: Config,
+        secrets: Secrets,
+        modules: Box<dyn Modules>,
+    ) -> Result<Self, ConfigError> {
+        config.check()?;
+        // The maximum segment size in a cookie is less by what IPv6's header is longer.
+        let longer = if config.address.is_ipv4() { 0 } else { 20 };
+        let cookies = tcp::Config {
+            mss: config.segment_size.saturating_add(longer),
+            timestamps: false,
+            ecn: tcp::Ecn::Off,
+            ..tcp::Config::default()
+        };
+        Ok(Self {
+            cookies: Cookies::new(&cookies, secrets.cookie),
+            index: HashMap::with_hasher(Keyed(secrets.sequence)),
+            config,
+            secrets,
+            cookies_until: Time::ZERO,
+            modules,
+            members: Vec::new(),
+            member_counters: Box::new([MemberCounters::default(); MEMBERS_MAX]),
+            flows: Slab::new(),
+            closed: VecDeque::new(),
+            timers: Wheel::default(),
+            half_open: 0,
+            generation: 0,
+            counters: Counters::default(),
+            gone: Vec::new(),
+        })
+    }
+
+    /// A segment came. What is to be sent is given to `emit`; see [`Emission`].
+    pub fn input(&mut self, now: Time, segment: &Segment<'_>, emit: &mut dyn FnMut(Emission)) {
+        let place = match self.index.get(&segment.flow) {
+            Some(&place) => place,
+            None if segment.flow.local == self.config.address => {
+                return self.stranger(now, segment, emit);
+            }
+            None => return self.refuse(segment, emit),
+        };
+        let (header, payload) = (&segment.header, segment.payload);
+        let begins_anew = place.member.is_none()
+            && header.flags.contains(Flags::SYN)
+            && self.flow(place.flow).is_some_and(|flow| {
+                flow.phase == Phase::Closed
+                    && !tidewall_wire::tcp::before(
+                        header.sequence,
+                        flow.inbound.numbers.wire(flow.inbound.next),
+                    )
+            });
+        if begins_anew {
+            // The peer's TIME-WAIT is over, or it knows that we take this (RFC 6191).
+            self.remove(place.flow);
+            return self.stranger(now, segment, emit);
+        }
+        self.with(now, place.flow, emit, |flow, context| match place.member {
+            None => match flow.phase {
+                Phase::Opening | Phase::Answered => flow.peer_opening(context, segment),
+                Phase::Open | Phase::Closed => flow.peer_segment(context, header, payload),
+            },
+            Some(slot) => match flow.ends.get(usize::from(slot)).map(|end| end.stage) {
+                Some(Stage::Connecting) => {
+                    flow.answer_of_member(context, slot, header)?;
+                    flow.look_for_answers(context)
+                }
+                Some(Stage::Open) => flow.member_segment(context, slot, header, payload),
+                _ => Ok(()),
+            },
+        });
+    }
+
+    /// Does what is due at `now`.
+    pub fn poll(&mut self, now: Time, emit: &mut dyn FnMut(Emission)) {
+        let mut due = Vec::new();
+        self.timers.advance(now, |timer| due.push(timer));
+        for key in due {
+            self.with(now, key, emit, |flow, context| {
+                flow.expire(context)?;
+                flow.look_for_answers(context)?;
+                flow.flush(context);
+                flow.look_for_end(context);
+                Ok(())
+            });
+            let over = self
+                .flow(key)
+                .is_some_and(|flow| flow.is_over(&self.config, now));
+            if over {
+                self.remove(key);
+            }
+        }
+    }
+
+    /// When to call [`Switch::poll`] at the latest.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.timers.next()
+    }
+
+    /// Adds a member: it takes part in new connections, and gets frames of live ones
+    /// once it has answered.
+    ///
+    /// # Errors
+    /// [`MemberError`].
+    pub fn add_member(
+        &mut self,
+        now: Time,
+        member: Member,
+        emit: &mut dyn FnMut(Emission),
+    ) -> Result<MemberId, MemberError> {
+        if member.address.is_ipv4() != member.local.is_ipv4() {
+            return Err(MemberError::Family(member.address, member.local));
+        }
+        let up = |slot: &MemberSlot| slot.up && slot.member.address == member.address;
+        if self.members.iter().any(up) {
+            return Err(MemberError::Exists(member.address));
+        }
+        let free = |slot: &MemberSlot| !slot.up && slot.connections == 0;
+        let fresh = MemberSlot {
+            member,
+            up: true,
+            connections: 0,
+        };
+        let slot = match self.members.iter().position(free) {
+            Some(place) => {
+                self.members[place] = fresh;
+                place
+            }
+            None if self.members.len() < MEMBERS_MAX => {
+                self.members.push(fresh);
+                self.members.len() - 1
+            }
+            None => return Err(MemberError::TooMany),
+        };
+        let slot = slot as u8;
+        if let Some(counters) = self.member_counters.get_mut(usize::from(slot)) {
+            *counters = MemberCounters::default();
+        }
+        for key in self.keys() {
+            let takes = self.flow(key).is_some_and(|flow| {
+                flow.phase == Phase::Open
+                    && flow.outbound.fin.is_none()
+                    && flow.inbound.fin.is_none()
+            });
+            if takes {
+                self.connect_member(now, key, slot, emit);
+            }
+        }
+        Ok(MemberId(slot))
+    }
+
+    /// Removes a member: it gets no more frames, and its connections are closed when it
+    /// has acknowledged those that it got and has closed too.
+    pub fn remove_member(&mut self, now: Time, id: MemberId, emit: &mut dyn FnMut(Emission)) {
+        self.depart(now, id, emit, |flow, context| flow.drain(context, id.0));
+    }
+
+    /// A member is dead, as a health check says: its connections are reset, and its
+    /// frames are the modules' ([`Module::member_down`](crate::modules::Module)).
+    pub fn fail_member(&mut self, now: Time, id: MemberId, emit: &mut dyn FnMut(Emission)) {
+        self.depart(now, id, emit, |flow, context| {
+            let there = flow.ends.get(usize::from(id.0));
+            if there.is_some_and(|end| !matches!(end.stage, Stage::Absent | Stage::Dead)) {
+                flow.reset_member(context, id.0);
+            }
+            flow.lose(context, id.0)?;
+            flow.look_for_answers(context)
+        });
+    }
+
+    fn depart(
+        &mut self,
+        now: Time,
+        id: MemberId,
+        emit: &mut dyn FnMut(Emission),
+        leave: impl Fn(&mut Flow, &mut Context<'_>) -> Result<(), Reset>,
+    ) {
+        let Some(slot) = self.members.get_mut(usize::from(id.0)) else {
+            return;
+        };
+        slot.up = false;
+        for key in self.keys() {
+            self.with(now, key, emit, &leave);
+        }
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The members, whether each takes part in new connections, and what was counted of
+    /// it.
+    pub fn members(&self) -> impl Iterator<Item = (MemberId, Member, bool, &MemberCounters)> {
+        let slots = self.members.iter().zip(self.member_counters.iter());
+        slots.enumerate().filter_map(|(number, (slot, counters))| {
+            let there = slot.up || slot.connections > 0;
+            there.then_some((MemberId(number as u8), slot.member, slot.up, counters))
+        })
+    }
+
+    /// A snapshot of each connection.
+    pub fn flows(&self) -> impl Iterator<Item = FlowInfo> {
+        self.flows.iter().map(|(_, flow)| FlowInfo::of(flow))
+    }
+
+    /// Connections, those that linger included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// True when there is no connection.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    fn keys(&self) -> Vec<u32> {
+        self.flows.iter().map(|(key, _)| key as u32).collect()
+    }
+
+    fn flow(&self, key: u32) -> Option<&Flow> {
+        self.flows.get(key as usize)
+    }
+
+    pub(crate) fn slots_up(&self) -> impl Iterator<Item = u8> {
+        let up = |(slot, member): (usize, &MemberSlot)| member.up.then_some(slot as u8);
+        self.members.iter().enumerate().filter_map(up)
+    }
+
+    pub(crate) fn members_up(&self) -> usize {
+        self.slots_up().count()
+    }
+
+    /// Lets a connection do something, and does what follows from it here.
+    pub(crate) fn with(
+        &mut self,
+        now: Time,
+        key: u32,
+        emit: &mut dyn FnMut(Emission),
+        act: impl FnOnce(&mut Flow, &mut Context<'_>) -> Result<(), Reset>,
+    ) {
+        let Some(flow) = self.flows.get_mut(key as usize) else {
+            return;
+        };
+        let (half_open, phase) = (flow.is_half_open(), flow.phase);
+        let mut context = Context {
+            now,
+            config: &self.config,
+            counters: &mut self.counters,
+            members: &mut self.member_counters,
+            emit,
+            gone: &mut self.gone,
+            modules: self.modules.as_mut(),
+            rearm: false,
+        };
+        let result = act(flow, &mut context);
+        if let Err(reason) = result {
+            flow.reset(&mut context, reason);
+        }
+        let rearm = context.rearm;
+        self.half_open -= usize::from(half_open && !flow.is_half_open());
+        if phase != Phase::Closed && flow.phase == Phase::Closed {
+            self.closed.push_back((key, flow.generation));
+        }
+        if result.is_err() {
+            self.remove(key);
+        } else if rearm {
+            self.timers.arm(key, flow.deadline(&self.config));
+        }
+        self.forget_gone();
+    }
+
+    fn forget_gone(&mut self) {
+        while let Some((slot, tuple)) = self.gone.pop() {
+            self.index.remove(&tuple);
+            if let Some(member) = self.members.get_mut(usize::from(slot)) {
+                member.connections -= 1;
+            }
+        }
+    }
+
+    /// Forgets a connection without a word.
+    pub(crate) fn remove(&mut self, key: u32) {
+        let Some(flow) = self.flows.try_remove(key as usize) else {
+            return;
+        };
+        self.timers.cancel(key);
+        self.half_open -= usize::from(flow.is_half_open());
+        self.index.remove(&flow.peer);
+        for (slot, end) in flow.ends.iter().enumerate() {
+            if let Some(tuple) = end.tuple {
+                self.gone.push((slot as u8, tuple));
+            }
+        }
+        self.forget_gone();
+    }
+
+    /// Makes room by forgetting the connection that was closed longest ago.
+    pub(crate) fn evict_closed(&mut self) -> bool {
+        while let Some((key, generation)) = self.closed.pop_front() {
+            if self
+                .flow(key)
+                .is_some_and(|flow| flow.generation == generation)
+            {
+                self.remove(key);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Begins a connection to a member; false if there is no port for it.
+    pub(crate) fn connect_member(
+        &mut self,
+        now: Time,
+        key: u32,
+        slot: u8,
+        emit: &mut dyn FnMut(Emission),
+    ) -> bool {
+        let Some(tuple) = self.free_tuple(key, slot) else {
+            self.counters.dropped_table_full += 1;
+            return false;
+        };
+        let place = Place {
+            flow: key,
+            member: Some(slot),
+        };
+        self.index.insert(tuple, place);
+        if let Some(member) = self.members.get_mut(usize::from(slot)) {
+            member.connections += 1;
+        }
+        let secret = self.secrets.sequence;
+        self.with(now, key, emit, |flow, context| {
+            flow.connect(context, slot, tuple, &secret);
+            Ok(())
+        });
+        true
+    }
+
+    /// A four-tuple to a member that is not in use: from a port on that only who knows
+    /// the secret can tell (RFC 6056 §3.3.3).
+    fn free_tuple(&self, key: u32, slot: u8) -> Option<FourTuple> {
+        use core::hash::BuildHasher;
+        let member = &self.members.get(usize::from(slot))?.member;
+        let flow = self.flow(key)?;
+        let (first, last) = (*self.config.ports.start(), *self.config.ports.end());
+        let count = u32::from(last - first) + 1;
+        let offset = self
+            .index
+            .hasher()
+            .hash_one((flow.peer, slot, flow.generation));
+        let start = (offset % u64::from(count)) as u32;
+        (0..count.min(PORTS_TRIED))
+            .map(|step| FourTuple {
+                local: SocketAddr::new(member.local, first + ((start + step) % count) as u16),
+                remote: member.address,
+            })
+            .find(|tuple| !self.index.contains_key(tuple))
+    }
+
+    /// A segment of no connection.
+    pub(crate) fn refuse(&mut self, segment: &Segment<'_>, emit: &mut dyn FnMut(Emission)) {
+        self.counters.dropped_no_connection += 1;
+        self.reset_stranger(segment, emit);
+    }
+
+    pub(crate) fn reset_stranger(&self, segment: &Segment<'_>, emit: &mut dyn FnMut(Emission)) {
+        if let Some(answer) = reset_for(segment) {
+            emit(Emission {
+                flow: segment.flow,
+                header: answer.header,
+                payload: Payload::None,
+            });
+        }
+    }
+}
+
+/// Ports that are tried for one connection: in a range that is nearly full, a search of
+/// all of it would be a load of its own.
+const PORTS_TRIED: u32 = 1024;

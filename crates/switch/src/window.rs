@@ -1,0 +1,116 @@
+//! Windows: what the peer may send, given the members' windows and the ring's room; and
+//! what each member may send, given the peer's.
+
+use crate::flow::{End, Flow};
+use crate::modules::Windows;
+
+/// Frames in whose running mean a new one counts as one.
+const MEAN_WEIGHT: u32 = 8;
+
+impl Flow {
+    /// The right edge of what the peer may send: beyond what came, as much as the
+    /// member with the least room takes, or all of them together, and no more than the
+    /// ring has room for if frames stay as large as they are.
+    ///
+    /// The minimum never moves the edge back: a frame moves both it and its member's
+    /// room by its length.
+    pub(crate) fn peer_edge(&self) -> u64 {
+        let inbound = &self.inbound;
+        let holes = !inbound.holes.is_empty();
+        let room = |end: &End| {
+            let missing = if holes {
+                inbound.holes.bytes_within(end.sink.covered, inbound.next)
+            } else {
+                0
+            };
+            end.sink.edge.saturating_sub(end.sink.next + missing)
+        };
+        let rooms = self.ends.iter().filter(|end| end.takes_frames()).map(room);
+        let room = match inbound.windows {
+            Windows::Minimum => rooms.min(),
+            Windows::Sum => Some(rooms.sum()),
+        };
+        let ring = match u64::from(inbound.ring.room()) {
+            0 => 0,
+            // A window that no frame fits would stop the peer for good, also for what
+            // the field rounds off.
+            frames => {
+                let unit = 1 << inbound.announced.scale;
+                let least = u64::from(self.segment_size).next_multiple_of(unit);
+                (frames * u64::from(inbound.mean)).max(least)
+            }
+        };
+        inbound.next + room.unwrap_or(0).min(ring)
+    }
+
+    /// A frame of so many bytes came.
+    pub(crate) fn learn_size(&mut self, size: u32) {
+        let mean = &mut self.inbound.mean;
+        *mean = (*mean * (MEAN_WEIGHT - 1)).saturating_add(size) / MEAN_WEIGHT;
+        *mean = (*mean).max(1);
+    }
+
+    /// The peer has little left of its window, and there is a segment more, or all that
+    /// it can have: as a receiver avoids silly windows (RFC 9293 §3.8.6.2.2).
+    pub(crate) fn window_is_worth_telling(&self) -> bool {
+        let inbound = &self.inbound;
+        let segment = u64::from(self.segment_size);
+        let left = inbound.offered.saturating_sub(inbound.next);
+        if left >= 2 * segment && left > inbound.offered.saturating_sub(inbound.left) / 2 {
+            return false;
+        }
+        let more = self.peer_edge().saturating_sub(inbound.offered);
+        let idle = inbound.left == inbound.next;
+        more >= segment.max(left) || (left == 0 && idle && more > 0)
+    }
+
+    /// Divides the peer's window among the members that may send: each gets as much
+    /// beyond what the peer has acknowledged of it, but all together no more than the
+    /// peer has offered and nobody has been given. So edges do not go back when one
+    /// member's bytes wait at the peer, and the peer is never sent more than it takes.
+    pub(crate) fn grant(&mut self) {
+        let sources = || self.ends.iter().filter(|end| end.may_send());
+        let count = sources().count() as u64;
+        if count == 0 {
+            return;
+        }
+        let outbound = &self.outbound;
+        let share = outbound.edge.saturating_sub(outbound.acked) / count;
+        let given: u64 = sources()
+            .map(|end| end.source.edge.saturating_sub(end.source.next))
+            .sum();
+        let mut free = outbound.edge.saturating_sub(outbound.next + given);
+        let segment = u64::from(self.segment_size);
+        for end in self.ends.iter_mut().filter(|end| end.may_send()) {
+            let source = &mut end.source;
+            let wanted = (source.acked + share).saturating_sub(source.edge).min(free);
+            free -= wanted;
+            source.edge += wanted;
+            source.limit = source.limit.max(source.edge);
+            let more = source.edge.saturating_sub(source.announced_edge);
+            let left = source.announced_edge.saturating_sub(source.next);
+            let unit = 1 << source.announced.scale;
+            if more >= segment || (left < segment && more >= unit) {
+                source.announced.due = true;
+            }
+        }
+    }
+
+    /// Takes back what members have been given over their share, so that one that came
+    /// later gets its own. This moves edges back (RFC 9293 §3.8.6 advises against it):
+    /// what a member has sent meanwhile is taken if the peer's window has room for it.
+    pub(crate) fn regrant(&mut self) {
+        let count = self.ends.iter().filter(|end| end.may_send()).count() as u64;
+        if let Some(share) = (self.outbound.edge - self.outbound.acked).checked_div(count) {
+            for end in self.ends.iter_mut().filter(|end| end.may_send()) {
+                let source = &mut end.source;
+                let edge = (source.acked + share).max(source.next);
+                if edge < source.edge {
+                    source.edge = edge;
+                    source.announced.due = true;
+                }
+            }
+        }
+        self.grant();
+    }
+}

@@ -1,0 +1,153 @@
+//! What the switch may do, from the outside: checked at each of its segments.
+
+use std::collections::{BTreeMap, HashMap};
+
+use tidewall_protocol::tcp::FourTuple;
+use tidewall_switch::{Emission, Payload};
+use tidewall_wire::acp::Frames;
+use tidewall_wire::tcp::Flags;
+
+use super::end::Packet;
+
+/// A frame of the peer that a member was given.
+#[derive(Debug)]
+struct Given {
+    member: FourTuple,
+    lsn: u32,
+    length: u32,
+}
+
+/// One direction of a connection from its SYN on: each byte that was ever sent there.
+#[derive(Default)]
+struct Sent {
+    initial: u32,
+    bytes: Vec<Option<u8>>,
+}
+
+impl Sent {
+    /// The same byte each time.
+    fn check(&mut self, sequence: u32, payload: &[u8], flow: &FourTuple) {
+        let at = sequence.wrapping_sub(self.initial) as usize;
+        assert!(at < 1 << 28, "a sequence number from before the SYN");
+        if self.bytes.len() < at + payload.len() {
+            self.bytes.resize(at + payload.len(), None);
+        }
+        for (place, &byte) in self.bytes[at..].iter_mut().zip(payload) {
+            assert!(
+                place.is_none_or(|was| was == byte),
+                "other bytes on {flow:?}"
+            );
+            *place = Some(byte);
+        }
+    }
+}
+
+/// The model of one peer's connection.
+#[derive(Default)]
+pub struct Model {
+    /// What the switch has sent, by connection.
+    sent: HashMap<FourTuple, Sent>,
+    /// What members have acknowledged.
+    acked: HashMap<FourTuple, u32>,
+    /// Frames that the peer has not been told to be acknowledged.
+    given: BTreeMap<u32, Given>,
+    peer_initial: u32,
+    /// Connections that are dead: their frames may go elsewhere.
+    pub dead: Vec<FourTuple>,
+    pub null_frames: u64,
+}
+
+impl Model {
+    /// A packet goes into the switch.
+    pub fn input(&mut self, packet: &Packet, from_peer: bool) {
+        if from_peer && packet.header.flags.contains(Flags::SYN) {
+            self.peer_initial = packet.header.sequence;
+        }
+        if !from_peer && packet.header.flags.contains(Flags::ACK) {
+            let ack = packet.header.acknowledgment;
+            let known = self.acked.entry(packet.flow).or_insert(ack);
+            if ack.wrapping_sub(*known) < 1 << 31 {
+                *known = ack;
+            }
+        }
+    }
+
+    /// The switch sends something, in answer to a packet if there was one.
+    pub fn output(
+        &mut self,
+        emission: &Emission,
+        bytes: &[u8],
+        answered: Option<&Packet>,
+        to_peer: bool,
+    ) {
+        let (flow, header) = (&emission.flow, &emission.header);
+        if header.flags.contains(Flags::RST) {
+            return;
+        }
+        let sent = self.sent.entry(*flow).or_default();
+        if header.flags.contains(Flags::SYN) {
+            sent.initial = header.sequence;
+        }
+        for frame in Frames::new(bytes) {
+            frame.expect("segments hold whole frames");
+        }
+        sent.check(header.sequence, bytes, flow);
+        self.null_frames += u64::from(matches!(emission.payload, Payload::Null(_)));
+        if to_peer {
+            self.told_to_peer(header.acknowledgment);
+        } else if let (Payload::Received(range), Some(packet)) = (&emission.payload, answered) {
+            for frame in Frames::new(bytes) {
+                let frame = frame.expect("whole");
+                let csn = packet
+                    .header
+                    .sequence
+                    .wrapping_add((range.start + frame.offset) as u32);
+                self.given_to_member(
+                    csn,
+                    *flow,
+                    header.sequence.wrapping_add(frame.offset as u32),
+                    frame.size() as u32,
+                );
+            }
+        }
+    }
+
+    /// Each frame is at exactly one member, at one place.
+    fn given_to_member(&mut self, csn: u32, member: FourTuple, lsn: u32, length: u32) {
+        let at = csn.wrapping_sub(self.peer_initial);
+        if let Some(before) = self.given.get(&at)
+            && !self.dead.contains(&before.member)
+        {
+            assert_eq!(
+                (before.member, before.lsn, before.length),
+                (member, lsn, length),
+                "a frame at two places"
+            );
+        }
+        self.given.insert(
+            at,
+            Given {
+                member,
+                lsn,
+                length,
+            },
+        );
+    }
+
+    /// No acknowledgment above what each frame's member has acknowledged.
+    fn told_to_peer(&mut self, ack: u32) {
+        let told = ack.wrapping_sub(self.peer_initial);
+        while let Some(first) = self.given.first_entry()
+            && *first.key() < told
+        {
+            let (csn, given) = first.remove_entry();
+            let acked = self.acked.get(&given.member).copied().unwrap_or(given.lsn);
+            let end = given.lsn.wrapping_add(given.length);
+            assert!(
+                acked.wrapping_sub(end) < 1 << 31,
+                "frame {csn} is acknowledged to the peer, and not by {:?}",
+                given.member
+            );
+        }
+    }
+}
