@@ -1,14 +1,19 @@
 //! Frame memory and the ownership of frames.
 //!
-//! One queue has one [`FrameMemory`]: a memfd cut into equal frames, mapped
+//! A queue has one [`FrameMemory`]: a memfd cut into equal frames, mapped
 //! here and, with AF_XDP, registered with the kernel. How long a frame is, is
 //! the device's affair: 2 KiB for packets, 64 KiB and more where segments come
 //! uncut ([`FrameMemory::frame_size`]). At any time a frame has
 //! exactly one owner: the device's fill ring, a channel, an application that
 //! borrows its bytes, or the transmit ring. A [`Frame`] is the proof of
 //! ownership: it cannot be copied, only moved, and only devices make them.
+//!
+//! Several queues, of several interfaces even, may have one memory: each begins
+//! with its [`Part`] of the frames, and may send those that another has received.
+//! The number of a frame says whose it is.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidewall_sys::Mapping;
@@ -84,8 +89,8 @@ impl Frame {
     }
 }
 
-/// The frames of one queue. Cheap to clone; the mapping lives as long as any
-/// clone.
+/// The frames of a queue, or of several. Cheap to clone; the mapping lives as
+/// long as any clone.
 #[derive(Clone, Debug)]
 pub struct FrameMemory {
     mapping: Arc<Mapping>,
@@ -117,6 +122,22 @@ impl FrameMemory {
             frames,
             frame_size,
         })
+    }
+
+    /// Maps memory for so many `parts` of `frames` frames each.
+    ///
+    /// # Errors
+    /// As [`FrameMemory::new`].
+    pub fn in_parts(parts: u32, frames: u32, frame_size: usize) -> io::Result<Vec<Part>> {
+        let all = parts
+            .checked_mul(frames)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Self::with_frame_size(all, frame_size)?;
+        let part = |number: u32| Part {
+            memory: memory.clone(),
+            numbers: number * frames..(number + 1) * frames,
+        };
+        Ok((0..parts).map(part).collect())
     }
 
     /// Number of frames.
@@ -186,6 +207,38 @@ impl FrameMemory {
         }
         room.copy_from_slice(bytes);
         true
+    }
+}
+
+/// The frames of a memory that are one queue's. Who opens a queue makes the
+/// tokens of its part, once.
+#[derive(Debug)]
+pub struct Part {
+    memory: FrameMemory,
+    numbers: Range<u32>,
+}
+
+impl Part {
+    /// All of a memory that was just made: no other part of it may be.
+    pub(crate) fn whole(memory: FrameMemory) -> Self {
+        let numbers = 0..memory.frames();
+        Part { memory, numbers }
+    }
+
+    /// The memory that it is a part of.
+    pub fn memory(&self) -> &FrameMemory {
+        &self.memory
+    }
+
+    /// Number of frames.
+    pub fn frames(&self) -> u32 {
+        self.numbers.end - self.numbers.start
+    }
+
+    /// The memory and the tokens of the part's frames, the only ones ever made.
+    pub(crate) fn into_frames(self) -> (FrameMemory, Vec<Frame>) {
+        let frames = self.numbers.map(|index| Frame::new(index, 0, 0));
+        (self.memory, frames.collect())
     }
 }
 

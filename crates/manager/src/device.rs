@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use tidewall_device::afxdp::{self, Checksums, Owner, Settings};
+use tidewall_device::afxdp::{self, Checksums, Owner, Settings, SharedUmem};
 use tidewall_device::demux::layout::QUEUES;
 use tidewall_device::demux::{EMBEDDED_APPLICATION, NapiProbe, Tables, TrustedTables};
 use tidewall_device::interface::{driver, is_physical, queue_count, transmit_queue_count};
@@ -116,13 +116,21 @@ pub struct AfXdp {
 }
 
 impl AfXdp {
-    /// Opens the interface.
+    /// Opens the interface, each queue over frame memory of its own.
+    ///
+    /// # Errors
+    /// As [`AfXdp::open_on`].
+    pub fn open(config: &Config) -> io::Result<Self> {
+        Self::open_on(config, None)
+    }
+
+    /// Opens the interface, its queues on parts of `umem` if there is one.
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON; ENODEV; EBUSY when
     /// another program is attached or another process has the interface; EINVAL for a configuration out of range;
     /// what the kernel reports otherwise. Nothing is left behind.
-    pub fn open(config: &Config) -> io::Result<Self> {
+    pub fn open_on(config: &Config, mut umem: Option<&mut SharedUmem>) -> io::Result<Self> {
         let invalid =
             |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what.to_owned()));
         if !config.frames.is_power_of_two() || config.frames < 256 {
@@ -196,7 +204,13 @@ impl AfXdp {
         let mut checksums = None;
         for queue in 0..queues {
             let counters = tables.trusted.counters(queue);
-            let opened = afxdp::open(&settings, queue, counters, owner.clone())?;
+            let opened = afxdp::open(
+                &settings,
+                queue,
+                counters,
+                owner.clone(),
+                umem.as_deref_mut(),
+            )?;
             program.set_socket(EMBEDDED_APPLICATION, queue, opened.fd())?;
             zero_copy &= opened.zero_copy();
             let sends = transmit_queues == 0 || queue < transmit_queues;

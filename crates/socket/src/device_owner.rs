@@ -94,6 +94,18 @@ impl DeviceOwner {
         device.restorer()?.on_exit_remove(path).ok()
     }
 
+    /// Has a command run when the process ends, however it does, or when the result is
+    /// dropped ([`tidewall_manager::restore::Restorer::on_exit_run`]).
+    ///
+    /// # Errors
+    /// Unsupported where there is nobody who could; as there.
+    pub(crate) fn run_on_exit(&self, arguments: &[&str]) -> io::Result<Undo> {
+        let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
+        let device = lock(self.device.as_ref().ok_or_else(unsupported)?);
+        let restorer = device.restorer().ok_or_else(unsupported)?;
+        restorer.on_exit_run(arguments)
+    }
+
     /// Samples the next `frames` frames, none for 0. What an earlier trace left is dropped.
     pub(crate) fn start_trace(&self, frames: u32) {
         self.traced().for_each(drop);

@@ -36,6 +36,7 @@ pub mod control;
 pub mod descriptor;
 mod device_owner;
 mod endpoint;
+pub mod forward;
 mod host;
 mod ip;
 mod kernel;

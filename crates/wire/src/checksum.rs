@@ -47,6 +47,12 @@ impl Sum {
         Self(self.0 + u64::from(word.to_be())).fold_carry()
     }
 
+    /// Adds another sum, of bytes at an even offset.
+    #[must_use]
+    pub fn sum(self, other: Self) -> Self {
+        Self(self.0 + other.0).fold_carry()
+    }
+
     /// Every step ends here, so that the sum stays below 2^33 and no step can
     /// overflow.
     fn fold_carry(self) -> Self {

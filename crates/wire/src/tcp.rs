@@ -7,6 +7,7 @@ mod options;
 
 use core::fmt;
 
+use crate::checksum::Sum;
 pub use crate::fast_open::FastOpen;
 use crate::transport::{Addresses, Checksum, ChecksumState, checksum_state};
 use crate::{EmitError, Protocol};
@@ -159,6 +160,20 @@ impl<'a> Packet<'a> {
         self.bytes.get(self.data_offset..).unwrap_or_default()
     }
 
+    /// The sum of the payload, out of the checksum and the header: what RFC 1624 (eqn.
+    /// 3) leaves of the old checksum when every word of the header is taken out. It is
+    /// the payload's only if the checksum is [`ChecksumState::Valid`]; `None` where it
+    /// is [`ChecksumState::LeftToOffload`].
+    #[must_use]
+    pub fn payload_sum(&self, addresses: Addresses) -> Option<Sum> {
+        let header = self.bytes.get(..self.data_offset).unwrap_or_default();
+        let pseudo_header = addresses.pseudo_header(Protocol::TCP, self.bytes.len());
+        let field = u16::from_be_bytes([self.header[16], self.header[17]]);
+        // With the checksum the sum of all is zero.
+        let sum = Sum::ZERO.word(pseudo_header.bytes(header).checksum());
+        (field != pseudo_header.folded()).then_some(sum)
+    }
+
     /// Compares the checksum with the segment and its addresses. Never
     /// [`ChecksumState::Absent`]: TCP always has one.
     #[must_use]
@@ -238,9 +253,63 @@ impl Header {
             available: buffer.len(),
         };
         let segment = buffer.get_mut(..length).ok_or(too_small)?;
-        let (header, rest) = segment
-            .split_first_chunk_mut::<HEADER_LEN>()
+        self.write(segment, &options, options_len)
             .ok_or(too_small)?;
+        let pseudo_header = addresses.pseudo_header(Protocol::TCP, length);
+        let field = match checksum {
+            Checksum::Offload => pseudo_header.folded(),
+            Checksum::Software | Checksum::None => pseudo_header.bytes(segment).checksum(),
+        };
+        if let Some(place) = segment.get_mut(16..18) {
+            place.copy_from_slice(&field.to_be_bytes());
+        }
+        Ok(length)
+    }
+
+    /// Writes the header at the start of `buffer`, to stand before a payload that has
+    /// stayed where it was received: nothing of it is read. Returns the bytes of the
+    /// header.
+    ///
+    /// # Errors
+    /// As [`Header::emit`].
+    pub fn emit_before(
+        &self,
+        addresses: Addresses,
+        payload_len: usize,
+        checksum: PayloadChecksum,
+        buffer: &mut [u8],
+    ) -> Result<usize, EmitError> {
+        let (options, options_len) = self.options.bytes();
+        let header_len = HEADER_LEN + options_len;
+        let limit = usize::from(u16::MAX) - header_len;
+        if payload_len > limit {
+            return Err(EmitError::PayloadTooLong {
+                limit,
+                length: payload_len,
+            });
+        }
+        let too_small = EmitError::BufferTooSmall {
+            needed: header_len,
+            available: buffer.len(),
+        };
+        let header = buffer.get_mut(..header_len).ok_or(too_small)?;
+        self.write(header, &options, options_len).ok_or(too_small)?;
+        let pseudo_header = addresses.pseudo_header(Protocol::TCP, header_len + payload_len);
+        let field = match checksum {
+            PayloadChecksum::Sum(sum) => pseudo_header.bytes(header).sum(sum).checksum(),
+            PayloadChecksum::Offload => pseudo_header.folded(),
+        };
+        if let Some(place) = header.get_mut(16..18) {
+            place.copy_from_slice(&field.to_be_bytes());
+        }
+        Ok(header_len)
+    }
+
+    /// Everything but the checksum, whose field is zero.
+    #[inline]
+    fn write(&self, segment: &mut [u8], options: &[u8], options_len: usize) -> Option<()> {
+        let (header, rest) = segment.split_first_chunk_mut::<HEADER_LEN>()?;
+        let header_len = HEADER_LEN + options_len;
         header[..2].copy_from_slice(&self.source_port.to_be_bytes());
         header[2..4].copy_from_slice(&self.destination_port.to_be_bytes());
         header[4..8].copy_from_slice(&self.sequence.to_be_bytes());
@@ -255,16 +324,18 @@ impl Header {
         {
             place.copy_from_slice(options);
         }
-        let pseudo_header = addresses.pseudo_header(Protocol::TCP, length);
-        let field = match checksum {
-            Checksum::Offload => pseudo_header.folded(),
-            Checksum::Software | Checksum::None => pseudo_header.bytes(segment).checksum(),
-        };
-        if let Some(place) = segment.get_mut(16..18) {
-            place.copy_from_slice(&field.to_be_bytes());
-        }
-        Ok(length)
+        Some(())
     }
+}
+
+/// What a new header is to make of the checksum when the payload stays as it is.
+#[derive(Clone, Copy, Debug)]
+pub enum PayloadChecksum {
+    /// The sum of the payload ([`Packet::payload_sum`]): the checksum is computed from
+    /// that and the new header.
+    Sum(Sum),
+    /// The sum of the pseudo-header, for the device to finish.
+    Offload,
 }
 
 /// `a < b` in the circular order of sequence numbers (RFC 9293 §3.4).

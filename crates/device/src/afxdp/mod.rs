@@ -1,6 +1,7 @@
 //! AF_XDP: a queue of a Linux interface, received without the kernel's stack.
 //!
-//! [`open`] makes the socket of one queue over frame memory of its own. Which program
+//! [`open`] makes the socket of one queue, over frame memory of its own or a part of
+//! [`SharedUmem`]. Which program
 //! gives it frames, and when the device interrupts, is with the device's owner
 //! (crates/manager), whom the receiver asks through [`Owner`]. Rings and memory are
 //! closed on exec and go with the process.
@@ -13,14 +14,18 @@ use std::io;
 use crate::demux::NapiProbe;
 use crate::queue::InterruptModeration;
 
+mod bind;
 mod checksums;
 mod napi;
 mod probe;
 mod socket;
+mod umem;
 
+pub use bind::receivable;
 pub use checksums::Checksums;
 pub use napi::HELPER_PORTS;
-pub use socket::{Opened, Settings, open, open_transmitter, receivable};
+pub use socket::{Opened, Settings, open, open_transmitter};
+pub use umem::SharedUmem;
 
 /// What the receiver of a queue asks of the device's owner, who alone has the privileges
 /// and the trusted tables for it, and may be another process.

@@ -1,54 +1,42 @@
-//! One AF_XDP socket: its memory, its four rings and their two halves.
+//! One AF_XDP socket: the two halves of its queue.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{
-    set_xdp_rx_ring_size, set_xdp_tx_ring_size, set_xdp_umem_completion_ring_size,
-    set_xdp_umem_fill_ring_size, xdp_mmap_offsets, xdp_options,
-};
-use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpOptionsFlags, XdpRingOffset};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tidewall_sys::interface;
 
 use super::Owner;
-use super::checksums::{self, Checksums};
+use super::bind::{Bound, Frames, bind, frame_shift, refused};
+use super::checksums::Checksums;
 use super::napi::Napi;
-use crate::capabilities;
+use super::umem::SharedUmem;
 use crate::demux::DriverCounters;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
 use crate::forked::Unshared;
-use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
+use crate::frame::{Frame, FrameMemory};
 use crate::queue::{
     BURST, Flushed, Interrupt, InterruptModeration, KernelDelivered, NapiState, Offload, Queue,
     Receive, Received, Transmit,
 };
-use crate::raw::ring::{Ring, RingOffset};
-use crate::raw::umem::register;
+use crate::raw::ring::Ring;
 
 /// Entries of the transmit and completion rings.
-const TRANSMIT_RING: u32 = 2048;
+pub(super) const TRANSMIT_RING: u32 = 2048;
 /// `struct xsk_tx_metadata` as of Linux 6.8: flags and the checksum request.
-const TX_METADATA_LENGTH: u32 = 16;
+pub(super) const TX_METADATA_LENGTH: u32 = 16;
 const XDP_TX_METADATA: u32 = 1 << 1;
 const XDP_TXMD_FLAGS_TIMESTAMP: u64 = 1 << 0;
 const XDP_TXMD_FLAGS_CHECKSUM: u64 = 1 << 1;
-/// A queue stays busy for some tens of milliseconds after its last owner is
-/// gone, while the kernel tears the old socket down.
-const BIND_TRIES: u32 = 100;
-const BIND_PAUSE: Duration = Duration::from_millis(20);
 
 /// How to open a queue.
 #[derive(Clone, Debug)]
 pub struct Settings<'a> {
     /// Interface name, in the caller's network namespace.
     pub interface: &'a str,
-    /// Frames of memory; a power of two.
+    /// Frames of memory, where it is the queue's own; a power of two.
     pub frames: u32,
     /// Frames that fit into the receive ring; a power of two.
     pub receive_ring: u32,
@@ -87,194 +75,6 @@ impl Opened {
     }
 }
 
-/// The parts that receiving and transmit-only sockets share.
-struct Bound {
-    fd: Arc<Unshared<OwnedFd>>,
-    memory: FrameMemory,
-    fill: Ring<u64>,
-    receive: Option<Ring<libc::xdp_desc>>,
-    transmit: TransmitHalf,
-    zero_copy: bool,
-    /// The kernel registered room for transmit metadata.
-    tx_metadata: bool,
-    /// Those that are with nobody.
-    frames: Vec<Frame>,
-}
-
-/// Frames lie at multiples of 2 to this power: a division by what is only known
-/// at run time would be the slowest part of taking a frame.
-fn frame_shift(memory: &FrameMemory) -> u32 {
-    memory.frame_size().trailing_zeros()
-}
-
-/// What the kernel refused of a queue, and the remedy.
-fn refused(interface: &str, queue: u32, what: &str, error: &io::Error) -> io::Error {
-    let remedy = match error.raw_os_error() {
-        Some(libc::EPERM) => {
-            let (cause, remedy) =
-                capabilities::refusal(&[capabilities::NET_RAW, capabilities::NET_ADMIN]);
-            format!("; {cause}: {remedy}")
-        }
-        Some(libc::ENOBUFS | libc::ENOMEM) => {
-            "; too little memory may be locked: ulimit -l unlimited, or see: tidewall doctor"
-                .to_owned()
-        }
-        Some(libc::EBUSY) => {
-            "; another AF_XDP socket holds the queue (see: ss --xdp --processes)".to_owned()
-        }
-        Some(libc::ENETDOWN) => format!("; ip link set dev {interface} up"),
-        Some(libc::EAFNOSUPPORT) => {
-            "; this kernel is built without AF_XDP (CONFIG_XDP_SOCKETS)".to_owned()
-        }
-        _ => String::new(),
-    };
-    io::Error::new(
-        error.kind(),
-        format!("queue {queue} of {interface}: cannot {what}: {error}{remedy}"),
-    )
-}
-
-/// Bytes that the kernel leaves free before a received packet
-/// (XDP_PACKET_HEADROOM).
-const HEADROOM: usize = 256;
-/// Bytes of a frame beside the IP datagram: Ethernet header, a VLAN tag, and our
-/// metadata where they are in the frame.
-const BESIDE: usize = 14 + 4 + METADATA_LENGTH;
-/// Bytes of the larger frames: the most that the kernel takes, a page.
-const LARGE_FRAME: usize = 4096;
-
-/// Longest IP datagram, in bytes, that is received in a frame of this size.
-pub fn receivable(frame_size: usize) -> usize {
-    frame_size.saturating_sub(HEADROOM + BESIDE)
-}
-
-fn bind(
-    interface: &str,
-    index: u32,
-    queue: u32,
-    frames: u32,
-    receive_ring: Option<u32>,
-    flags: u16,
-) -> io::Result<Bound> {
-    let bind = |frame_size| {
-        let memory = FrameMemory::with_frame_size(frames, frame_size)?;
-        bind_memory(interface, index, queue, memory, receive_ring, flags)
-    };
-    let frame_size = match mtu(interface) {
-        Some(mtu) if mtu > receivable(FRAME_SIZE) => LARGE_FRAME,
-        _ => FRAME_SIZE,
-    };
-    let mut bound = bind(frame_size)?;
-    if bound.zero_copy && frame_size < LARGE_FRAME {
-        // Buffers of a card are of whole KiB (igb, ixgbe): of 2 KiB less the
-        // headroom it would use one, and drop every longer frame.
-        drop(bound);
-        bound = bind(LARGE_FRAME)?;
-    }
-    bound.transmit.checksums = checksums::find_out(
-        (interface, index, queue),
-        bound.tx_metadata,
-        bound.zero_copy,
-        &mut bound.transmit,
-        &mut bound.frames,
-    );
-    Ok(bound)
-}
-
-fn mtu(interface: &str) -> Option<usize> {
-    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu")).ok()?;
-    text.trim().parse().ok()
-}
-
-fn bind_memory(
-    interface: &str,
-    index: u32,
-    queue: u32,
-    memory: FrameMemory,
-    receive_ring: Option<u32>,
-    flags: u16,
-) -> io::Result<Bound> {
-    let refused =
-        |what: &'static str| move |error: io::Error| refused(interface, queue, what, &error);
-    let frames = memory.frames();
-    let cloexec = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, cloexec, None);
-    let fd =
-        Arc::new(Unshared::new(socket.map_err(|error| {
-            refused("open an AF_XDP socket")(error.into())
-        })?)?);
-    // Older kernels know of no transmit metadata.
-    let tx_metadata = register(fd.as_fd(), &memory, TX_METADATA_LENGTH).is_ok();
-    if !tx_metadata {
-        register(fd.as_fd(), &memory, 0).map_err(refused("register frame memory"))?;
-    }
-    set_xdp_umem_fill_ring_size(fd.as_fd(), frames)?;
-    set_xdp_umem_completion_ring_size(fd.as_fd(), TRANSMIT_RING)?;
-    if let Some(entries) = receive_ring {
-        set_xdp_rx_ring_size(fd.as_fd(), entries)?;
-    }
-    set_xdp_tx_ring_size(fd.as_fd(), TRANSMIT_RING)?;
-    let offsets = xdp_mmap_offsets(fd.as_fd())?;
-    let fill = Ring::map(
-        fd.as_fd(),
-        raw(offsets.fr),
-        frames,
-        libc::XDP_UMEM_PGOFF_FILL_RING,
-    )?;
-    let completions = Ring::map(
-        fd.as_fd(),
-        raw(offsets.cr),
-        TRANSMIT_RING,
-        libc::XDP_UMEM_PGOFF_COMPLETION_RING,
-    )?;
-    let receive = receive_ring
-        .map(|entries| {
-            Ring::map(
-                fd.as_fd(),
-                raw(offsets.rx),
-                entries,
-                libc::XDP_PGOFF_RX_RING as u64,
-            )
-        })
-        .transpose()?;
-    let transmit = Ring::map(
-        fd.as_fd(),
-        raw(offsets.tx),
-        TRANSMIT_RING,
-        libc::XDP_PGOFF_TX_RING as u64,
-    )?;
-    bind_retrying(fd.as_fd(), index, queue, flags).map_err(refused("bind an AF_XDP socket"))?;
-    let options = xdp_options(fd.as_fd()).unwrap_or(XdpOptionsFlags::empty());
-    let zero_copy = options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
-    Ok(Bound {
-        fill,
-        receive,
-        transmit: TransmitHalf {
-            fd: fd.clone(),
-            memory: memory.clone(),
-            frame_shift: frame_shift(&memory),
-            transmit,
-            completions,
-            checksums: Checksums::NoMetadata,
-        },
-        fd,
-        memory,
-        zero_copy,
-        tx_metadata,
-        frames: (0..frames).map(|index| Frame::new(index, 0, 0)).collect(),
-    })
-}
-
-/// Offsets of a ring as the kernel has them.
-fn raw(offsets: XdpRingOffset) -> RingOffset {
-    RingOffset {
-        producer: offsets.producer,
-        consumer: offsets.consumer,
-        desc: offsets.desc,
-        flags: offsets.flags.unwrap_or(0),
-    }
-}
-
 /// `recv` that never blocks and throws the bytes away: drives a busy-polling
 /// socket's NAPI, or wakes a driver. Nothing to read is success.
 pub(super) fn poke_receive(fd: BorrowedFd<'_>) -> io::Result<()> {
@@ -284,33 +84,19 @@ pub(super) fn poke_receive(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-fn bind_retrying(fd: BorrowedFd<'_>, interface: u32, queue: u32, flags: u16) -> io::Result<()> {
-    let flags = SocketAddrXdpFlags::from_bits_retain(libc::XDP_USE_NEED_WAKEUP | flags);
-    let address = SocketAddrXdp::new(flags, interface, queue);
-    let mut tries = 0;
-    loop {
-        match rustix::net::bind(fd, &address) {
-            Err(Errno::BUSY) if tries < BIND_TRIES => {
-                tries += 1;
-                std::thread::sleep(BIND_PAUSE);
-            }
-            result => return Ok(result?),
-        }
-    }
-}
-
-/// Opens a queue for receiving and transmitting. `counters` are the driver program's of
-/// this queue.
+/// Opens a queue for receiving and transmitting, on a part of `umem` or on memory of its
+/// own. `counters` are the driver program's of this queue.
 ///
 /// # Errors
 /// ENODEV; with words: EPERM without CAP_NET_RAW and CAP_NET_ADMIN, EBUSY when another
-/// socket holds the queue, ENOBUFS when memory may not be locked; what the kernel reports
-/// otherwise.
+/// socket holds the queue, ENOBUFS when memory may not be locked or no part of `umem` is
+/// left; what the kernel reports otherwise.
 pub fn open(
     settings: &Settings<'_>,
     queue: u32,
     counters: DriverCounters,
     owner: Arc<dyn Owner>,
+    umem: Option<&mut SharedUmem>,
 ) -> io::Result<Opened> {
     let index = interface::index(settings.interface)?;
     let flags = if settings.copy { libc::XDP_COPY } else { 0 };
@@ -327,7 +113,10 @@ pub fn open(
         settings.interface,
         index,
         queue,
-        settings.frames,
+        match umem {
+            Some(umem) => Frames::Shared(umem),
+            None => Frames::Own(settings.frames),
+        },
         Some(settings.receive_ring),
         flags,
     )?;
@@ -371,7 +160,7 @@ pub fn open_transmitter(
     frames: u32,
 ) -> io::Result<(Box<dyn Transmit>, FrameMemory, Vec<Frame>)> {
     let index = interface::index(interface)?;
-    let bound = bind(interface, index, queue, frames, None, 0)?;
+    let bound = bind(interface, index, queue, Frames::Own(frames), None, 0)?;
     Ok((Box::new(bound.transmit), bound.memory, bound.frames))
 }
 
@@ -469,12 +258,12 @@ impl Receive for ReceiveHalf {
 }
 
 pub(super) struct TransmitHalf {
-    fd: Arc<Unshared<OwnedFd>>,
-    frame_shift: u32,
-    memory: FrameMemory,
-    transmit: Ring<libc::xdp_desc>,
-    completions: Ring<u64>,
-    checksums: Checksums,
+    pub(super) fd: Arc<Unshared<OwnedFd>>,
+    pub(super) frame_shift: u32,
+    pub(super) memory: FrameMemory,
+    pub(super) transmit: Ring<libc::xdp_desc>,
+    pub(super) completions: Ring<u64>,
+    pub(super) checksums: Checksums,
 }
 
 /// `struct xsk_tx_metadata`: a request, which the kernel overwrites with the

@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::demux::Tables;
+use crate::frame::Part;
 use crate::queue::Queue;
 
 pub use config::{Impairments, LinkConfig, MAXIMUM_QUEUES, Rings};
@@ -137,7 +138,20 @@ impl Tap {
 /// InvalidInput, with words, for a configuration out of range; otherwise what
 /// making the frame memory or the descriptors reports.
 pub fn pair(config: LinkConfig) -> io::Result<(Link, LinkPort, LinkPort)> {
-    make(config, Clock::Virtual(Duration::ZERO))
+    make(config, Clock::Virtual(Duration::ZERO), Vec::new())
+}
+
+/// As [`pair`]; the first end's queues are on `parts`, one each, of a memory that
+/// queues of other links may have parts of. Queues for which there is no part have a
+/// memory of their own.
+///
+/// # Errors
+/// As [`pair`].
+pub fn pair_on_parts(
+    config: LinkConfig,
+    parts: Vec<Part>,
+) -> io::Result<(Link, LinkPort, LinkPort)> {
+    make(config, Clock::Virtual(Duration::ZERO), parts)
 }
 
 /// Makes a link on a clock of the caller's, for programs that run in real
@@ -154,12 +168,16 @@ pub fn pair_on_clock(
         let what = "a delay needs a link with a virtual clock";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    make(config, Clock::Given(Box::new(clock)))
+    make(config, Clock::Given(Box::new(clock)), Vec::new())
 }
 
-fn make(config: LinkConfig, clock: Clock) -> io::Result<(Link, LinkPort, LinkPort)> {
+fn make(
+    config: LinkConfig,
+    clock: Clock,
+    parts: Vec<Part>,
+) -> io::Result<(Link, LinkPort, LinkPort)> {
     config.check()?;
-    let (state, queues, tables) = State::new(&config, clock)?;
+    let (state, queues, tables) = State::new(&config, clock, parts)?;
     let link = Link {
         state: Arc::new(Mutex::new(state)),
     };

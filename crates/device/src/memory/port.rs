@@ -175,6 +175,11 @@ impl QueueState {
         Some((bytes, offload))
     }
 
+    /// Frames given to transmit that were not sent.
+    pub(super) fn left(&self) -> u32 {
+        self.transmit.len() as u32
+    }
+
     pub(super) fn reclaim(&mut self, frames: &mut Vec<Frame>) {
         frames.extend(self.completed.drain(..));
     }

@@ -17,6 +17,7 @@ const TRANSMIT_HEADROOM: u16 = 24;
 /// What a queue is made of beside the link.
 pub(super) struct Parts {
     pub memory: FrameMemory,
+    pub frames: Vec<Frame>,
     pub counters: DriverCounters,
     pub descriptor: RawFd,
     pub checksum_offload: bool,
@@ -26,14 +27,11 @@ impl Parts {
     pub(super) fn into_queue(self, link: Link, side: Side, queue: u32) -> Queue {
         let Parts {
             memory,
+            frames,
             counters,
             descriptor,
             checksum_offload,
         } = self;
-        // The only tokens ever made for this memory.
-        let frames = (0..memory.frames())
-            .map(|index| Frame::new(index, 0, 0))
-            .collect();
         Queue {
             receive: Box::new(ReceiveHalf {
                 link: link.clone(),
@@ -121,10 +119,15 @@ impl Transmit for TransmitHalf {
     }
 
     fn flush(&mut self) -> io::Result<Flushed> {
-        self.link
+        let left = self
+            .link
             .state()
             .flush(self.side, self.queue, self.checksum_offload)?;
-        Ok(Flushed::default())
+        Ok(Flushed {
+            left,
+            full: left > 0,
+            dropped: 0,
+        })
     }
 
     fn reclaim(&mut self, frames: &mut Vec<Frame>) {

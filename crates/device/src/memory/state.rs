@@ -9,7 +9,7 @@ use std::time::Duration;
 use tidewall_wire::checksum;
 
 use crate::demux::Tables;
-use crate::frame::FrameMemory;
+use crate::frame::{FrameMemory, Part};
 use crate::queue::{Offload, POLL_MAX};
 
 use super::config::{Impairments, LinkConfig};
@@ -47,23 +47,31 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Also gives what each end's queues are made of, and its tables.
+    /// Also gives what each end's queues are made of, and its tables. The first
+    /// end's queues are on `parts`, as far as there are any.
     pub(super) fn new(
         config: &LinkConfig,
         clock: Clock,
+        parts: Vec<Part>,
     ) -> io::Result<(Self, Sides<Vec<Parts>>, Sides<Tables>)> {
         let tables = Sides {
             a: Tables::in_memory()?,
             b: Tables::in_memory()?,
         };
-        let make = |tables: &Tables| -> io::Result<(PortState, Vec<Parts>)> {
+        let make = |tables: &Tables, on: Vec<Part>| -> io::Result<(PortState, Vec<Parts>)> {
             let mut parts = Vec::new();
             let mut states = Vec::new();
+            let mut on = on.into_iter();
             for queue in 0..config.queues {
-                let memory = FrameMemory::new(config.frames)?;
+                let (memory, frames) = match on.next() {
+                    Some(part) => part,
+                    None => Part::whole(FrameMemory::new(config.frames)?),
+                }
+                .into_frames();
                 let state = QueueState::new(memory.clone(), config.rings, POLL_MAX)?;
                 parts.push(Parts {
                     memory,
+                    frames,
                     counters: tables.trusted.counters(queue),
                     descriptor: state.descriptor(),
                     checksum_offload: config.checksum_offload,
@@ -75,8 +83,8 @@ impl State {
                 parts,
             ))
         };
-        let (a, a_parts) = make(&tables.a)?;
-        let (b, b_parts) = make(&tables.b)?;
+        let (a, a_parts) = make(&tables.a, parts)?;
+        let (b, b_parts) = make(&tables.b, Vec::new())?;
         let state = State {
             clock,
             mtu: usize::from(config.mtu),
@@ -197,8 +205,9 @@ impl State {
         }
     }
 
-    /// Sends what a queue has to transmit.
-    pub(super) fn flush(&mut self, from: Side, queue: u32, offloads: bool) -> io::Result<()> {
+    /// Sends what a queue has to transmit. Returns how many frames are left, for want of
+    /// room for their completion.
+    pub(super) fn flush(&mut self, from: Side, queue: u32, offloads: bool) -> io::Result<u32> {
         if self.ends.of(from).down {
             return Err(io::Error::from_raw_os_error(libc::ENETDOWN));
         }
@@ -214,7 +223,7 @@ impl State {
             }
         }
         self.deliver_until(now);
-        Ok(())
+        Ok(self.ends.of_mut(from).queue_mut(queue)?.left())
     }
 
     /// The receiver's poll of a queue.

@@ -106,7 +106,9 @@ pub use keyed::Keyed;
 pub use listen::{Listener, Reaction, Secrets};
 pub use memory::MemoryPressure;
 pub use notifications::{Notification, TimestampEvent, TimestampKeys, Timestamping};
-pub use segment::{Link, Outgoing, OutputError, Segment, input, input_bare, output, reset_for};
+pub use segment::{
+    Link, Outgoing, OutputError, Segment, input, input_bare, output, output_before, reset_for,
+};
 pub use sending_times::SendingTimes;
 pub use stream_options::StreamOptions;
 pub use sysctl::{Sysctl, SysctlError};

@@ -4,7 +4,7 @@
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use tidewall_wire::ethernet::{self, MacAddress};
-use tidewall_wire::tcp::{self, Flags, Header};
+use tidewall_wire::tcp::{self, Flags, Header, PayloadChecksum};
 use tidewall_wire::udp::{Addresses, Checksum, ChecksumState};
 use tidewall_wire::{EmitError, Protocol, ipv4, ipv6};
 
@@ -212,6 +212,55 @@ pub fn output(
     Ok(needed)
 }
 
+/// Writes Ethernet, IP and TCP headers into the last bytes of `room`, so that they stand
+/// before a payload which has stayed where it was received. Returns how many bytes that
+/// were. [`Link::checksum`] is not asked.
+///
+/// # Errors
+/// See [`OutputError`].
+pub fn output_before(
+    room: &mut [u8],
+    link: &Link,
+    flow: &FourTuple,
+    header: &Header,
+    traffic_class: u8,
+    (payload_len, checksum): (usize, PayloadChecksum),
+) -> Result<usize, OutputError> {
+    let addresses =
+        Addresses::new(flow.local.ip(), flow.remote.ip()).ok_or(OutputError::AddressFamily)?;
+    let ip_len = match addresses {
+        Addresses::V4(..) => ipv4::HEADER_LEN,
+        Addresses::V6(..) => ipv6::HEADER_LEN,
+    };
+    let header_len = header.header_len();
+    let (needed, available) = (ethernet::HEADER_LEN + ip_len + header_len, room.len());
+    let too_small = OutputError::FrameTooSmall { needed, available };
+    let headers = available
+        .checked_sub(needed)
+        .and_then(|start| room.get_mut(start..))
+        .ok_or(too_small)?;
+    let network = network(link, traffic_class);
+    let emitted = ip::output(headers, &network, addresses, header_len + payload_len)
+        .and_then(|rest| header.emit_before(addresses, payload_len, checksum, rest));
+    emitted.map_err(|error| match error {
+        EmitError::PayloadTooLong { .. } => OutputError::TooLong,
+        EmitError::BufferTooSmall { .. } => too_small,
+    })?;
+    Ok(needed)
+}
+
+fn network(link: &Link, traffic_class: u8) -> ip::Output {
+    ip::Output {
+        source_mac: link.source_mac,
+        destination_mac: link.destination_mac,
+        traffic_class,
+        hop_limit: link.hop_limit,
+        // May be zero with don't-fragment set (RFC 6864 §4.1).
+        identification: 0,
+        protocol: Protocol::TCP,
+    }
+}
+
 #[inline]
 fn write(
     frame: &mut [u8],
@@ -220,15 +269,7 @@ fn write(
     addresses: Addresses,
     segment_len: usize,
 ) -> Result<(), EmitError> {
-    let network = ip::Output {
-        source_mac: link.source_mac,
-        destination_mac: link.destination_mac,
-        traffic_class: outgoing.traffic_class,
-        hop_limit: link.hop_limit,
-        // May be zero with don't-fragment set (RFC 6864 §4.1).
-        identification: 0,
-        protocol: Protocol::TCP,
-    };
+    let network = network(link, outgoing.traffic_class);
     let rest = ip::output(frame, &network, addresses, segment_len)?;
     outgoing
         .header

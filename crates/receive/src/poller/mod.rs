@@ -19,9 +19,11 @@ use crate::free::{Chain, FreeStack};
 use crate::slots::Slots;
 
 mod control;
+mod origins;
 mod shared;
 
 use control::{Fullness, Taken};
+pub use origins::Origins;
 use shared::ChannelEnd;
 pub use shared::{Channel, Done, QueueCounters, Shared};
 
@@ -128,6 +130,7 @@ pub fn open(
     let for_transmit = frames.split_off(frames.len().saturating_sub(transmit_frames));
     let shared = Arc::new(Shared {
         queue,
+        first_frame: frames.iter().map(Frame::index).min().unwrap_or(0),
         slots,
         free: FreeStack::default(),
         ends,

@@ -40,6 +40,8 @@ pub struct QueueCounters {
 #[derive(Debug)]
 pub struct Shared {
     pub(super) queue: u32,
+    /// The lowest number among the frames that it receives into.
+    pub(super) first_frame: u32,
     pub(super) slots: Slots,
     pub(super) free: FreeStack,
     pub(super) ends: Box<[ChannelEnd]>,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,8 +10,10 @@ use tidewall_device::frame::{Frame, FrameMemory};
 use tidewall_device::queue::{BURST, Flushed, Offload, Transmit};
 use tidewall_protocol::tcp::{self, FourTuple, Link, Outgoing};
 use tidewall_protocol::udp::{self, Checksum, HEADERS_V4, HEADERS_V6, Output, OutputError};
+use tidewall_receive::poller::Origins;
+use tidewall_wire::checksum::Sum;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
-use tidewall_wire::tcp::CHECKSUM_OFFSET as TCP_CHECKSUM_OFFSET;
+use tidewall_wire::tcp::{CHECKSUM_OFFSET as TCP_CHECKSUM_OFFSET, Header, PayloadChecksum};
 use tidewall_wire::{ipv4, ipv6};
 
 /// Payloads longer than this have their checksum computed by the device where
@@ -34,6 +37,8 @@ pub(crate) struct Transmitter {
     device: Box<dyn Transmit>,
     memory: FrameMemory,
     free: Vec<Frame>,
+    /// The way back of frames that queues have received, where this one sends those.
+    origins: Option<Origin>,
     mac: MacAddress,
     mtu: usize,
     /// Frames that the device has not taken yet.
@@ -42,6 +47,31 @@ pub(crate) struct Transmitter {
     /// Of them, those whose checksum was left to the device.
     offloaded: u64,
     no_frame: u64,
+}
+
+/// See [`Transmitter::set_origins`].
+struct Origin {
+    queues: Arc<Origins>,
+    /// Numbers of the frames that the transmitter began with.
+    own: Range<u32>,
+    /// Frames of others that it has and the device has not sent.
+    handed: usize,
+}
+
+/// A received segment, to be sent on where it lies.
+pub(crate) struct Forwarded<'a> {
+    pub(crate) frame: Frame,
+    /// Where in its packet the TCP header begins.
+    pub(crate) transport: usize,
+    /// The part of the payload that is sent on, from the packet's first byte.
+    pub(crate) payload: Range<usize>,
+    /// The sum of all of the payload, if it is known and all is sent on.
+    pub(crate) sum: Option<Sum>,
+    pub(crate) neighbour: MacAddress,
+    pub(crate) hop_limit: u8,
+    pub(crate) flow: &'a FourTuple,
+    pub(crate) header: &'a Header,
+    pub(crate) traffic_class: u8,
 }
 
 /// What a [`Transmitter`] has done.
@@ -67,6 +97,7 @@ impl Transmitter {
             device,
             memory,
             free,
+            origins: None,
             mac,
             mtu,
             waiting: 0,
@@ -183,11 +214,7 @@ impl Transmitter {
             Ok(length) => length,
             Err(error) => {
                 self.free.push(frame);
-                let errno = match error {
-                    tcp::OutputError::AddressFamily => libc::EAFNOSUPPORT,
-                    _ => libc::EMSGSIZE,
-                };
-                return Err(io::Error::from_raw_os_error(errno));
+                return Err(io::Error::from_raw_os_error(segment_errno(&error)));
             }
         };
         frame.set_extent(headroom, length as u16);
@@ -223,6 +250,101 @@ impl Transmitter {
         self.device.segmentation()
     }
 
+    /// From now on frames that other queues, or this one, have received may be sent,
+    /// too: they go back by `queues`.
+    pub(crate) fn set_origins(&mut self, queues: Arc<Origins>) {
+        let numbers = || self.free.iter().map(Frame::index);
+        let own = numbers().min().unwrap_or(0)..numbers().max().map_or(0, |last| last + 1);
+        self.origins = Some(Origin {
+            queues,
+            own,
+            handed: 0,
+        });
+    }
+
+    /// Queues a received segment where it lies, with new headers.
+    ///
+    /// # Errors
+    /// With the frame: EMSGSIZE, EAFNOSUPPORT, and ENOBUFS when the ring is full.
+    pub(crate) fn forward(&mut self, forwarded: Forwarded<'_>) -> Result<(), (Frame, io::Error)> {
+        let Forwarded {
+            mut frame,
+            payload,
+            sum,
+            flow,
+            header,
+            ..
+        } = forwarded;
+        let headroom = usize::from(self.device.headroom());
+        let begin = usize::from(frame.offset());
+        let (start, end) = (begin + payload.start, begin + payload.end);
+        if headroom > start || payload.start < forwarded.transport {
+            return Err((frame, io::Error::from_raw_os_error(libc::EMSGSIZE)));
+        }
+        let packet = (frame.offset(), frame.length());
+        frame.set_extent(headroom as u16, (end - headroom) as u16);
+        let bytes = self.memory.packet_mut(&mut frame);
+        let (room, payload) = match bytes.split_at_mut_checked(start - headroom) {
+            Some((room, payload)) => (room, &*payload),
+            None => (&mut [][..], &[][..]),
+        };
+        let by_device = sum.is_none() && self.device.checksum_offload();
+        let checksum = match sum {
+            Some(sum) => PayloadChecksum::Sum(sum),
+            None if by_device => PayloadChecksum::Offload,
+            None => PayloadChecksum::Sum(Sum::ZERO.bytes(payload)),
+        };
+        let link = Link {
+            source_mac: self.mac,
+            destination_mac: forwarded.neighbour,
+            hop_limit: forwarded.hop_limit,
+            checksum: Checksum::Software,
+        };
+        let class = forwarded.traffic_class;
+        let payload = (payload.len(), checksum);
+        let written = tcp::output_before(room, &link, flow, header, class, payload);
+        let headers = match written {
+            Ok(headers) if headers - HEADER_LEN + payload.0 <= self.mtu => headers,
+            refused => {
+                frame.set_extent(packet.0, packet.1);
+                let errno = refused.map_or_else(|error| segment_errno(&error), |_| libc::EMSGSIZE);
+                return Err((frame, io::Error::from_raw_os_error(errno)));
+            }
+        };
+        frame.set_extent((start - headers) as u16, (headers + payload.0) as u16);
+        let offload = by_device.then_some(Offload {
+            checksum_start: (headers - header.header_len()) as u16,
+            checksum_offset: TCP_CHECKSUM_OFFSET,
+        });
+        self.attempt(frame, |device, frame| device.transmit(frame, offload))?;
+        self.offloaded += u64::from(by_device);
+        if let Some(origins) = &mut self.origins {
+            origins.handed += 1;
+        }
+        Ok(())
+    }
+
+    /// Frames of queues that are still to go back to them.
+    pub(crate) fn handed(&self) -> usize {
+        self.origins.as_ref().map_or(0, |origins| origins.handed)
+    }
+
+    /// Takes back what the device has sent.
+    pub(crate) fn reclaim(&mut self) {
+        let before = self.free.len();
+        self.device.reclaim(&mut self.free);
+        let Some(origins) = self.origins.as_mut().filter(|it| it.handed > 0) else {
+            return;
+        };
+        let own = origins.own.clone();
+        let sent = self
+            .free
+            .extract_if(before.., |frame| !own.contains(&frame.index()));
+        let mut count = 0;
+        origins.queues.give_back(sent.inspect(|_| count += 1));
+        origins.handed = origins.handed.saturating_sub(count);
+    }
+
     fn send(&mut self, frame: Frame, offload: Option<Offload>) -> io::Result<()> {
         self.give(frame, |device, frame| device.transmit(frame, offload))?;
         self.offloaded += u64::from(offload.is_some());
@@ -234,14 +356,27 @@ impl Transmitter {
         frame: Frame,
         transmit: impl Fn(&mut dyn Transmit, Frame) -> Result<(), Frame>,
     ) -> io::Result<()> {
+        self.attempt(frame, transmit).map_err(|(frame, error)| {
+            self.free.push(frame);
+            error
+        })
+    }
+
+    /// Puts a frame into the device's ring, after a flush if it is full.
+    fn attempt(
+        &mut self,
+        frame: Frame,
+        transmit: impl Fn(&mut dyn Transmit, Frame) -> Result<(), Frame>,
+    ) -> Result<(), (Frame, io::Error)> {
         if let Err(frame) = transmit(&mut *self.device, frame) {
             // A full completion ring stops the device too.
-            self.device.reclaim(&mut self.free);
-            self.flush()?;
+            self.reclaim();
+            if let Err(error) = self.flush() {
+                return Err((frame, error));
+            }
             if let Err(frame) = transmit(&mut *self.device, frame) {
-                self.free.push(frame);
                 self.no_frame += 1;
-                return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+                return Err((frame, io::Error::from_raw_os_error(libc::ENOBUFS)));
             }
         }
         self.waiting += 1;
@@ -265,12 +400,19 @@ impl Transmitter {
         if let Some(frame) = self.free.pop() {
             return Ok(Some(frame));
         }
-        self.device.reclaim(&mut self.free);
+        self.reclaim();
         if self.free.is_empty() {
             self.flush()?;
-            self.device.reclaim(&mut self.free);
+            self.reclaim();
         }
         Ok(self.free.pop())
+    }
+}
+
+fn segment_errno(error: &tcp::OutputError) -> i32 {
+    match error {
+        tcp::OutputError::AddressFamily => libc::EAFNOSUPPORT,
+        _ => libc::EMSGSIZE,
     }
 }
 

@@ -1,12 +1,13 @@
 //! Receiving: the queues of the device, the rounds that poll them, and how a thread
 //! with nothing to do waits.
 //!
-//! `rounds` polls and sorts, `sleep` waits, `classes` divides time between traffic
+//! `rounds` polls and sorts, `sleep` waits, `several` waits for several devices, `classes` divides time between traffic
 //! classes, `deferral` decides when the device's interrupt is deferred.
 
 mod classes;
 pub(crate) mod deferral;
 mod rounds;
+mod several;
 mod sleep;
 
 use std::io;
@@ -27,6 +28,7 @@ use crate::wait_queue::{Leadership, thread_waker};
 use classes::ClassShare;
 pub use classes::TrafficClass;
 use deferral::Deferral;
+pub(crate) use several::wait_for_frames;
 use sleep::{LoadLevel, LoadSample};
 
 /// A sleeper looks again after this long while the driver may have lost frames

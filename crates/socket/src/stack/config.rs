@@ -75,6 +75,14 @@ impl EmbeddedConfig {
         }
     }
 
+    pub(crate) fn interface(&self) -> &str {
+        &self.interface
+    }
+
+    pub(crate) fn frames_of_queue(&self) -> u32 {
+        self.frames
+    }
+
     // ---- The device ---------------------------------------------------------
 
     /// Receive queues of the interface, all of which are taken, 1 to 8. 0, which is the

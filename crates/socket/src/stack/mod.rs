@@ -3,10 +3,11 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tidewall_device::afxdp::SharedUmem;
 use tidewall_device::demux::layout::{Metadata, Protocol};
 use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_device::forked::Process;
@@ -27,6 +28,7 @@ use crate::channels::{ChannelPool, FRAGMENT_CHANNEL, SHARED_CHANNEL, TIME_WAIT_C
 use crate::control::Control;
 use crate::device_owner::DeviceOwner;
 use crate::endpoint::Endpoint;
+use crate::forward::ForwardEndpoint;
 use crate::host::{self, Interface};
 use crate::ip::fragments::FragmentEndpoint;
 use crate::ip::routes::Routes;
@@ -100,6 +102,8 @@ pub(crate) struct Core {
     pub(crate) binding: Mutex<(), rank::Binding>,
     pub(crate) clock: Clock,
     pub(crate) netdev: NetDevice,
+    /// Who forwards what comes to its ports.
+    pub(crate) forward: OnceLock<Arc<ForwardEndpoint>>,
 }
 
 impl Stack {
@@ -112,6 +116,14 @@ impl Stack {
     /// CAP_SYS_NICE for host architectures); EBUSY when something else is
     /// attached to the interface; EINVAL for a configuration out of range.
     pub fn embedded(config: EmbeddedConfig) -> io::Result<Self> {
+        Self::embedded_on(config, None)
+    }
+
+    /// As [`Stack::embedded`], with frames of parts of `umem` if there is one.
+    pub(crate) fn embedded_on(
+        config: EmbeddedConfig,
+        umem: Option<&mut SharedUmem>,
+    ) -> io::Result<Self> {
         let config = config.checked()?;
         let classes = &config.receiving.classes;
         let interface = Interface::read(&config.interface)?;
@@ -127,12 +139,13 @@ impl Stack {
                 ),
             ));
         }
-        let mut device = AfXdp::open(&Config {
+        let open = Config {
             queues: config.queues,
             frames: config.frames,
             mode: config.xdp,
             ..Config::new(&config.interface)
-        })?;
+        };
+        let mut device = AfXdp::open_on(&open, umem)?;
         let tables = device.tables();
         tables
             .trusted
@@ -264,6 +277,7 @@ impl Stack {
             notifier: Default::default(),
             binding: Mutex::new(()),
             clock,
+            forward: OnceLock::new(),
             netdev: NetDevice::new(
                 parts.name,
                 parts.has_kernel,
@@ -546,6 +560,10 @@ impl Core {
     /// discovered.
     pub(crate) fn deliver_from_kernel(&self, from: KernelDelivered, payload: &[u8]) {
         self.causes.kernel_delivered();
+        let forward = self.forward.get();
+        if forward.is_some_and(|forward| forward.take(from, payload)) {
+            return;
+        }
         match from.protocol {
             Protocol::Tcp => self.tcp.take_kernel_delivered(self, from, payload),
             _ => self.udp.deliver_from_kernel(self, from, payload),

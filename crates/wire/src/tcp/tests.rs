@@ -218,3 +218,89 @@ fn options_of_a_wrong_length_are_skipped() {
     assert_eq!(options.window_scale, Some(20));
     assert_eq!(options.maximum_segment_size, None);
 }
+
+fn addresses() -> impl Strategy<Value = Addresses> {
+    prop_oneof![
+        any::<([u8; 4], [u8; 4])>().prop_map(|(a, b)| Addresses::V4(a.into(), b.into())),
+        any::<([u8; 16], [u8; 16])>().prop_map(|(a, b)| Addresses::V6(a.into(), b.into())),
+    ]
+}
+
+fn header() -> impl Strategy<Value = Header> {
+    let fields = any::<(u16, u16, u32, u32, u8, u16, u16)>();
+    (fields, options()).prop_map(|(fields, options)| Header {
+        source_port: fields.0,
+        destination_port: fields.1,
+        sequence: fields.2,
+        acknowledgment: fields.3,
+        flags: Flags(fields.4),
+        window: fields.5,
+        urgent: fields.6,
+        options,
+    })
+}
+
+proptest! {
+    /// A header written before a payload that stays where it is, of another length and
+    /// between other addresses even of the other family, is what a whole new segment
+    /// would have; and the sum is not that of a damaged payload.
+    #[test]
+    fn a_new_header_before_the_old_payload_is_that_of_a_new_segment(
+        (old, old_addresses) in (header(), addresses()),
+        (new, new_addresses) in (header(), addresses()),
+        payload in prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..200),
+            prop::collection::vec(prop_oneof![Just(0u8), Just(0xff)], 0..40),
+        ],
+        damage in any::<(prop::sample::Index, u8)>(),
+    ) {
+        let mut received = vec![0; old.header_len() + payload.len()];
+        old.emit(old_addresses, &payload, Checksum::Software, &mut received).unwrap();
+        // One checksum in 65,536 looks as if it were left to a device.
+        let sum = Packet::new(&received).unwrap().payload_sum(old_addresses);
+        let sum = sum.unwrap_or(Sum::ZERO.bytes(&payload));
+        let mut wanted = vec![0xaa; new.header_len() + payload.len()];
+        new.emit(new_addresses, &payload, Checksum::Software, &mut wanted).unwrap();
+        let mut sent = vec![0x55; new.header_len()];
+        let written =
+            new.emit_before(new_addresses, payload.len(), PayloadChecksum::Sum(sum), &mut sent);
+        prop_assert_eq!(written, Ok(new.header_len()));
+        sent.extend(&payload);
+        let packet = Packet::new(&sent).unwrap();
+        prop_assert_eq!(packet.checksum_state(new_addresses), ChecksumState::Valid);
+        // Both zeros of one's complement are the same number.
+        let field = |bytes: &[u8]| u16::from_be_bytes([bytes[16], bytes[17]]) % 0xffff;
+        prop_assert_eq!(field(&sent), field(&wanted));
+        wanted[16..18].copy_from_slice(&sent[16..18]);
+        prop_assert_eq!(&sent, &wanted);
+
+        let mut offloaded = sent.clone();
+        let offload = PayloadChecksum::Offload;
+        new.emit_before(new_addresses, payload.len(), offload, &mut offloaded).unwrap();
+        let state = Packet::new(&offloaded).unwrap().checksum_state(new_addresses);
+        prop_assert!(matches!(state, ChecksumState::LeftToOffload | ChecksumState::Valid));
+        let left = Packet::new(&offloaded).unwrap().payload_sum(new_addresses);
+        prop_assert!(left.is_none());
+
+        // What was damaged on its way stays wrong.
+        let (place, by) = damage;
+        if !payload.is_empty() && by != 0 {
+            let start = new.header_len();
+            let place = start + place.index(payload.len());
+            sent[place] ^= by;
+            let state = Packet::new(&sent).unwrap().checksum_state(new_addresses);
+            let zero = sent[place] == 0xff && by == 0xff || sent[place] == 0 && by == 0xff;
+            prop_assert!(zero || state != ChecksumState::Valid);
+        }
+    }
+
+    #[test]
+    fn a_header_before_a_payload_needs_its_room(header in header(), missing in 1usize..20) {
+        let mut room = vec![0; header.header_len() - missing];
+        let addresses = Addresses::V4(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST);
+        prop_assert!(header.emit_before(addresses, 0, PayloadChecksum::Offload, &mut room).is_err());
+        let long = usize::from(u16::MAX);
+        let mut room = vec![0; 60];
+        prop_assert!(header.emit_before(addresses, long, PayloadChecksum::Offload, &mut room).is_err());
+    }
+}

@@ -174,3 +174,46 @@ fn the_answer_to_a_stranger_is_the_reset_of_rfc_9293() {
     assert_eq!(reset(Flags::RST, b""), None);
     assert_eq!(reset(Flags::RST | Flags::ACK, b""), None);
 }
+
+/// A payload goes on from one connection to another where it lies, from IPv4 to IPv6
+/// and back: the headers before it become shorter and longer.
+#[test]
+fn headers_are_written_before_a_payload_that_stays() {
+    for (from, to) in [(false, false), (false, true), (true, false)] {
+        let (bytes, transport) = sent(from, Flags::ACK, [b"whole ", b"frames"], Checksum::Software);
+        let received = input(&bytes, transport, &WIRE).unwrap();
+        let addresses = Addresses::new(flow(from).local.ip(), flow(from).remote.ip()).unwrap();
+        let segment = tcp::Packet::new(&bytes[transport..]).unwrap();
+        let sum = PayloadChecksum::Sum(segment.payload_sum(addresses).unwrap());
+        let header = Header {
+            sequence: 77,
+            options: Options::default(),
+            ..header(Flags::ACK | Flags::PSH)
+        };
+        let payload_len = received.payload.len();
+        let mut room = vec![0xaa; 100];
+        let headers = output_before(
+            &mut room,
+            &LINK,
+            &flow(to),
+            &header,
+            0x48,
+            (payload_len, sum),
+        );
+        let mut frame = room.split_off(100 - headers.unwrap());
+        assert!(room.iter().all(|&byte| byte == 0xaa));
+        frame.extend(received.payload);
+        let whole = Outgoing {
+            header,
+            payload: [received.payload, b""],
+            segment_size: 1000,
+            traffic_class: 0x48,
+        };
+        let mut wanted = vec![0; 200];
+        let length = output(&mut wanted, &LINK, &flow(to), &whole).unwrap();
+        assert_eq!(frame, wanted[..length]);
+        let mut short = [0; 50];
+        let refused = output_before(&mut short, &LINK, &flow(to), &header, 0, (12, sum));
+        assert!(matches!(refused, Err(OutputError::FrameTooSmall { .. })));
+    }
+}

@@ -1,0 +1,46 @@
+//! Frame memory under the queues of several interfaces (XDP_SHARED_UMEM), so that what
+//! one has received another can send where it lies.
+//!
+//! Read first: Documentation/networking/af_xdp.rst, "XDP_SHARED_UMEM bind flag": each
+//! queue of each device has fill and completion rings of its own. Frames are copied
+//! into the memory by the kernel: in zero-copy mode a driver dictates how long frames
+//! are, and all that share would have to be able to.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::bind::frame_size;
+use crate::forked::Unshared;
+use crate::frame::{FRAME_SIZE, FrameMemory, Part};
+use crate::interface::queue_count;
+
+/// See the module's documentation.
+pub struct SharedUmem {
+    parts: std::vec::IntoIter<Part>,
+    /// The socket that registered the memory, the first that was bound, and whether with
+    /// room for transmit metadata.
+    pub(super) first: Option<(Arc<Unshared<OwnedFd>>, bool)>,
+}
+
+impl SharedUmem {
+    /// Memory of `frames` frames, a power of two, for each queue of these interfaces,
+    /// long enough for the largest of their MTUs.
+    ///
+    /// # Errors
+    /// As [`FrameMemory::new`].
+    pub fn new(interfaces: &[&str], frames: u32) -> io::Result<Self> {
+        let queues = interfaces.iter().map(|it| queue_count(it).unwrap_or(1));
+        let sizes = interfaces.iter().map(|it| frame_size(it));
+        let frame_size = sizes.max().unwrap_or(FRAME_SIZE);
+        Ok(SharedUmem {
+            parts: FrameMemory::in_parts(queues.sum(), frames, frame_size)?.into_iter(),
+            first: None,
+        })
+    }
+
+    /// The part of the next queue; `None` when each has had its.
+    pub(super) fn take_part(&mut self) -> Option<Part> {
+        self.parts.next()
+    }
+}

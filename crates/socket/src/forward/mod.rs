@@ -1,0 +1,414 @@
+//! Forwarding TCP segments between interfaces, where they lie.
+//!
+//! A [`Forwarder`] has a stack on each of several interfaces, all over one frame memory,
+//! and on each stack one channel, to which the driver program gives everything that
+//! comes to the ports that the forwarder has claimed. One thread takes segments out of
+//! these channels ([`Forwarder::receive`]), says for each where it goes and with which
+//! headers ([`Output`]), and waits on all interfaces at once ([`Forwarder::wait`]). A
+//! segment whose payload goes to one place stays in its frame: new headers are written
+//! before the payload, the checksum is that of the old one with the header's words
+//! exchanged (RFC 1624), and the frame goes into the transmit ring of whichever
+//! interface leads there. Sent, it goes back to the queue that received it.
+//!
+//! Bounds: a channel holds so many frames as its limit says, and its credit is back as
+//! soon as the segment was handed on; what is on its way fills at most one transmit
+//! ring. No connection is known here, and nothing is acknowledged or repeated.
+
+mod claims;
+mod output;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidewall_device::afxdp::SharedUmem;
+use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata, Protocol};
+use tidewall_device::frame::Frame;
+use tidewall_device::queue::KernelDelivered;
+use tidewall_protocol::tcp::{self, Segment};
+use tidewall_protocol::{DropReason, InputOptions};
+use tidewall_receive::poller::{Done, Origins, Shared};
+use tidewall_wire::udp::Addresses;
+
+use crate::channels::ChannelSet;
+use crate::endpoint::Endpoint;
+use crate::lock::{Mutex, lock, rank};
+use crate::receiver::wait_for_frames;
+use crate::stack::{Core, EmbeddedConfig, Stack};
+use claims::Claims;
+pub use output::{Heading, Output, OutputCounters};
+
+/// Frames that may wait in the channel of a queue: what four whole polls bring.
+const CHANNEL_LIMIT: u32 = 512;
+/// Frames taken out of one channel before those of the next interface.
+const BATCH: usize = 64;
+/// Segments that came through the kernel, while polls were unknown, and wait.
+const KERNEL_DELIVERED: usize = 64;
+
+/// See the module's documentation.
+pub struct Forwarder {
+    inputs: Vec<Input>,
+    output: Output,
+}
+
+/// What comes from one interface.
+struct Input {
+    stack: Stack,
+    /// `None` only while it is dropped.
+    set: Option<ChannelSet>,
+    endpoint: Arc<ForwardEndpoint>,
+    claims: Claims,
+}
+
+impl Forwarder {
+    /// Takes over the queues of these interfaces, as [`Stack::embedded`] does of one.
+    /// The largest [`EmbeddedConfig::frames`] counts for all. Frames are copied by the
+    /// kernel, also where a driver has zero-copy mode.
+    ///
+    /// # Errors
+    /// As [`Stack::embedded`], with the interface's name; EINVAL also for an architecture
+    /// with threads of its own.
+    pub fn open(configs: Vec<EmbeddedConfig>) -> io::Result<Self> {
+        let names: Vec<&str> = configs.iter().map(EmbeddedConfig::interface).collect();
+        let frames = configs.iter().map(EmbeddedConfig::frames_of_queue).max();
+        let mut umem = SharedUmem::new(&names, frames.unwrap_or(0))?;
+        let named = |config: EmbeddedConfig| {
+            let name = config.interface().to_owned();
+            Stack::embedded_on(config, Some(&mut umem)).map_err(|error| {
+                let text = error.to_string();
+                match text.contains(&name) {
+                    true => error,
+                    false => io::Error::new(error.kind(), format!("{name}: {text}")),
+                }
+            })
+        };
+        Self::over(configs.into_iter().map(named).collect::<io::Result<_>>()?)
+    }
+
+    /// Over stacks whose queues have parts of one frame memory.
+    pub(crate) fn over(stacks: Vec<Stack>) -> io::Result<Self> {
+        let cores = || stacks.iter().map(Stack::core);
+        if cores().any(|core| core.receiver.architecture.has_threads()) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "who forwards polls by itself: an architecture without threads is needed",
+            ));
+        }
+        let queues = cores().flat_map(|core| &core.receiver.queues);
+        let origins = Arc::new(Origins::new(queues.map(|it| it.shared.clone()).collect()));
+        for queue in cores().flat_map(|core| &core.receiver.queues) {
+            lock(&queue.transmitter).set_origins(origins.clone());
+        }
+        let output = Output::new(&stacks);
+        let inputs = stacks.into_iter().map(Input::open);
+        Ok(Forwarder {
+            inputs: inputs.collect::<io::Result<_>>()?,
+            output,
+        })
+    }
+
+    /// The stack of each interface, in the order in which they were named: what `stat`
+    /// shows of it, [`Stack::snapshot`] tells.
+    pub fn stacks(&self) -> impl Iterator<Item = &Stack> {
+        self.inputs.iter().map(|input| &input.stack)
+    }
+
+    /// Has everything that comes to a TCP port of this address by an interface come here.
+    /// A socket of the kernel holds the port, so that no other program has it.
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not; EADDRINUSE; EADDRNOTAVAIL where the
+    /// address is not this host's; what the driver's tables report.
+    pub fn claim(&mut self, interface: usize, address: SocketAddr) -> io::Result<()> {
+        self.input(interface)?.claim(address)
+    }
+
+    /// Has everything that comes to these TCP ports, at any address of the host, by an
+    /// interface come here: the ports from which connections are made. They must be
+    /// none that the kernel gives to sockets without one.
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not, for port 0, and, in words, for ports of
+    /// the kernel's range.
+    pub fn claim_ports(&mut self, interface: usize, ports: RangeInclusive<u16>) -> io::Result<()> {
+        self.input(interface)?.claim_ports(ports)
+    }
+
+    /// Makes an address one of the interface's, so that the kernel answers ARP and
+    /// neighbour discovery for it, until the forwarder is dropped or the process ends,
+    /// however it does. One that the host has already stays.
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not; what `ip address add` says.
+    pub fn add_address(&mut self, interface: usize, address: std::net::IpAddr) -> io::Result<()> {
+        self.input(interface)?.add_address(address)
+    }
+
+    fn input(&mut self, interface: usize) -> io::Result<&mut Input> {
+        let input = self.inputs.get_mut(interface);
+        input.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// Gives `each` every segment that has come, in order of its queue, and sends what
+    /// that has put out. Segments that are damaged, and frames that are none, are dropped
+    /// and counted by cause. Returns how many segments there were; never waits.
+    ///
+    /// # Errors
+    /// What a device reports: ENETDOWN. Everything is given out all the same.
+    pub fn receive(
+        &mut self,
+        mut each: impl FnMut(&mut Output, &mut Arrived<'_>),
+    ) -> io::Result<usize> {
+        let mut count = 0;
+        self.output.begin(Instant::now());
+        for (interface, input) in self.inputs.iter_mut().enumerate() {
+            count += input.receive(interface, &mut self.output, &mut each);
+        }
+        self.output.flush()?;
+        Ok(count)
+    }
+
+    /// Polls every interface and sorts what has come; when that is nothing, sleeps until
+    /// something does, no longer than `most`.
+    ///
+    /// # Errors
+    /// ENODEV when an interface is no more; what a device reports; EINTR.
+    pub fn wait(&mut self, most: Option<Duration>) -> io::Result<()> {
+        let waiting = self.inputs.iter().any(Input::has_waiting);
+        let cores: Vec<&Core> = self.stacks().map(|stack| &**stack.core()).collect();
+        let most = if waiting { Some(Duration::ZERO) } else { most };
+        wait_for_frames(&cores, most, self.output.is_sending())
+    }
+
+    /// What sends, for what no segment has caused.
+    pub fn output(&mut self) -> &mut Output {
+        &mut self.output
+    }
+}
+
+impl Input {
+    fn open(stack: Stack) -> io::Result<Self> {
+        let core = stack.core();
+        let endpoint = Arc::new(ForwardEndpoint::default());
+        let _binding = lock(&core.binding);
+        let id = core.channels.allocate()?;
+        let set = core
+            .channels
+            .open(&core.receiver.queues, id, CHANNEL_LIMIT)?;
+        core.channels
+            .set_endpoint(id.index(), Some(endpoint.clone()));
+        if core.forward.set(endpoint.clone()).is_err() {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        drop(_binding);
+        Ok(Input {
+            stack,
+            set: Some(set),
+            endpoint,
+            claims: Claims::default(),
+        })
+    }
+
+    fn has_waiting(&self) -> bool {
+        self.set.as_ref().is_some_and(|set| !set.looks_empty()) || self.endpoint.has_waiting()
+    }
+
+    fn receive(
+        &mut self,
+        interface: usize,
+        output: &mut Output,
+        each: &mut impl FnMut(&mut Output, &mut Arrived<'_>),
+    ) -> usize {
+        let core = self.stack.core();
+        let mut count = 0;
+        let mut hand = |content: Content<'_>| {
+            let mut arrived = Arrived {
+                interface,
+                core,
+                content,
+            };
+            count += 1;
+            each(output, &mut arrived);
+            match arrived.content {
+                Content::InFrame { frame, .. } => frame,
+                Content::Bytes { .. } => None,
+            }
+        };
+        for (from, bytes) in self.endpoint.take_all() {
+            let bytes = &bytes;
+            hand(Content::Bytes { from, bytes });
+        }
+        let set = self.set.iter_mut();
+        for (id, channel) in set.flat_map(|set| set.channels.iter_mut().map(|it| (set.id, it))) {
+            if channel.looks_empty() {
+                continue;
+            }
+            let shared = channel.shared().clone();
+            let mut done = Done::default();
+            let mut forwarded = 0;
+            for _ in 0..BATCH {
+                let Some(frame) = channel.remove() else {
+                    break;
+                };
+                let frame = match place(core, &shared, &frame) {
+                    Some(place) => hand(Content::InFrame {
+                        frame: Some(frame),
+                        shared: &shared,
+                        place,
+                    }),
+                    None => Some(frame),
+                };
+                match frame {
+                    Some(frame) => done.add(&shared, frame),
+                    None => forwarded += 1,
+                }
+            }
+            shared.give_back(id, done);
+            if forwarded > 0 {
+                shared.give_credit(id, forwarded);
+            }
+        }
+        count
+    }
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        let Ok(core) = self.stack.here() else { return };
+        self.claims.release(core);
+        let _binding = lock(&core.binding);
+        if let Some(set) = self.set.take() {
+            core.channels.set_endpoint(set.id.index(), None);
+            core.channels.close(&core.receiver.queues, set);
+        }
+    }
+}
+
+/// Where in its packet a segment lies; `None` for what is none, which is counted.
+fn place(core: &Core, shared: &Shared, frame: &Frame) -> Option<Place> {
+    let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
+    let range = usize::from(metadata.network)..usize::from(metadata.end);
+    let cause = match metadata.kind() {
+        Some(Kind::Datagram) if shared.memory().packet(frame).get(range).is_some() => {
+            return Some(Place {
+                network: metadata.network.into(),
+                transport: metadata.transport.into(),
+                end: metadata.end.into(),
+            });
+        }
+        Some(Kind::Datagram) => DropReason::Truncated,
+        Some(Kind::IcmpError) => {
+            core.causes.icmp_error();
+            return None;
+        }
+        // Whole frames are in whole segments, and segments not in fragments.
+        _ => DropReason::Fragment,
+    };
+    core.causes.protocol(cause);
+    None
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    network: usize,
+    transport: usize,
+    end: usize,
+}
+
+/// A segment that has come.
+pub struct Arrived<'a> {
+    interface: usize,
+    core: &'a Core,
+    content: Content<'a>,
+}
+
+enum Content<'a> {
+    InFrame {
+        /// `None`: it has been forwarded.
+        frame: Option<Frame>,
+        shared: &'a Shared,
+        place: Place,
+    },
+    /// It came through the kernel.
+    Bytes {
+        from: KernelDelivered,
+        bytes: &'a [u8],
+    },
+}
+
+impl Arrived<'_> {
+    /// Place of the interface that it came by in the list of those that were opened.
+    pub fn interface(&self) -> usize {
+        self.interface
+    }
+
+    /// The segment; `None`, and counted by cause, if its lengths or its checksum are
+    /// wrong; `None`, too, once it was forwarded.
+    pub fn segment(&self) -> Option<Segment<'_>> {
+        let options = &self.core.ip.input_options;
+        self.parse(options).map_or_else(
+            |cause| {
+                cause.inspect(|&cause| self.core.causes.protocol(cause));
+                None
+            },
+            Some,
+        )
+    }
+
+    fn parse(&self, options: &InputOptions) -> Result<Segment<'_>, Option<DropReason>> {
+        match &self.content {
+            Content::InFrame {
+                frame,
+                shared,
+                place,
+            } => {
+                let packet = shared.memory().packet(frame.as_ref().ok_or(None)?);
+                let bytes = packet.get(place.network..place.end).unwrap_or_default();
+                tcp::input(bytes, place.transport - place.network, options).map_err(Some)
+            }
+            Content::Bytes { from, bytes } => {
+                let addresses = Addresses::new(from.source.ip(), from.destination.ip());
+                let addresses = addresses.ok_or(Some(DropReason::MartianSource))?;
+                tcp::input_bare(bytes, addresses, options).map_err(Some)
+            }
+        }
+    }
+}
+
+/// Owns the channel; what is in it waits for [`Forwarder::receive`].
+#[derive(Default)]
+pub(crate) struct ForwardEndpoint {
+    /// Segments that came through the kernel while polls were unknown.
+    kernel_delivered: Mutex<Vec<(KernelDelivered, Vec<u8>)>, rank::Leaf>,
+}
+
+impl ForwardEndpoint {
+    /// Takes a segment that came through the kernel. False: it is another's.
+    pub(crate) fn take(&self, from: KernelDelivered, bytes: &[u8]) -> bool {
+        if from.protocol != Protocol::Tcp {
+            return false;
+        }
+        let mut waiting = lock(&self.kernel_delivered);
+        // Its sender repeats what is too many.
+        if waiting.len() < KERNEL_DELIVERED {
+            waiting.push((from, bytes.to_vec()));
+        }
+        true
+    }
+
+    fn has_waiting(&self) -> bool {
+        !lock(&self.kernel_delivered).is_empty()
+    }
+
+    fn take_all(&self) -> Vec<(KernelDelivered, Vec<u8>)> {
+        std::mem::take(&mut lock(&self.kernel_delivered))
+    }
+}
+
+impl Endpoint for ForwardEndpoint {
+    fn on_frames(self: Arc<Self>, _core: &Core, _channel: u16) {}
+}

@@ -1,0 +1,385 @@
+//! Sending what is forwarded.
+
+use std::io;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::time::Instant;
+
+use tidewall_protocol::InputOptions;
+use tidewall_protocol::tcp::{FourTuple, Outgoing};
+use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::tcp::{Header, Packet};
+use tidewall_wire::udp::Addresses;
+
+use super::{Arrived, Content};
+use crate::ip::routes::Neighbour;
+use crate::ip::transmit::Forwarded;
+use crate::lock::lock;
+use crate::stack::{Core, Stack};
+use crate::tcp::frames::sender;
+
+/// Hops allowed to what is sent: the default of Linux (`ip_default_ttl`).
+const HOP_LIMIT: u8 = 64;
+/// Next hops kept from one batch of segments to the end of it, by the low bits of the
+/// destination.
+const NEIGHBOURS: usize = 16;
+
+/// The headers of a segment that is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Heading {
+    /// The ends, seen from here: `local` sends. Ports are those of `header`.
+    pub flow: FourTuple,
+    /// Fields and options.
+    pub header: Header,
+    /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
+    pub traffic_class: u8,
+}
+
+/// What became of segments that were to be sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutputCounters {
+    /// Sent in the frame that they came in.
+    pub in_place: u64,
+    /// Written into frames of the sender's.
+    pub copied: u64,
+    /// Dropped: the next hop's link address is not known yet, and is being looked for.
+    pub unresolved: u64,
+    /// Dropped: no route leads there by that interface.
+    pub unreachable: u64,
+    /// Dropped: the device takes no more now.
+    pub full: u64,
+    /// Dropped: longer than the interface's MTU, or between addresses of two families.
+    pub refused: u64,
+}
+
+/// The sending side of a forwarder.
+pub struct Output {
+    interfaces: Vec<Interface>,
+    now: Instant,
+    counters: OutputCounters,
+}
+
+struct Interface {
+    stack: Stack,
+    /// Next hops that were found in this batch.
+    neighbours: [Option<(IpAddr, IpAddr, MacAddress)>; NEIGHBOURS],
+    /// Of each queue: there is something for the device.
+    queued: Vec<bool>,
+}
+
+impl Output {
+    pub(super) fn new(stacks: &[Stack]) -> Self {
+        let interface = |stack: &Stack| Interface {
+            stack: stack.clone(),
+            neighbours: [None; NEIGHBOURS],
+            queued: vec![false; stack.core().receiver.queues.len()],
+        };
+        Output {
+            interfaces: stacks.iter().map(interface).collect(),
+            now: Instant::now(),
+            counters: OutputCounters::default(),
+        }
+    }
+
+    /// What became of everything so far.
+    pub fn counters(&self) -> OutputCounters {
+        self.counters
+    }
+
+    /// A batch begins: what was asked of the kernel before may have changed.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.now = now;
+        for interface in &mut self.interfaces {
+            interface.neighbours = [None; NEIGHBOURS];
+        }
+    }
+
+    /// True while frames wait for a device or for their way back.
+    pub(super) fn is_sending(&self) -> bool {
+        self.interfaces.iter().any(|interface| {
+            let queues = &interface.stack.core().receiver.queues;
+            interface.queued.contains(&true)
+                || queues.iter().any(|it| lock(&it.transmitter).handed() > 0)
+        })
+    }
+
+    /// Has the devices take what was put out, and gives frames that were sent back to
+    /// the queues that received them. [`Forwarder::receive`] ends with it.
+    ///
+    /// # Errors
+    /// What a device reports: ENETDOWN.
+    ///
+    /// [`Forwarder::receive`]: super::Forwarder::receive
+    pub fn flush(&mut self) -> io::Result<()> {
+        let mut failed = Ok(());
+        for interface in &mut self.interfaces {
+            let queues = &interface.stack.core().receiver.queues;
+            for (queue, queued) in queues.iter().zip(&mut interface.queued) {
+                let mut transmitter = lock(&queue.transmitter);
+                // A full completion ring keeps a device from sending.
+                if transmitter.handed() > 0 {
+                    transmitter.reclaim();
+                }
+                while *queued {
+                    match transmitter.flush() {
+                        Ok(flushed) if flushed.left > 0 && !flushed.full => {}
+                        Ok(flushed) => {
+                            *queued = flushed.left > 0;
+                            break;
+                        }
+                        Err(error) => {
+                            failed = Err(error);
+                            break;
+                        }
+                    }
+                }
+                if transmitter.handed() > 0 {
+                    transmitter.reclaim();
+                }
+            }
+        }
+        failed
+    }
+
+    /// Sends a segment on by interface `to`, with new headers before the part of its
+    /// payload that is at `payload`, where it lies if it can: its content is then gone
+    /// from `arrived`. Dropped and counted what cannot be sent.
+    pub fn forward(
+        &mut self,
+        to: usize,
+        heading: &Heading,
+        arrived: &mut Arrived<'_>,
+        payload: Range<usize>,
+    ) {
+        let hint = arrived.hint(to, heading.flow.remote.ip());
+        let Some(neighbour) = self.neighbour(to, &heading.flow, hint) else {
+            return;
+        };
+        let Content::InFrame {
+            frame,
+            shared,
+            place,
+        } = &mut arrived.content
+        else {
+            // Its bytes are the kernel's: there is no frame to send.
+            let segment = arrived.parse(&InputOptions {
+                verified: true,
+                ..InputOptions::default()
+            });
+            if let Ok(segment) = segment {
+                let part = segment.payload.get(payload).unwrap_or_default();
+                self.send_to(to, neighbour, heading, part, 0);
+            }
+            return;
+        };
+        let Some(taken) = frame.take() else {
+            return;
+        };
+        let packet = shared.memory().packet(&taken);
+        let segment = packet.get(place.transport..place.end).unwrap_or_default();
+        let Ok(segment) = Packet::new(segment) else {
+            *frame = Some(taken);
+            return;
+        };
+        let start = place.transport + segment.header_len();
+        let whole = payload == (0..segment.payload().len());
+        let addresses = addresses(packet, place.network);
+        let sum = addresses.filter(|_| whole);
+        let forwarded = Forwarded {
+            transport: place.transport,
+            payload: start + payload.start..(start + payload.end).min(place.end),
+            sum: sum.and_then(|addresses| segment.payload_sum(addresses)),
+            neighbour,
+            hop_limit: HOP_LIMIT,
+            flow: &heading.flow,
+            header: &heading.header,
+            traffic_class: heading.traffic_class,
+            frame: taken,
+        };
+        let Some(interface) = self.interfaces.get_mut(to) else {
+            *frame = Some(forwarded.frame);
+            return;
+        };
+        let sent = interface.transmit(shared.queue() as usize, |transmitter| {
+            transmitter.forward(forwarded)
+        });
+        match sent {
+            Some(Ok(())) => self.counters.in_place += 1,
+            Some(Err((back, error))) => {
+                *frame = Some(back);
+                self.count(&error);
+            }
+            None => self.counters.unreachable += 1,
+        }
+    }
+
+    /// Sends a segment with this payload by interface `to`, in a frame of the sender's.
+    /// `hint`: what it answers, whose sender is the next hop where the kernel knows none
+    /// for an answer to it. Dropped and counted what cannot be sent.
+    pub fn send(
+        &mut self,
+        to: usize,
+        heading: &Heading,
+        payload: &[u8],
+        hint: Option<&Arrived<'_>>,
+    ) {
+        let remote = heading.flow.remote.ip();
+        let link = hint.and_then(|arrived| arrived.hint(to, remote));
+        let queue = hint.map_or(0, Arrived::queue);
+        if let Some(neighbour) = self.neighbour(to, &heading.flow, link) {
+            self.send_to(to, neighbour, heading, payload, queue);
+        }
+    }
+
+    fn send_to(
+        &mut self,
+        to: usize,
+        neighbour: MacAddress,
+        heading: &Heading,
+        payload: &[u8],
+        queue: usize,
+    ) {
+        let outgoing = Outgoing {
+            header: heading.header,
+            payload: [payload, &[]],
+            segment_size: u16::MAX,
+            traffic_class: heading.traffic_class,
+        };
+        let Some(interface) = self.interfaces.get_mut(to) else {
+            return;
+        };
+        let sent = interface.transmit(queue, |transmitter| {
+            let length = payload.len() + heading.header.header_len() + ip_len(&heading.flow);
+            if length > transmitter.mtu() {
+                return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+            }
+            transmitter.queue_segment(neighbour, HOP_LIMIT, &heading.flow, &outgoing)
+        });
+        match sent {
+            Some(Ok(())) => self.counters.copied += 1,
+            Some(Err(error)) => self.count(&error),
+            None => self.counters.unreachable += 1,
+        }
+    }
+
+    fn count(&mut self, error: &io::Error) {
+        match error.raw_os_error() {
+            Some(libc::EMSGSIZE | libc::EAFNOSUPPORT) => self.counters.refused += 1,
+            _ => self.counters.full += 1,
+        }
+    }
+
+    /// The link address of the next hop; counted if there is none.
+    fn neighbour(
+        &mut self,
+        to: usize,
+        flow: &FourTuple,
+        hint: Option<MacAddress>,
+    ) -> Option<MacAddress> {
+        let (remote, local) = (flow.remote.ip(), flow.local.ip());
+        let interface = self.interfaces.get_mut(to)?;
+        let core = interface.stack.core();
+        let place = slot(remote);
+        let kept = interface.neighbours.get(place).copied().flatten();
+        if let Some((.., neighbour)) = kept.filter(|it| (it.0, it.1) == (remote, local)) {
+            return Some(neighbour);
+        }
+        let found = lock(&core.ip.routes).neighbour(remote, Some(local), self.now);
+        let neighbour = match (found, hint) {
+            (Neighbour::Known { neighbour, .. }, _)
+            | (Neighbour::Resolving { .. }, Some(neighbour)) => neighbour,
+            (Neighbour::Resolving { .. }, None) => {
+                self.counters.unresolved += 1;
+                return None;
+            }
+            (Neighbour::Kernel, _) => {
+                self.counters.unreachable += 1;
+                return None;
+            }
+        };
+        if let Some(kept) = interface.neighbours.get_mut(place) {
+            *kept = Some((remote, local, neighbour));
+        }
+        Some(neighbour)
+    }
+}
+
+impl Interface {
+    /// Runs something on the transmitter of the queue that sends for queue `number`;
+    /// `None` if there is none.
+    fn transmit<T>(
+        &mut self,
+        number: usize,
+        run: impl FnOnce(&mut crate::ip::transmit::Transmitter) -> T,
+    ) -> Option<T> {
+        let core: &Core = self.stack.core();
+        let (number, queue) = core.receiver.sending_queue(number)?;
+        let result = run(&mut lock(&queue.transmitter));
+        if let Some(queued) = self.queued.get_mut(number) {
+            *queued = true;
+        }
+        Some(result)
+    }
+}
+
+impl Arrived<'_> {
+    /// Who sent it on the link, if it came from `remote` by interface `to`.
+    fn hint(&self, to: usize, remote: IpAddr) -> Option<MacAddress> {
+        if to != self.interface {
+            return None;
+        }
+        match &self.content {
+            Content::InFrame {
+                frame,
+                shared,
+                place,
+            } => {
+                let packet = shared.memory().packet(frame.as_ref()?);
+                let from = match addresses(packet, place.network)? {
+                    Addresses::V4(source, _) => IpAddr::V4(source),
+                    Addresses::V6(source, _) => IpAddr::V6(source),
+                };
+                (from == remote).then(|| sender(packet))
+            }
+            Content::Bytes { from, .. } => (from.source.ip() == remote).then_some(from.neighbour),
+        }
+    }
+
+    fn queue(&self) -> usize {
+        match &self.content {
+            Content::InFrame { shared, .. } => shared.queue() as usize,
+            Content::Bytes { .. } => 0,
+        }
+    }
+}
+
+/// The addresses of the datagram whose IP header is at `network`.
+fn addresses(packet: &[u8], network: usize) -> Option<Addresses> {
+    let bytes = packet.get(network..)?;
+    if bytes.first()? >> 4 == 4 {
+        let source = *bytes.get(12..)?.first_chunk::<4>()?;
+        let destination = *bytes.get(16..)?.first_chunk::<4>()?;
+        return Some(Addresses::V4(source.into(), destination.into()));
+    }
+    let source = *bytes.get(8..)?.first_chunk::<16>()?;
+    let destination = *bytes.get(24..)?.first_chunk::<16>()?;
+    Some(Addresses::V6(source.into(), destination.into()))
+}
+
+/// Bytes of the IP header before a segment of this flow.
+fn ip_len(flow: &FourTuple) -> usize {
+    match flow.remote.is_ipv4() {
+        true => tidewall_wire::ipv4::HEADER_LEN,
+        false => tidewall_wire::ipv6::HEADER_LEN,
+    }
+}
+
+/// Where a destination's next hop is kept.
+fn slot(remote: IpAddr) -> usize {
+    let last = match remote {
+        IpAddr::V4(address) => address.octets()[3],
+        IpAddr::V6(address) => address.octets()[15],
+    };
+    usize::from(last) % NEIGHBOURS
+}

@@ -1,0 +1,71 @@
+//! One thread that polls the devices of several stacks, and sleeps on all of them.
+
+use super::*;
+
+/// When to look again at a device that has frames and no room for more, or frames of
+/// another's to give back.
+const SEND_AGAIN: Duration = Duration::from_millis(1);
+
+/// Polls every device of `cores` and sorts what has come. When that is nothing, sleeps
+/// until a device has something, but no longer than `most`, and sorts that. `sending`:
+/// frames are still on their way, which the caller has to see to. The threads of host
+/// architectures have no place here.
+///
+/// # Errors
+/// ENODEV when an interface is no more; what a device reports; EINTR.
+pub(crate) fn wait_for_frames(
+    cores: &[&Core],
+    most: Option<Duration>,
+    sending: bool,
+) -> io::Result<()> {
+    let mut polls_again = true;
+    while polls_again {
+        polls_again = false;
+        let (mut frames, mut awake) = (0, false);
+        let mut timeout = most;
+        let mut at_most = |time: Duration| timeout = Some(timeout.map_or(time, |it| it.min(time)));
+        for core in cores {
+            core.netdev.check()?;
+            let progress = core.receiver.round(core, true)?;
+            frames += progress.frames;
+            let waiting = core.receiver.waiting();
+            awake |= !progress.stopped
+                && match waiting {
+                    Waiting::Poll => true,
+                    Waiting::Sleep(Duration::ZERO) => !progress.armed,
+                    Waiting::Sleep(_) => false,
+                };
+            if progress.stopped {
+                at_most(STOPPED_SLEEP);
+            }
+            if progress.missing {
+                at_most(RECONCILE_AFTER);
+            }
+        }
+        if frames > 0 || awake || most == Some(Duration::ZERO) {
+            return Ok(());
+        }
+        if sending {
+            at_most(SEND_AGAIN);
+        }
+        for core in cores {
+            if let Waiting::Sleep(interval) = core.receiver.waiting() {
+                polls_again |= core.receiver.set_interrupt_interval(interval);
+            }
+        }
+        if polls_again {
+            continue;
+        }
+        let queues = cores.iter().flat_map(|core| &core.receiver.queues);
+        let descriptors: Vec<_> = queues
+            .flat_map(|queue| queue.poller.lock().descriptors())
+            .collect();
+        if let Some(core) = cores.first() {
+            core.sleep_on(&descriptors, timeout, None, &mut Vec::new())?;
+        }
+        for core in cores {
+            core.receiver.collect(core);
+        }
+    }
+    Ok(())
+}
