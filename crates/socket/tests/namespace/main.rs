@@ -14,6 +14,7 @@ mod event_loop;
 mod exchange;
 mod fast_open;
 mod forked;
+mod forward;
 mod kernel;
 mod kernel_frames;
 mod life;
@@ -94,6 +95,8 @@ system_tests! {
     life::a_live_stack_answers_stat_and_trace on 1,
     life::a_stack_whose_socket_was_removed_ends on 1,
     forked::a_child_that_lives_on_keeps_nothing_of_the_interface on 2,
+    forward::connections_of_kernels_pass_in_place on 2,
+
     readiness::what_the_kernel_has_is_told_of_until_it_is_taken on 1,
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
