@@ -21,6 +21,7 @@ mod lab;
 mod load;
 mod serve;
 mod stat;
+mod switch;
 mod table;
 mod trace;
 mod tune;
@@ -51,6 +52,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Serve(serve::Arguments),
+    Switch(switch::Arguments),
     Load(load::Arguments),
     Blast(blast::Arguments),
     Lab(lab::Arguments),
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::Switch(arguments) => switch::run(&arguments),
         Command::Load(arguments) => load::run(&arguments),
         Command::Blast(arguments) => blast::run(&arguments),
         Command::Lab(arguments) => lab::run(arguments),

@@ -20,7 +20,7 @@ mod output;
 mod tests;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -144,7 +144,7 @@ impl Forwarder {
     ///
     /// # Errors
     /// EINVAL for an interface that there is not; what `ip address add` says.
-    pub fn add_address(&mut self, interface: usize, address: std::net::IpAddr) -> io::Result<()> {
+    pub fn add_address(&mut self, interface: usize, address: IpAddr) -> io::Result<()> {
         self.input(interface)?.add_address(address)
     }
 
@@ -182,6 +182,12 @@ impl Forwarder {
         let cores: Vec<&Core> = self.stacks().map(|stack| &**stack.core()).collect();
         let most = if waiting { Some(Duration::ZERO) } else { most };
         wait_for_frames(&cores, most, self.output.is_sending())
+    }
+
+    /// Has the kernel look for the next hop to an address by an interface, so that it is
+    /// known when something is to go there.
+    pub fn resolve(&mut self, interface: usize, remote: IpAddr, local: IpAddr) {
+        self.output.resolve(interface, remote, local);
     }
 
     /// What sends, for what no segment has caused.

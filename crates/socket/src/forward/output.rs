@@ -270,6 +270,14 @@ impl Output {
         }
     }
 
+    pub(super) fn resolve(&mut self, to: usize, remote: IpAddr, local: IpAddr) {
+        if let Some(interface) = self.interfaces.get(to) {
+            let routes = &interface.stack.core().ip.routes;
+            // It asks the kernel, if the answer is not known.
+            lock(routes).neighbour(remote, Some(local), Instant::now());
+        }
+    }
+
     /// The link address of the next hop; counted if there is none.
     fn neighbour(
         &mut self,

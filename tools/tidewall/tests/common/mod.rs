@@ -86,6 +86,13 @@ impl Service {
         }
     }
 
+    /// Waits for another line, which is then the first.
+    pub fn next_line(&mut self) {
+        self.first.clear();
+        let got = self.lines.read_line(&mut self.first).unwrap();
+        assert!(got > 0, "it ended without the line");
+    }
+
     /// Its process; `ip netns exec` becomes the program.
     pub fn id(&self) -> String {
         self.process.0.id().to_string()

@@ -1,0 +1,437 @@
+//! The configuration file: what may be in it, and errors that name the line.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::ops::{Range, RangeInclusive};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tidewall_switch::modules::{
+    BlockStorage, HashOfKey, KeyValue, LeastOutstanding, Lost, Module, RoundRobin, Speed,
+};
+use tidewall_switch::{MEMBERS_MAX, MemberId};
+use toml::Spanned;
+
+use crate::units;
+
+/// What a file says.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The virtual address and port.
+    pub address: SocketAddr,
+    /// Where peers come from.
+    pub interface: String,
+    pub module: ModuleChoice,
+    /// Ports towards members.
+    pub ports: RangeInclusive<u16>,
+    /// See [`tidewall_switch::Config::kernel_ends`].
+    pub kernel_ends: bool,
+    /// See [`tidewall_switch::Config::ring`].
+    pub ring: u16,
+    pub members: Vec<MemberSetup>,
+    pub health: Option<Health>,
+}
+
+/// A member and the way to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberSetup {
+    pub address: SocketAddr,
+    pub interface: String,
+    pub local: IpAddr,
+}
+
+/// How members are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// Time between two attempts to connect, and the most that one may take.
+    pub interval: Duration,
+    /// Attempts in a row that must fail before a member counts as dead.
+    pub failures: u32,
+}
+
+/// A module and what it is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleChoice {
+    name: ModuleName,
+    lost: Lost,
+    key: Range<usize>,
+}
+
+impl ModuleChoice {
+    /// The module of one connection.
+    pub fn make(&self) -> Box<dyn Module> {
+        let Self { name, lost, key } = self.clone();
+        match name {
+            ModuleName::RoundRobin => Box::new(RoundRobin::new(lost)),
+            ModuleName::LeastOutstanding => Box::new(LeastOutstanding::new(lost)),
+            ModuleName::Hash => Box::new(HashOfKey::new(key, lost)),
+            ModuleName::Speed => Box::new(Speed::new(lost)),
+            ModuleName::KeyValue => Box::new(KeyValue::new(key.start)),
+            // The first one of the file.
+            ModuleName::BlockStorage => Box::new(BlockStorage::new(MemberId(0))),
+        }
+    }
+}
+
+impl fmt::Display for ModuleChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.name {
+            ModuleName::RoundRobin => "round-robin",
+            ModuleName::LeastOutstanding => "least-outstanding",
+            ModuleName::Hash => "hash",
+            ModuleName::Speed => "speed",
+            ModuleName::KeyValue => "key-value",
+            ModuleName::BlockStorage => "block-storage",
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum ModuleName {
+    #[default]
+    RoundRobin,
+    LeastOutstanding,
+    Hash,
+    Speed,
+    KeyValue,
+    BlockStorage,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum LostFrames {
+    #[default]
+    Reset,
+    Resend,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct File {
+    address: Spanned<SocketAddr>,
+    interface: Spanned<String>,
+    #[serde(default)]
+    module: ModuleName,
+    #[serde(default)]
+    lost: LostFrames,
+    key: Option<Spanned<[usize; 2]>>,
+    ports: Option<Spanned<String>>,
+    #[serde(default)]
+    kernel_ends: bool,
+    ring: Option<Spanned<u16>>,
+    #[serde(default)]
+    member: Vec<Spanned<MemberTable>>,
+    health: Option<HealthTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemberTable {
+    address: Spanned<SocketAddr>,
+    interface: Spanned<String>,
+    local: Option<Spanned<IpAddr>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HealthTable {
+    interval: Option<Spanned<String>>,
+    failures: Option<Spanned<u32>>,
+}
+
+/// Ports beyond those that Linux gives to sockets without one.
+const PORTS: RangeInclusive<u16> = 61_000..=65_535;
+/// The paper's w.
+const RING: u16 = 384;
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It cannot be read.
+    #[error("{}: {error}", path.display())]
+    Read {
+        path: PathBuf,
+        error: std::io::Error,
+    },
+    /// What a line says is wrong.
+    #[error("{}:{line}: {what}", path.display())]
+    Line {
+        path: PathBuf,
+        line: usize,
+        what: String,
+    },
+}
+
+/// Reads a file. Nothing but the routes to members is asked of the system.
+pub fn read(path: &Path) -> Result<Setup, Error> {
+    let path = path.to_owned();
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) => return Err(Error::Read { path, error }),
+    };
+    parse(&text, local_address).map_err(|(place, what)| Error::Line {
+        line: text
+            .bytes()
+            .take(place)
+            .filter(|&byte| byte == b'\n')
+            .count()
+            + 1,
+        path,
+        what,
+    })
+}
+
+/// The address from which the kernel would send to a member.
+fn local_address(member: SocketAddr) -> std::io::Result<IpAddr> {
+    let any: IpAddr = match member {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(member)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// The setup, or where in the text what is wrong.
+fn parse(
+    text: &str,
+    local_address: impl Fn(SocketAddr) -> std::io::Result<IpAddr>,
+) -> Result<Setup, (usize, String)> {
+    let file: File = toml::from_str(text).map_err(|error| {
+        let place = error.span().map_or(0, |span| span.start);
+        (place, error.message().to_owned())
+    })?;
+    let address = *file.address.get_ref();
+    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
+        return Err((
+            file.address.span().start,
+            format!("{address} is no address and port that peers can connect to"),
+        ));
+    }
+    let ports = match &file.ports {
+        None => PORTS,
+        Some(ports) => range(ports.get_ref()).ok_or_else(|| {
+            let what = format!("{}: not FIRST-LAST, from 1 to 65535", ports.get_ref());
+            (ports.span().start, what)
+        })?,
+    };
+    let ring = file.ring.as_ref().map_or(RING, |ring| *ring.get_ref());
+    if let Some(place) = file.ring.as_ref().filter(|_| !(1..=32_767).contains(&ring)) {
+        return Err((
+            place.span().start,
+            format!("{ring}: a ring has 1 to 32767 frames"),
+        ));
+    }
+    let key = match &file.key {
+        None => 0..usize::from(u16::MAX),
+        Some(key) => {
+            let [first, end] = *key.get_ref();
+            if first >= end {
+                return Err((
+                    key.span().start,
+                    "a key is [FIRST, END], of bytes of a frame's payload".to_owned(),
+                ));
+            }
+            first..end
+        }
+    };
+    if file.member.len() > MEMBERS_MAX {
+        return Err((
+            file.member.last().map_or(0, |member| member.span().start),
+            format!(
+                "{} members; at most {MEMBERS_MAX} are possible",
+                file.member.len()
+            ),
+        ));
+    }
+    let mut members: Vec<MemberSetup> = Vec::new();
+    for member in &file.member {
+        let MemberTable {
+            address,
+            interface,
+            local,
+        } = member.get_ref();
+        let place = address.span().start;
+        let address = *address.get_ref();
+        if members.iter().any(|other| other.address == address) {
+            return Err((place, format!("{address} is a member already")));
+        }
+        if address.port() == 0 {
+            return Err((place, format!("{address}: a member needs a port")));
+        }
+        let (place, local) = match local {
+            Some(local) => (local.span().start, *local.get_ref()),
+            None => {
+                let local = local_address(address).map_err(|error| {
+                    (
+                        place,
+                        format!(
+                            "no way to {address}: {error} (see: ip route get {})",
+                            address.ip()
+                        ),
+                    )
+                })?;
+                (place, local)
+            }
+        };
+        if local.is_ipv4() != address.is_ipv4() {
+            return Err((
+                place,
+                format!("{local} and {address} are not of one family"),
+            ));
+        }
+        members.push(MemberSetup {
+            address,
+            interface: interface.get_ref().clone(),
+            local,
+        });
+    }
+    let health = file.health.as_ref().map(health).transpose()?;
+    Ok(Setup {
+        address,
+        interface: file.interface.get_ref().clone(),
+        module: ModuleChoice {
+            name: file.module,
+            lost: match file.lost {
+                LostFrames::Reset => Lost::Reset,
+                LostFrames::Resend => Lost::Resend,
+            },
+            key: if file.module == ModuleName::KeyValue && file.key.is_none() {
+                0..1
+            } else {
+                key
+            },
+        },
+        ports,
+        kernel_ends: file.kernel_ends,
+        ring,
+        members,
+        health,
+    })
+}
+
+fn health(table: &HealthTable) -> Result<Health, (usize, String)> {
+    let interval = match &table.interval {
+        None => Duration::from_secs(1),
+        Some(text) => units::duration(text.get_ref())
+            .ok()
+            .filter(|interval| !interval.is_zero())
+            .ok_or_else(|| {
+                let what = format!("{}: not a time such as 500ms or 2s", text.get_ref());
+                (text.span().start, what)
+            })?,
+    };
+    let failures = table.failures.as_ref().map_or(3, |it| *it.get_ref());
+    match &table.failures {
+        Some(place) if failures == 0 => Err((
+            place.span().start,
+            "a member that never failed is not dead: at least 1".to_owned(),
+        )),
+        _ => Ok(Health { interval, failures }),
+    }
+}
+
+fn range(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-')?;
+    let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (0 < first && first <= last).then_some(first..=last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = r#"address = "10.77.0.99:6379"
+interface = "tw-in"
+module = "hash"
+lost = "resend"
+key = [4, 12]
+ports = "62000-62999"
+kernel-ends = true
+ring = 100
+
+[[member]]
+address = "10.80.0.2:6379"
+interface = "tw-a"
+
+[[member]]
+address = "[fd80::2]:6379"
+interface = "tw-b"
+local = "fd80::1"
+
+[health]
+interval = "500ms"
+failures = 2
+"#;
+
+    fn parsed(text: &str) -> Result<Setup, (usize, String)> {
+        parse(text, |_| Ok(IpAddr::from([10, 80, 0, 1])))
+    }
+
+    #[test]
+    fn everything_that_may_be_said_is_understood() {
+        let setup = parsed(WHOLE).unwrap();
+        assert_eq!(setup.address, "10.77.0.99:6379".parse().unwrap());
+        assert_eq!(setup.interface, "tw-in");
+        assert_eq!(setup.module.to_string(), "hash");
+        assert_eq!((setup.module.lost, setup.module.key), (Lost::Resend, 4..12));
+        assert_eq!(setup.ports, 62_000..=62_999);
+        assert!(setup.kernel_ends);
+        assert_eq!(setup.ring, 100);
+        assert_eq!(setup.members[0].local, IpAddr::from([10, 80, 0, 1]));
+        assert_eq!(setup.members[1].interface, "tw-b");
+        let health = Health {
+            interval: Duration::from_millis(500),
+            failures: 2,
+        };
+        assert_eq!(setup.health, Some(health));
+        let least = parsed("address = '10.0.0.9:80'\ninterface = 'eth0'").unwrap();
+        assert_eq!(least.module.to_string(), "round-robin");
+        assert_eq!((least.ring, least.ports), (384, PORTS));
+        assert!(!least.kernel_ends && least.members.is_empty() && least.health.is_none());
+    }
+
+    #[test]
+    fn errors_name_their_line_and_cause() {
+        let with = |from: &str, to: &str| {
+            let text = WHOLE.replacen(from, to, 1);
+            assert_ne!(text, WHOLE);
+            let (place, what) = parsed(&text).unwrap_err();
+            (text[..place].matches('\n').count() + 1, what)
+        };
+        for (from, to, line, part) in [
+            ("\"10.77.0.99:6379\"", "\"10.77.0.99\"", 1, "socket address"),
+            ("10.77.0.99:6379", "0.0.0.0:6379", 1, "peers can connect"),
+            (
+                "interface = \"tw-in\"",
+                "interfase = \"tw-in\"",
+                2,
+                "interfase",
+            ),
+            ("\"hash\"", "\"hashes\"", 3, "hashes"),
+            ("\"resend\"", "\"forget\"", 4, "forget"),
+            ("[4, 12]", "[12, 4]", 5, "FIRST, END"),
+            ("62000-62999", "62999-62000", 6, "FIRST-LAST"),
+            ("true", "maybe", 7, ""),
+            ("100", "0", 8, "1 to 32767"),
+            ("10.80.0.2:6379", "10.80.0.2:0", 11, "needs a port"),
+            ("[fd80::2]:6379", "10.80.0.2:6379", 15, "already"),
+            ("\"fd80::1\"", "\"10.80.0.1\"", 17, "one family"),
+            ("500ms", "soon", 20, "not a time"),
+            ("failures = 2", "failures = 0", 21, "at least 1"),
+        ] {
+            let (at, what) = with(from, to);
+            assert!(at == line && what.contains(part), "{to}: line {at}: {what}");
+        }
+    }
+
+    #[test]
+    fn a_member_that_no_route_leads_to_is_named() {
+        let none = |_| Err(std::io::Error::from_raw_os_error(libc::ENETUNREACH));
+        let (place, what) = parse(WHOLE, none).unwrap_err();
+        assert_eq!(WHOLE[..place].matches('\n').count() + 1, 11);
+        assert!(what.contains("ip route get 10.80.0.2"), "{what}");
+    }
+}

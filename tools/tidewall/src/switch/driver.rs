@@ -1,0 +1,207 @@
+//! The machine over real interfaces: segments in, emissions out.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use tidewall_protocol::tcp::Time;
+use tidewall_socket::forward::{Arrived, Forwarder, Heading, Output};
+use tidewall_switch::{Emission, Member, MemberId, Payload, Switch};
+use tidewall_wire::acp;
+
+/// A switch and the interfaces that it stands between.
+pub struct Driver {
+    switch: Switch,
+    forwarder: Forwarder,
+    wiring: Wiring,
+    began: Instant,
+}
+
+/// Where what the switch emits goes.
+struct Wiring {
+    /// By which interface a segment from each of our addresses leaves.
+    sides: Vec<(IpAddr, usize)>,
+    emissions: Vec<Emission>,
+    /// The bytes of a null frame.
+    null: Vec<u8>,
+}
+
+impl Driver {
+    /// `sides`: by which of the forwarder's interfaces a segment from each of the
+    /// switch's addresses leaves.
+    pub fn new(switch: Switch, forwarder: Forwarder, sides: Vec<(IpAddr, usize)>) -> Self {
+        Driver {
+            switch,
+            forwarder,
+            wiring: Wiring {
+                sides,
+                emissions: Vec::new(),
+                null: Vec::new(),
+            },
+            began: Instant::now(),
+        }
+    }
+
+    pub fn switch(&self) -> &Switch {
+        &self.switch
+    }
+
+    pub fn forwarder(&mut self) -> &mut Forwarder {
+        &mut self.forwarder
+    }
+
+    /// Waits until something comes or is due, no longer than `most`, and does it.
+    ///
+    /// # Errors
+    /// What the interfaces report; EINTR.
+    pub fn turn(&mut self, most: Duration) -> io::Result<()> {
+        let now = self.began.elapsed();
+        let due = self.switch.next_deadline();
+        let most = due.map_or(most, |due| most.min(due.saturating_sub(now)));
+        self.forwarder.wait(Some(most))?;
+        let Driver {
+            switch,
+            forwarder,
+            wiring,
+            began,
+        } = self;
+        let now = began.elapsed();
+        let received = forwarder.receive(|output, arrived| {
+            let Some(segment) = arrived.segment() else {
+                return;
+            };
+            let traffic_class = segment.traffic_class;
+            switch.input(now, &segment, &mut |emission| {
+                wiring.emissions.push(emission)
+            });
+            wiring.act(output, Some(arrived), traffic_class);
+        });
+        if switch.next_deadline().is_some_and(|due| due <= now) {
+            self.with(|switch, now, emit| switch.poll(now, emit))?;
+        }
+        received.map(drop)
+    }
+
+    /// Adds a member: its segments leave by interface `side`.
+    ///
+    /// # Errors
+    /// EINVAL, in words; what the interface reports.
+    pub fn add_member(&mut self, member: Member, side: usize) -> io::Result<MemberId> {
+        if !self.wiring.sides.contains(&(member.local, side)) {
+            self.wiring.sides.push((member.local, side));
+        }
+        let added = self.with(|switch, now, emit| switch.add_member(now, member, emit))?;
+        added.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+    }
+
+    /// Removes the member of this address: it finishes what it has, or, if it is `dead`,
+    /// is given up.
+    ///
+    /// # Errors
+    /// What the interfaces report.
+    pub fn remove_member(&mut self, address: SocketAddr, dead: bool) -> io::Result<()> {
+        let of = |(id, member, up, _): (MemberId, Member, bool, _)| {
+            (up && member.address == address).then_some(id)
+        };
+        let Some(id) = self.switch.members().find_map(of) else {
+            return Ok(());
+        };
+        self.with(|switch, now, emit| match dead {
+            true => switch.fail_member(now, id, emit),
+            false => switch.remove_member(now, id, emit),
+        })
+    }
+
+    /// Runs something that no segment has caused, and sends what it emits.
+    fn with<T>(
+        &mut self,
+        run: impl FnOnce(&mut Switch, Time, &mut dyn FnMut(Emission)) -> T,
+    ) -> io::Result<T> {
+        let wiring = &mut self.wiring;
+        let emissions = &mut wiring.emissions;
+        let result = run(&mut self.switch, self.began.elapsed(), &mut |emission| {
+            emissions.push(emission);
+        });
+        let output = self.forwarder.output();
+        wiring.act(output, None, 0);
+        output.flush()?;
+        Ok(result)
+    }
+}
+
+impl Wiring {
+    /// Sends what was emitted, in order. The last part of the received payload goes in
+    /// the frame that it came in; so does what carries nothing, if no payload goes on.
+    fn act(
+        &mut self,
+        output: &mut Output,
+        mut arrived: Option<&mut Arrived<'_>>,
+        traffic_class: u8,
+    ) {
+        let has_payload = |emission: &Emission| matches!(emission.payload, Payload::Received(_));
+        let last = self.emissions.iter().rposition(has_payload);
+        let in_place = last.or(self.emissions.len().checked_sub(1));
+        let mut emissions = std::mem::take(&mut self.emissions);
+        for (number, emission) in emissions.drain(..).enumerate() {
+            let Emission {
+                flow,
+                header,
+                payload,
+            } = emission;
+            let Some(side) = self.side(flow.local.ip()) else {
+                continue;
+            };
+            let heading = Heading {
+                flow,
+                header,
+                // Of what was received: with its ECN mark.
+                traffic_class: if has_bytes(&payload) {
+                    traffic_class
+                } else {
+                    0
+                },
+            };
+            let range = match payload {
+                Payload::Received(range) => range,
+                Payload::None => 0..0,
+                Payload::Null(size) => {
+                    let null = null_frame(&mut self.null, size);
+                    output.send(side, &heading, null, arrived.as_deref());
+                    continue;
+                }
+            };
+            match arrived.as_deref_mut() {
+                Some(arrived) if Some(number) == in_place => {
+                    output.forward(side, &heading, arrived, range);
+                }
+                Some(arrived) => {
+                    let segment = arrived.segment();
+                    let part = segment.and_then(|segment| segment.payload.get(range));
+                    output.send(side, &heading, part.unwrap_or_default(), Some(arrived));
+                }
+                None => output.send(side, &heading, &[], None),
+            }
+        }
+        // Kept for its memory.
+        self.emissions = emissions;
+    }
+
+    fn side(&self, local: IpAddr) -> Option<usize> {
+        let side = self.sides.iter().find(|side| side.0 == local);
+        side.map(|&(_, side)| side)
+    }
+}
+
+fn has_bytes(payload: &Payload) -> bool {
+    matches!(payload, Payload::Received(range) if !range.is_empty())
+}
+
+/// A null frame of so many bytes in all.
+fn null_frame(buffer: &mut Vec<u8>, size: usize) -> &[u8] {
+    buffer.clear();
+    if let Some(header) = acp::Header::null(size) {
+        buffer.extend(header.bytes());
+        buffer.resize(size, 0);
+    }
+    buffer
+}

@@ -1,0 +1,328 @@
+//! `tidewall switch`: one connection, many servers, nobody in between who ends it.
+//!
+//! `config` reads the file, `driver` moves segments between the interfaces and the
+//! machine (crates/switch), `health` finds out who answers.
+
+mod config;
+mod driver;
+mod health;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tidewall_protocol::tcp::Secrets;
+use tidewall_socket::EmbeddedConfig;
+use tidewall_socket::forward::Forwarder;
+use tidewall_switch::{Config, Member, Switch};
+
+use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
+use config::{MemberSetup, Setup};
+use driver::Driver;
+use health::Checks;
+
+/// How often it looks for signals and for what the health checks have found.
+const LOOK: Duration = Duration::from_millis(100);
+/// Bytes of an IPv4 header and of an IPv6 header, each with TCP's.
+const HEADERS: [usize; 2] = [40, 60];
+
+/// Split each connection to one address over many servers, and merge what they answer, at frame boundaries.
+///
+/// Peers and members speak ACP: TCP whose segments hold whole frames. The switch
+/// ends no connection: what it acknowledges a member has acknowledged, and it keeps no byte of
+/// anybody's data. It takes the queues of all interfaces in the file for itself, adds the virtual
+/// address to the peers' interface while it runs, and runs until Ctrl-C (SIGINT) or SIGTERM;
+/// SIGHUP reads the members in the file anew. Needs root: CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and
+/// CAP_PERFMON.
+#[derive(clap::Args)]
+#[command(after_help = "The file, in TOML:\n  \
+    address = \"10.0.0.99:6379\"      # what peers connect to: the virtual address\n  \
+    interface = \"eth1\"              # where they come from\n  \
+    module = \"round-robin\"          # or least-outstanding, hash, speed, key-value, block-storage\n  \
+    lost = \"reset\"                  # or resend: frames that a dead member has not acknowledged\n  \
+    key = [0, 8]                    # of hash: these bytes of a frame\n  \
+    ports = \"61000-65535\"           # from which members are connected to\n  \
+    kernel-ends = false             # take ends that do not say in their SYN that they speak ACP\n  \
+    ring = 384                      # frames a connection and direction that are not acknowledged\n  \
+    [[member]]                      # once for each\n  \
+    address = \"10.0.1.2:6379\"\n  \
+    interface = \"eth2\"\n  \
+    local = \"10.0.1.1\"              # optional: the switch's address there\n  \
+    [health]                        # optional: connect to each member now and then\n  \
+    interval = \"1s\"\n  \
+    failures = 3                    # in a row before it counts as dead\n\n\
+    Exit codes: 0 ended by a signal; 1 a device failed; 2 it could not begin.")]
+pub struct Arguments {
+    /// The configuration file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Say what would be done, and what is wrong with the file; touch nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let setup = read(arguments)?;
+    let interfaces = interfaces(&setup);
+    for interface in &interfaces {
+        check_interface(interface)?;
+    }
+    let segment_size = segment_size(&setup, &interfaces)?;
+    if arguments.dry_run {
+        return describe(&setup, segment_size);
+    }
+    let stop = stop_flag()?;
+    let reload = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, reload.clone())
+        .map_err(|error| Failure::io("catching signals", &error))?;
+    let mut driver = start(&setup, &interfaces, segment_size)?;
+    let members = || setup.members.iter().map(|member| member.address).collect();
+    let checks = setup.health.map(|health| Checks::begin(health, members()));
+    let checks = checks
+        .transpose()
+        .map_err(|error| Failure::io("checking members", &error))?;
+    say_line(&format!(
+        "{} on {}, {} for {} members; Ctrl-C ends",
+        setup.address,
+        setup.interface,
+        setup.module,
+        setup.members.len()
+    ))?;
+    let failed = |error: std::io::Error| Failure::io("switching", &error);
+    let mut current = setup;
+    while !stop.load(Ordering::Relaxed) {
+        match driver.turn(LOOK) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            other => other.map_err(failed)?,
+        }
+        if let Some(checks) = &checks {
+            for change in checks.changes() {
+                let state = if change.alive {
+                    "answers"
+                } else {
+                    "does not answer"
+                };
+                say_line(&format!("{} {state}", change.member))?;
+                let member = current
+                    .members
+                    .iter()
+                    .find(|it| it.address == change.member);
+                match member.filter(|_| change.alive) {
+                    Some(member) => add(&mut driver, member, &interfaces).map_err(failed)?,
+                    None => driver.remove_member(change.member, true).map_err(failed)?,
+                }
+            }
+        }
+        if reload.swap(false, Ordering::Relaxed) {
+            match read(arguments) {
+                Ok(new) => {
+                    change_members(&mut driver, &mut current, new, &interfaces)?;
+                    if let Some(checks) = &checks {
+                        let addresses = current.members.iter().map(|it| it.address);
+                        checks.set_members(addresses.collect());
+                    }
+                }
+                // It goes on with what it had.
+                Err(failure) => eprintln!("tidewall: {failure}"),
+            }
+        }
+    }
+    totals(&mut driver)
+}
+
+fn read(arguments: &Arguments) -> Result<Setup, Failure> {
+    config::read(&arguments.file).map_err(|error| Failure::usage(error.to_string()))
+}
+
+/// All interfaces of a setup, the peers' first.
+fn interfaces(setup: &Setup) -> Vec<String> {
+    let mut interfaces = vec![setup.interface.clone()];
+    for member in &setup.members {
+        if !interfaces.contains(&member.interface) {
+            interfaces.push(member.interface.clone());
+        }
+    }
+    interfaces
+}
+
+/// The most payload of a segment on every link.
+fn segment_size(setup: &Setup, interfaces: &[String]) -> Result<u16, Failure> {
+    let mut least = usize::from(u16::MAX);
+    for interface in interfaces {
+        let mtu = tidewall_sys::interface::mtu(interface)
+            .map_err(|error| Failure::io(&format!("the MTU of {interface}"), &error))?;
+        least = least.min(mtu);
+    }
+    let members = setup.members.iter().map(|member| member.address.is_ipv6());
+    let v6 = members.chain([setup.address.is_ipv6()]).any(|v6| v6);
+    let headers = HEADERS[usize::from(v6)];
+    Ok(least.saturating_sub(headers).try_into().unwrap_or(u16::MAX))
+}
+
+fn describe(setup: &Setup, segment_size: u16) -> Outcome {
+    let Setup {
+        address,
+        interface,
+        module,
+        ports,
+        kernel_ends,
+        ring,
+        members,
+        health,
+    } = setup;
+    let (first, last) = (ports.start(), ports.end());
+    let mut text = format!(
+        "{} would become an address of {interface}, and TCP port {} there the switch's\n\
+         segments of at most {segment_size} bytes, {ring} frames a connection and direction\n\
+         module {module}; {} in their SYN that they speak ACP\n",
+        address.ip(),
+        address.port(),
+        if *kernel_ends {
+            "ends need not say"
+        } else {
+            "ends must say"
+        },
+    );
+    for MemberSetup {
+        address,
+        interface,
+        local,
+    } in members
+    {
+        text +=
+            &format!("member {address} by {interface}, from {local}, ports {first} to {last}\n");
+    }
+    if members.is_empty() {
+        text += "no members: connections would be refused\n";
+    }
+    match health {
+        Some(health) => {
+            let interval = health.interval;
+            text += &format!(
+                "each member is connected to every {interval:?}; dead after {} failures",
+                health.failures
+            );
+        }
+        None => text += "members are not checked",
+    }
+    say_line(&text)
+}
+
+fn start(setup: &Setup, interfaces: &[String], segment_size: u16) -> Result<Driver, Failure> {
+    let what = |what: String| move |error: std::io::Error| Failure::io(&what, &error);
+    let configs = interfaces.iter().map(EmbeddedConfig::new).collect();
+    let mut forwarder =
+        Forwarder::open(configs).map_err(what(format!("opening {}", interfaces.join(", "))))?;
+    for warning in forwarder.stacks().flat_map(|stack| stack.warnings()) {
+        eprintln!("tidewall: {warning}");
+    }
+    for (number, interface) in interfaces.iter().enumerate() {
+        let has_members = setup.members.iter().any(|it| it.interface == *interface);
+        if has_members {
+            forwarder
+                .claim_ports(number, setup.ports.clone())
+                .map_err(what(format!("ports towards members on {interface}")))?;
+        }
+    }
+    let virtual_address = setup.address;
+    forwarder
+        .add_address(0, virtual_address.ip())
+        .and_then(|()| forwarder.claim(0, virtual_address))
+        .map_err(what(virtual_address.to_string()))?;
+    let module = setup.module.clone();
+    let config = Config {
+        segment_size,
+        ring: setup.ring,
+        ports: setup.ports.clone(),
+        kernel_ends: setup.kernel_ends,
+        ..Config::new(virtual_address)
+    };
+    let secrets = secrets().map_err(what("reading /dev/urandom".to_owned()))?;
+    let switch = Switch::new(config, secrets, Box::new(move || module.make()))
+        .map_err(|error| Failure::usage(error.to_string()))?;
+    let mut driver = Driver::new(switch, forwarder, vec![(virtual_address.ip(), 0)]);
+    for member in &setup.members {
+        add(&mut driver, member, interfaces).map_err(what(member.address.to_string()))?;
+    }
+    Ok(driver)
+}
+
+fn secrets() -> std::io::Result<Secrets> {
+    let mut random = File::open("/dev/urandom")?;
+    let mut key = || {
+        let mut key = [0; 16];
+        random.read_exact(&mut key).map(|()| key)
+    };
+    Ok(Secrets {
+        sequence: key()?,
+        cookie: key()?,
+    })
+}
+
+/// Adds a member and has its link address looked for.
+fn add(driver: &mut Driver, member: &MemberSetup, interfaces: &[String]) -> std::io::Result<()> {
+    let side = interfaces.iter().position(|it| *it == member.interface);
+    let side = side.ok_or(std::io::ErrorKind::InvalidInput)?;
+    let MemberSetup { address, local, .. } = *member;
+    driver.forwarder().resolve(side, address.ip(), local);
+    driver.add_member(Member { address, local }, side).map(drop)
+}
+
+/// Takes the members of a new setup, and refuses everything else that changed.
+fn change_members(
+    driver: &mut Driver,
+    current: &mut Setup,
+    new: Setup,
+    interfaces: &[String],
+) -> Outcome {
+    let failed = |error: std::io::Error| Failure::io("changing members", &error);
+    let fixed = |setup: &Setup| (setup.address, setup.interface.clone(), setup.ports.clone());
+    let unknown = new
+        .members
+        .iter()
+        .find(|it| !interfaces.contains(&it.interface));
+    if fixed(current) != fixed(&new) || unknown.is_some() {
+        eprintln!(
+            "tidewall: members alone can change, on interfaces that are open; the rest needs a restart"
+        );
+    }
+    let known = |member: &&MemberSetup| interfaces.contains(&member.interface);
+    let members: Vec<_> = new.members.iter().filter(known).cloned().collect();
+    for gone in current.members.iter().filter(|it| !members.contains(it)) {
+        driver.remove_member(gone.address, false).map_err(failed)?;
+    }
+    for come in members.iter().filter(|it| !current.members.contains(it)) {
+        add(driver, come, interfaces).map_err(failed)?;
+    }
+    say_line(&format!("{} members", members.len()))?;
+    current.members = members;
+    Ok(())
+}
+
+fn totals(driver: &mut Driver) -> Outcome {
+    let mut lines = Vec::new();
+    for (name, count) in driver.switch().counters().each().filter(|it| it.1 > 0) {
+        lines.push(format!("{name} {count}"));
+    }
+    for (_, member, _, counters) in driver.switch().members() {
+        let counts = counters
+            .each()
+            .map(|(name, count)| format!("{name} {count}"));
+        let counts: Vec<_> = counts.collect();
+        lines.push(format!("{}: {}", member.address, counts.join(", ")));
+    }
+    let output = driver.forwarder().output().counters();
+    lines.push(format!(
+        "sent in place {}, copied {}; not sent: unresolved {}, unreachable {}, full {}, refused {}",
+        output.in_place,
+        output.copied,
+        output.unresolved,
+        output.unreachable,
+        output.full,
+        output.refused
+    ));
+    say_line(&lines.join("\n"))
+}

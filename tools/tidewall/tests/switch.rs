@@ -1,0 +1,291 @@
+//! `tidewall switch` between kernels: a peer and members in namespaces of their own,
+//! each with a kernel's TCP and a frame a call. Needs root; skipped without.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufReader, Read};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use common::bed::Bed;
+use common::{Service, fails, text};
+use rustix::net::{SendFlags, send};
+use tidewall_wire::acp::{HEADER_LEN, Header, Kind};
+
+/// Frames that the peer sends.
+const FRAMES: u32 = 3000;
+const VIRTUAL: &str = "10.99.0.99:6000";
+const MEMBERS: [&str; 2] = ["10.99.1.2:6000", "10.99.2.2:6000"];
+
+fn shell(script: &str) -> Result<(), String> {
+    let output = Command::new("/bin/sh")
+        .args(["-ec", script])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    }
+}
+
+/// Namespaces of a switch and of three ends, which no host joins or cuts segments for.
+struct Star {
+    switch: String,
+    ends: [String; 3],
+    directory: PathBuf,
+}
+
+impl Star {
+    fn new(test: &str) -> Result<Self, String> {
+        let id = format!("{}{test}", std::process::id());
+        let directory = std::env::temp_dir().join(format!("tw-switch-{id}"));
+        fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
+        let star = Star {
+            switch: format!("tw-sw-{id}-s"),
+            ends: ["c", "a", "b"].map(|end| format!("tw-sw-{id}-{end}")),
+            directory,
+        };
+        let switch = &star.switch;
+        shell(&format!(
+            "ip netns add {switch}; ip -n {switch} link set lo up"
+        ))?;
+        for (number, end) in star.ends.iter().enumerate() {
+            shell(&format!(
+                "ip netns add {end}; ip -n {end} link set lo up
+                 ip -n {end} link add out type veth peer name tw-in{number} netns {switch}
+                 ip -n {switch} addr add 10.99.{number}.1/24 dev tw-in{number}
+                 ip -n {switch} link set tw-in{number} up
+                 ip -n {end} addr add 10.99.{number}.2/24 dev out; ip -n {end} link set out up
+                 ip netns exec {end} ethtool -K out tso off gso off gro off"
+            ))?;
+        }
+        Ok(star)
+    }
+
+    fn or_skip(test: &str, name: &str) -> Option<Self> {
+        let star = Star::new(name).map_err(|error| tidewall_skip::missing(test, error));
+        star.ok()
+    }
+
+    /// The configuration, with these changes.
+    fn file(&self, members: usize, more: &str) -> String {
+        let mut text =
+            format!("address = '{VIRTUAL}'\ninterface = 'tw-in0'\nkernel-ends = true\n{more}\n");
+        for (number, member) in MEMBERS.iter().enumerate().take(members) {
+            let interface = number + 1;
+            text += &format!("[[member]]\naddress = '{member}'\ninterface = 'tw-in{interface}'\n");
+        }
+        let path = self.directory.join("switch.toml");
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// This program again, in an end's namespace, at a test that is one.
+    fn end(&self, end: usize, name: &str) -> Command {
+        let program = std::env::current_exe().unwrap();
+        let program = program.to_str().unwrap();
+        let arguments = ["--exact", name, "--ignored", "--nocapture", "--quiet"];
+        let mut command = Bed::other(&self.ends[end], program, &arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+    }
+
+    /// Members that serve; each has said that it listens.
+    fn members(&self) -> Vec<Service> {
+        let member = |end| {
+            let mut command = self.end(end, "end_member");
+            command.env("TW_MEMBER", end.to_string());
+            let mut service = Service::start(command);
+            // Before it the test harness has its say.
+            while !service.first.contains("listens") {
+                service.next_line();
+            }
+            service
+        };
+        (1..3).map(member).collect()
+    }
+}
+
+impl Drop for Star {
+    fn drop(&mut self) {
+        for namespace in self.ends.iter().chain([&self.switch]) {
+            let _ = shell(&format!("ip netns del {namespace} 2>/dev/null || true"));
+        }
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// A frame in one call, so that it is whole in its segment.
+fn send_frame(stream: &TcpStream, payload: &[u8]) {
+    let mut frame = Header::data(payload.len()).unwrap().bytes().to_vec();
+    frame.extend(payload);
+    let mut rest = &frame[..];
+    while !rest.is_empty() {
+        let sent = send(stream, rest, SendFlags::EOR | SendFlags::NOSIGNAL).unwrap();
+        rest = &rest[sent..];
+    }
+}
+
+/// The next frame of data; `None` at the end of the stream.
+fn receive_frame(stream: &mut impl Read) -> Option<Vec<u8>> {
+    loop {
+        let mut header = [0; HEADER_LEN];
+        stream.read_exact(&mut header).ok()?;
+        let header = Header::parse(header).unwrap();
+        let mut payload = vec![0; header.length.into()];
+        stream.read_exact(&mut payload).unwrap();
+        if header.kind == Kind::Data {
+            return Some(payload);
+        }
+    }
+}
+
+/// Lengths from a few bytes to what fills a segment.
+fn length(number: u32) -> usize {
+    8 + number as usize * 37 % 1448
+}
+
+#[test]
+#[ignore = "a member of the others, in its namespace"]
+fn end_member() {
+    let tag: u8 = std::env::var("TW_MEMBER").unwrap().parse().unwrap();
+    let listener = TcpListener::bind(("0.0.0.0", 6000)).unwrap();
+    println!("listens");
+    for stream in listener.incoming() {
+        let stream = stream.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let mut input = BufReader::new(stream.try_clone().unwrap());
+        while let Some(mut frame) = receive_frame(&mut input) {
+            frame[4] = tag;
+            send_frame(&stream, &frame);
+        }
+    }
+}
+
+#[test]
+#[ignore = "the peer of the others, in its namespace"]
+fn end_peer() {
+    let stream = TcpStream::connect(VIRTUAL).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let output = stream.try_clone().unwrap();
+    let sending = std::thread::spawn(move || {
+        for number in 0..FRAMES {
+            let mut payload = vec![number as u8; length(number)];
+            payload[..4].copy_from_slice(&number.to_be_bytes());
+            send_frame(&output, &payload);
+        }
+        output.shutdown(std::net::Shutdown::Write).unwrap();
+    });
+    let mut input = BufReader::new(&stream);
+    let mut last = BTreeMap::new();
+    let mut came = vec![false; FRAMES as usize];
+    while let Some(frame) = receive_frame(&mut input) {
+        let number = u32::from_be_bytes(*frame.first_chunk().unwrap());
+        assert_eq!(frame.len(), length(number));
+        assert!(
+            frame[5..].iter().all(|&byte| byte == number as u8),
+            "{number}"
+        );
+        assert!(!came[number as usize], "{number} came twice");
+        came[number as usize] = true;
+        // Of one member they come in order.
+        let before = last.insert(frame[4], number);
+        assert!(
+            before.is_none_or(|before| before < number),
+            "{before:?} {number}"
+        );
+    }
+    sending.join().unwrap();
+    let missing: Vec<_> = (0..FRAMES).filter(|&n| !came[n as usize]).collect();
+    assert!(missing.is_empty(), "{} missing: {missing:?}", missing.len());
+    assert_eq!(last.len(), 2, "members that answered: {last:?}");
+    println!("all came back");
+}
+
+#[test]
+fn a_connection_is_split_over_two_members_and_merged() {
+    const TEST: &str = "a_connection_is_split_over_two_members_and_merged";
+    let Some(star) = Star::or_skip(TEST, "m") else {
+        return;
+    };
+    let _members = star.members();
+    let file = star.file(2, "");
+    let switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
+    assert!(
+        switch.first.contains("round-robin for 2 members"),
+        "{}",
+        switch.first
+    );
+    for _ in 0..2 {
+        let mut peer = star.end(0, "end_peer");
+        let output = peer.output().unwrap();
+        let said = text(&output.stdout);
+        assert!(
+            output.status.success() && said.contains("all came back"),
+            "{said}"
+        );
+    }
+    let totals = switch.end();
+    println!("{totals}");
+    assert!(totals.contains("connections 2\n"), "{totals}");
+    assert!(
+        totals.contains(&format!("frames_in {}\n", 2 * FRAMES)),
+        "{totals}"
+    );
+    for member in MEMBERS {
+        let half = format!("{member}: connections 2, failures 0, frames_in {FRAMES}");
+        assert!(totals.contains(&half), "{totals}");
+    }
+    let left = Bed::output(&star.switch, "ip", &["address", "show", "dev", "tw-in0"]);
+    assert!(!text(&left.unwrap()).contains("10.99.0.99"));
+}
+
+#[test]
+fn a_dry_run_says_what_would_be_done() {
+    const TEST: &str = "a_dry_run_says_what_would_be_done";
+    let Some(star) = Star::or_skip(TEST, "d") else {
+        return;
+    };
+    let file = star.file(2, "");
+    let output = Bed::output(
+        &star.switch,
+        common::PROGRAM,
+        &["switch", &file, "--dry-run"],
+    );
+    let said = text(&output.unwrap());
+    for part in [
+        "10.99.0.99 would become an address of tw-in0",
+        "1460 bytes",
+        "member 10.99.2.2:6000 by tw-in2, from 10.99.2.1",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_said_with_its_line() {
+    let directory = std::env::temp_dir().join(format!("tw-switch-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let path = directory.join("wrong.toml");
+    let name = path.to_str().unwrap();
+    fs::write(
+        &path,
+        "address = '10.0.0.9:80'\ninterface = 'lo'\nmodule = 'no such'\n",
+    )
+    .unwrap();
+    let error = fails(&["switch", name, "--dry-run"], 2);
+    assert!(
+        error.contains("wrong.toml:3: ") && error.contains("no such"),
+        "{error}"
+    );
+    let error = fails(&["switch", "/none/such.toml"], 2);
+    assert!(error.contains("/none/such.toml"), "{error}");
+    fs::write(&path, "address = '10.0.0.9:80'\ninterface = 'tw-none'\n").unwrap();
+    let error = fails(&["switch", name], 2);
+    assert!(error.contains("no interface tw-none"), "{error}");
+    fs::remove_dir_all(&directory).unwrap();
+}
