@@ -88,12 +88,24 @@ impl Flow {
                 duplicates = duplicates.max(core::mem::take(&mut end.sink.duplicates));
             }
         }
-        if self.inbound.abandoned.contains(&left) {
-            duplicates = DUPLICATES;
-        }
-        self.inbound.abandoned.retain(|&start| start > left);
         self.inbound.announced.duplicates = duplicates.min(DUPLICATES);
+        self.ask_for_abandoned();
         true
+    }
+
+    /// Where the peer waits for a frame that a dead member left behind, duplicates let
+    /// it repeat that; what else it has to repeat it learns from the acknowledgment of
+    /// that (RFC 6582's partial ones), so it is not asked again before all is
+    /// acknowledged that it has sent so far.
+    pub(crate) fn ask_for_abandoned(&mut self) {
+        let inbound = &mut self.inbound;
+        let left = inbound.left;
+        if left >= inbound.asked && inbound.abandoned.contains(&left) {
+            inbound.asked = inbound.next;
+            inbound.announced.due = true;
+            inbound.announced.duplicates = DUPLICATES;
+        }
+        inbound.abandoned.retain(|&start| start > left);
     }
 
     /// Which of the peer's bytes a member waits for; `None` if for a null frame, or

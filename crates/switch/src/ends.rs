@@ -215,33 +215,18 @@ impl Flow {
         }
         let inbound = &mut self.inbound;
         let before = inbound.abandoned.len();
-        inbound.ring.abandon(&mut end.sink.chain, |frame| {
-            inbound.holes.insert(frame.csn, frame.csn_end());
-            inbound.abandoned.push(frame.csn);
-        });
+        inbound
+            .ring
+            .abandon(&mut end.sink.chain, u64::MAX, 0, |frame| {
+                inbound.holes.insert(frame.csn, frame.csn_end());
+                inbound.abandoned.push(frame.csn);
+            });
         context.counters.frames_reassigned += (inbound.abandoned.len() - before) as u64;
-        let abandons = inbound.abandoned.len() > before;
         end.sink = Sink::default();
         end.retry = None;
         end.stage = Stage::Dead;
         end.until = Some(context.now + context.config.drain_timeout);
         let unseen = !end.source.unseen.is_empty();
-        if abandons {
-            // Whoever gets one of these frames has none of its own place for it. Were
-            // it to wait behind a gap for a later one, which the peer repeats only
-            // after this one, it would wait for good: so there are no gaps, and the
-            // frames that are missing are awaited anew.
-            let left = inbound.left;
-            let segment = self.segment_size.into();
-            for other in self.ends.iter_mut().filter(|end| end.stage == Stage::Open) {
-                other.sink.gaps.void_all(segment);
-                other.sink.covered = left;
-            }
-            self.send_fresh_voids(context);
-        }
-        let Some(end) = self.ends.get_mut(usize::from(slot)) else {
-            return Ok(());
-        };
         let fin_is_ours = self.outbound.fin_owner == Some(slot);
         if let Some(tuple) = end.tuple.take() {
             context.gone.push((slot, tuple));
@@ -257,10 +242,7 @@ impl Flow {
             self.retry = Some((context.now + RETRY_FIRST, 0));
         }
         context.rearm = true;
-        if self.inbound.abandoned.contains(&self.inbound.left) {
-            let announced = &mut self.inbound.announced;
-            (announced.due, announced.duplicates) = (true, 3);
-        }
+        self.ask_for_abandoned();
         self.finish_dead(context);
         self.after_departure(context)
     }

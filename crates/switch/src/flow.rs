@@ -107,6 +107,8 @@ pub(crate) struct Inbound {
     pub(crate) holes: Ranges,
     /// Where frames of a dead member begin, which the peer has to repeat.
     pub(crate) abandoned: Vec<u64>,
+    /// Beyond all that had come when the peer was last asked to repeat one.
+    pub(crate) asked: u64,
     /// Where the peer's FIN is.
     pub(crate) fin: Option<u64>,
     /// The mean size of frames, by which the ring's room becomes a window.
@@ -293,6 +295,7 @@ impl Flow {
                 ring: Ring::new(config.ring),
                 holes: Ranges::default(),
                 abandoned: Vec::new(),
+                asked: FIRST,
                 fin: None,
                 mean: offer.segment_size.min(config.segment_size).into(),
                 windows: Windows::Minimum,

@@ -128,16 +128,32 @@ impl Gaps {
         }
     }
 
-    /// Nothing will come into any gap.
-    pub(crate) fn void_all(&mut self, segment_size: u64) {
+    /// Nothing will come into gaps below `lsn` that were kept for what follows `csn`.
+    pub(crate) fn void_pending(&mut self, lsn: u64, csn: u64, segment_size: u64) {
         let mut place = 0;
-        while let Some(gap) = self.list.get(place) {
-            if gap.fate == Fate::Pending {
+        while let Some(gap) = self.list.get(place)
+            && gap.lsn < lsn
+        {
+            if gap.fate == Fate::Pending && gap.csn > csn {
                 let size = null_size(gap.length, segment_size);
                 self.replace(place, gap.csn, size, size);
             }
             place += 1;
         }
+    }
+
+    /// A frame that was sent will not come again: a null frame of its bounds takes its
+    /// place.
+    pub(crate) fn insert_void(&mut self, csn: u64, lsn: u64, length: u64) {
+        let place = self.list.partition_point(|gap| gap.lsn < lsn);
+        let fate = Fate::Void;
+        let gap = Gap {
+            csn,
+            lsn,
+            length,
+            fate,
+        };
+        self.list.insert(place, gap);
     }
 
     /// Takes `length` bytes out of a pending gap; the first `void` of them stay, as a
@@ -247,7 +263,7 @@ mod tests {
         for segment in 90..110 {
             let mut gaps = gaps();
             gaps.push(2000, 600, 3 * segment + 2);
-            gaps.void_all(segment);
+            gaps.void_pending(u64::MAX, 0, segment);
             let mut sent = Vec::new();
             gaps.take_fresh(|gap| sent.push(gap));
             assert!(sent.iter().all(|gap| (4..=segment).contains(&gap.length)));

@@ -217,14 +217,37 @@ impl Ring {
         Some(frame)
     }
 
-    /// A dead member's frames leave the ring; each is given to `each`.
-    pub(crate) fn abandon(&mut self, chain: &mut Chain, mut each: impl FnMut(Frame)) {
-        while let Some(frame) = self.acknowledge(chain, u64::MAX) {
-            let place = self.place(frame.csn);
-            if let Some(number) = self.order.remove(place) {
-                self.free.push(number);
+    /// Frames of a chain below `lsn` that follow `csn` leave it and the ring; each is
+    /// given to `each`.
+    pub(crate) fn abandon(
+        &mut self,
+        chain: &mut Chain,
+        lsn: u64,
+        csn: u64,
+        mut each: impl FnMut(Frame),
+    ) {
+        let (mut before, mut number) = (NIL, chain.head);
+        while let Some(&frame) = self.slot(number)
+            && frame.lsn < lsn
+        {
+            if frame.csn <= csn {
+                (before, number) = (number, frame.next);
+                continue;
             }
+            match self.slots.get_mut(usize::from(before)) {
+                Some(before) => before.next = frame.next,
+                None => chain.head = frame.next,
+            }
+            if frame.next == NIL {
+                chain.tail = before;
+            }
+            chain.length -= 1;
+            chain.bytes -= frame.length;
+            let place = self.place(frame.csn);
+            self.order.remove(place);
+            self.free.push(number);
             each(frame);
+            number = frame.next;
         }
     }
 

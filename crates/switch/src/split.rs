@@ -15,6 +15,8 @@ use crate::ring::Frame;
 struct Piece {
     member: u8,
     lsn: u64,
+    /// The first of them was sent before.
+    repeated: bool,
     bytes: Range<usize>,
 }
 
@@ -147,7 +149,12 @@ impl Flow {
                     last.bytes.end = bytes.end;
                 }
                 _ => {
-                    let next = Piece { member, lsn, bytes };
+                    let next = Piece {
+                        member,
+                        lsn,
+                        repeated: known.is_some(),
+                        bytes,
+                    };
                     if let Some(last) = piece.replace(next) {
                         self.send_piece(context, last, Flags::NONE);
                     }
@@ -158,6 +165,9 @@ impl Flow {
     }
 
     fn send_piece(&mut self, context: &mut Context<'_>, piece: Piece, push: Flags) {
+        if piece.repeated {
+            self.repeat_voids(context, piece.member, piece.lsn);
+        }
         let payload = Payload::Received(piece.bytes);
         self.send_to_member(context, piece.member, piece.lsn, push, payload);
     }
@@ -177,8 +187,32 @@ impl Flow {
             return Ok(None);
         }
         context.counters.frames_in_repeated += 1;
-        self.repeat_voids(context, known.member, known.lsn);
+        self.make_way(context, known);
         Ok(Some((known.member, known.lsn)))
+    }
+
+    /// Frames that a dead member left behind stand behind later ones of the peer at
+    /// whoever got them. If one of those is lost, the peer repeats it only after this
+    /// one, and this one is not acknowledged before that: so what follows this frame in
+    /// the peer's sequence and precedes it here becomes null frames, and is the peer's
+    /// to repeat.
+    fn make_way(&mut self, context: &mut Context<'_>, known: &Frame) {
+        let segment_size = self.segment_size.into();
+        let Flow { inbound, ends, .. } = self;
+        let Some(end) = ends.get_mut(usize::from(known.member)) else {
+            return;
+        };
+        let sink = &mut end.sink;
+        sink.gaps.void_pending(known.lsn, known.csn, segment_size);
+        inbound
+            .ring
+            .abandon(&mut sink.chain, known.lsn, known.csn, |frame| {
+                sink.gaps
+                    .insert_void(frame.csn, frame.lsn, frame.length.into());
+                inbound.holes.insert(frame.csn, frame.csn_end());
+                inbound.abandoned.push(frame.csn);
+                context.counters.frames_reassigned += 1;
+            });
     }
 
     /// A frame that is new, or was missing: chooses its member and its place there.

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use tidewall_switch::modules::Lost;
+use tidewall_simulator::random::Random;
+use tidewall_switch::modules::{LeastOutstanding, Lost, Module};
 
 use super::bed::{Bed, config, delayed, round_robin};
 use super::end::State;
-use super::transfer::{check_all, frame};
+use super::transfer::{check_all, each_seed, frame, lossy, number};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -103,4 +104,96 @@ fn a_member_that_dies_with_nothing_outstanding_is_not_missed() {
     sent[10..].iter().for_each(|frame| bed.peer.write(frame));
     bed.run_until(Duration::from_secs(1), |bed| bed.got() == 20);
     check_all(&bed, &sent);
+}
+
+/// Members come, go and die all the while; modules say that frames may be sent again.
+/// Every frame arrives, and at those who live at most once.
+fn any_ensemble(seed: u64) {
+    let mut random = Random::new(seed);
+    let impairment = lossy(&mut random);
+    let turns = random.chance(0.5);
+    let module = move || -> Box<dyn Module> {
+        if turns {
+            round_robin(Lost::Resend)()
+        } else {
+            Box::new(LeastOutstanding::new(Lost::Resend))
+        }
+    };
+    let members = 2 + random.below(3) as usize;
+    let mut bed = Bed::new(config(), module, members, impairment, seed);
+    let count = 100 + random.below(300) as u32;
+    let sent: Vec<_> = (0..count)
+        .map(|number| frame(number, 4 + random.below(500) as usize))
+        .collect();
+    let mut next = 0;
+    let mut changes = 0;
+    bed.model.resends = true;
+    bed.run_until(Duration::from_secs(600), |bed| {
+        while next < sent.len() && bed.got() + 40 > next {
+            bed.peer.write(&sent[next]);
+            next += 1;
+        }
+        for end in bed
+            .hosts
+            .iter_mut()
+            .flat_map(|host| host.connections.values_mut())
+        {
+            if end.fin_received {
+                end.close();
+            }
+        }
+        // The last of them stay.
+        if changes < 6 && next > changes * 15 + 10 && random.chance(0.02) {
+            changes += 1;
+            let up: Vec<_> = bed
+                .switch
+                .members()
+                .filter(|member| member.2)
+                .map(|member| member.0)
+                .collect();
+            let open = |id| {
+                bed.switch
+                    .flows()
+                    .any(|flow| flow.members.iter().any(|end| end.id == id && end.open))
+            };
+            let open: Vec<_> = up.into_iter().filter(|&id| open(id)).collect();
+            if open.len() < 2 || random.chance(0.4) {
+                bed.add_member();
+            } else {
+                let id = open[random.below(open.len() as u64) as usize];
+                let host = bed
+                    .hosts
+                    .iter()
+                    .rposition(|host| host.id == id && host.alive)
+                    .expect("a host");
+                if random.chance(0.5) {
+                    bed.kill(host);
+                } else {
+                    bed.remove_member(host);
+                }
+            }
+        }
+        next == sent.len() && bed.peer.is_done()
+    });
+    assert!(bed.peer.state == State::Open, "{:?}", bed.switch.counters());
+    let mut seen = vec![0; sent.len()];
+    for frame in bed
+        .hosts
+        .iter()
+        .flat_map(|host| host.connections.values())
+        .flat_map(|end| &end.got)
+    {
+        let number = number(frame) as usize;
+        assert!(*frame == sent[number]);
+        seen[number] += 1;
+    }
+    // More than once only where a member died, or frames were taken from one.
+    assert!(seen.iter().all(|&count| count > 0), "{seen:?}");
+    let again: u64 = seen.iter().map(|&count| count - 1).sum();
+    assert!(again <= bed.switch.counters().frames_reassigned);
+}
+
+#[test]
+fn any_ensemble_gets_every_frame() {
+    each_seed(1000, any_ensemble);
 }
