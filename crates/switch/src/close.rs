@@ -5,6 +5,7 @@ use tidewall_wire::tcp::Flags;
 
 use crate::emission::Payload;
 use crate::flow::{Context, Flow, Phase, RETRY_FIRST, Reset, Stage};
+use crate::split::may_be_frames;
 
 impl Flow {
     /// The peer's FIN stands at `at`.
@@ -22,7 +23,10 @@ impl Flow {
                 }
             }
             // Behind frames that were dropped, it comes again after them.
-            None if at >= inbound.next && at <= inbound.offered => {
+            None if at >= inbound.next
+                && at <= inbound.offered
+                && may_be_frames(at - inbound.next) =>
+            {
                 inbound.fin = Some(at);
                 context.rearm = true;
                 if at > inbound.next {

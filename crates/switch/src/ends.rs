@@ -12,6 +12,7 @@ use crate::flow::{
 use crate::gaps::null_size;
 use crate::modules::Lost;
 use crate::sequence::{FIRST, Numbers, SYN};
+use crate::split::may_be_frames;
 
 impl Flow {
     /// Begins a connection to the member of a slot.
@@ -287,10 +288,14 @@ impl Flow {
             return;
         };
         let unseen = end.source.unseen.clone();
-        for range in unseen.iter() {
+        // Fewer bytes than a header has are what a member has left that lied.
+        for range in unseen
+            .iter()
+            .filter(|range| may_be_frames(range.end - range.start))
+        {
             let mut at = range.start;
             while at < range.end {
-                let Some((csn, _)) = self.merged(slot, at) else {
+                let Some((csn, _)) = self.outbound.place(slot, at) else {
                     break;
                 };
                 let size = null_size(range.end - at, segment);

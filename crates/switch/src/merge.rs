@@ -4,7 +4,8 @@ use tidewall_wire::acp::Frames;
 use tidewall_wire::tcp::{Flags, Header};
 
 use crate::emission::Payload;
-use crate::flow::{Context, Flow, Reset, Run};
+use crate::flow::{Context, Flow, Outbound, Reset, Run};
+use crate::split::may_be_frames;
 
 impl Flow {
     /// A segment of a member whose connection is open.
@@ -88,18 +89,20 @@ impl Flow {
         for frame in Frames::new(payload) {
             let frame = frame.map_err(|_| Reset::Framing)?;
             let first = start + frame.offset as u64;
-            let behind = first + frame.size() as u64;
             cut |= first == source.acked;
-            if first < source.next && behind > source.next {
-                return Err(Reset::Framing);
+            if first < source.next && first >= source.acked {
+                let fits = |(_, length)| frame.size() as u64 <= length;
+                if !outbound.place(slot, first).is_some_and(fits) {
+                    return Err(Reset::Framing);
+                }
             }
             frames += 1;
         }
-        if !cut || source.fin.is_some_and(|fin| finish > fin) {
+        let missing = start.saturating_sub(source.next);
+        if !cut || !may_be_frames(missing) || source.fin.is_some_and(|fin| finish > fin) {
             return Err(Reset::Framing);
         }
         let mut beyond = finish.saturating_sub(source.next);
-        let missing = start.saturating_sub(source.next);
         let joins = outbound
             .runs
             .back()
@@ -147,7 +150,7 @@ impl Flow {
         let push = Flags(flags.0 & Flags::PSH.0);
         // Repeated bytes are where they were; neighbours here need not be there.
         while at < finish {
-            let Some((csn, length)) = self.merged(slot, at) else {
+            let Some((csn, length)) = self.outbound.place(slot, at) else {
                 break;
             };
             let behind = (at + length).min(finish);
@@ -165,13 +168,15 @@ impl Flow {
         }
         Ok(takes_new)
     }
+}
 
+impl Outbound {
     /// Where a member's byte stands in the merged sequence, and how many follow it
     /// there.
-    pub(crate) fn merged(&self, slot: u8, lsn: u64) -> Option<(u64, u64)> {
+    pub(crate) fn place(&self, slot: u8, lsn: u64) -> Option<(u64, u64)> {
         let holds = |run: &&Run| run.member == slot && run.lsn <= lsn && lsn < run.lsn + run.length;
         // New bytes are in the last.
-        let run = self.outbound.runs.iter().rev().find(holds)?;
+        let run = self.runs.iter().rev().find(holds)?;
         let skip = lsn - run.lsn;
         Some((run.csn + skip, run.length - skip))
     }

@@ -20,6 +20,11 @@ struct Piece {
     bytes: Range<usize>,
 }
 
+/// So many bytes may be whole frames, or none.
+pub(crate) const fn may_be_frames(bytes: u64) -> bool {
+    bytes == 0 || bytes >= acp::HEADER_LEN as u64
+}
+
 impl Flow {
     /// A segment of the peer on an open connection.
     pub(crate) fn peer_segment(
@@ -226,7 +231,14 @@ impl Flow {
         let length = frame.size() as u64;
         let inbound = &self.inbound;
         let was_missing = csn < inbound.next;
-        if was_missing && inbound.holes.around(csn, csn + length).is_none() {
+        // What stays missing before and behind it has to be whole frames, too.
+        let rests = if was_missing {
+            let hole = inbound.holes.around(csn, csn + length);
+            hole.map(|hole| [csn - hole.start, hole.end - csn - length])
+        } else {
+            Some([csn - inbound.next, 0])
+        };
+        if !rests.is_some_and(|rests| rests.into_iter().all(may_be_frames)) {
             return Err(Reset::Framing);
         }
         let limit = usize::from(context.config.ring);

@@ -4,6 +4,9 @@
 
 mod bed;
 mod end;
+mod handshakes;
+mod hostile;
 mod members;
 mod model;
+mod raw;
 mod transfer;

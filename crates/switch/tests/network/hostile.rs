@@ -1,0 +1,238 @@
+//! Ends that lie, modules that fail, and what that costs the others: nothing.
+
+use std::time::Duration;
+
+use tidewall_switch::modules::{Frame, Lost, Members, Module, RoundRobin, Verdict};
+use tidewall_switch::{MemberId, Payload};
+use tidewall_wire::acp;
+use tidewall_wire::tcp::Flags;
+
+use super::bed::{config, round_robin};
+use super::raw::{Raw, data, syn_options};
+
+#[test]
+fn a_frame_that_lies_or_spans_segments_resets_its_connection_alone() {
+    let long = data(&[1; 100]);
+    let cases: [&[u8]; 5] = [
+        &long[..50],
+        &long[..2],
+        b"no frame",
+        &[0xac, 7, 0, 0],
+        &[0xac, 0, 0xff, 0xff, 1, 2, 3],
+    ];
+    for bytes in cases {
+        let mut raw = Raw::open(2);
+        let (peer, isn) = (raw.peer, raw.isn);
+        let syns = raw.syn_from("203.0.113.9:1".parse().expect("an address"));
+        raw.answer(&syns);
+        raw.peer(1, 1, Flags::ACK, &[]);
+        let emissions = raw.peer(1, 1, Flags::ACK, bytes);
+        assert_eq!(
+            raw.resets(&emissions),
+            3,
+            "the peer and two members: {emissions:?}"
+        );
+        assert_eq!(raw.switch.counters().reset_framing, 1);
+        (raw.peer, raw.isn) = (peer, isn);
+        let emissions = raw.peer(1, 1, Flags::ACK, &data(b"frame"));
+        assert_eq!(raw.to_member(0, &emissions).len(), 1, "the other goes on");
+    }
+}
+
+#[test]
+fn good_frames_before_a_bad_one_get_through() {
+    let mut raw = Raw::open(1);
+    let good = data(b"good");
+    let emissions = raw.peer(1, 1, Flags::ACK, &[&good[..], b"bad"].concat());
+    let to_member = raw.to_member(0, &emissions);
+    assert_eq!(to_member[0].2, Payload::Received(0..good.len()));
+    assert!(to_member[1].1.contains(Flags::RST));
+}
+
+#[test]
+fn headers_within_a_frame_are_its_bytes() {
+    let mut raw = Raw::open(2);
+    let inner = data(&data(b"inner"));
+    let emissions = raw.peer(1, 1, Flags::ACK, &inner);
+    assert_eq!(
+        raw.to_member(0, &emissions)[0].2,
+        Payload::Received(0..inner.len())
+    );
+    assert_eq!(raw.to_member(1, &emissions).len(), 0);
+}
+
+#[test]
+fn repeated_frames_with_other_bounds_are_a_lie() {
+    let mut raw = Raw::open(2);
+    raw.peer(1, 1, Flags::ACK, &[data(b"one"), data(b"two")].concat());
+    let emissions = raw.peer(1, 1, Flags::ACK, &data(b"one and two"));
+    assert_eq!(raw.resets(&emissions), 3);
+    assert_eq!(raw.switch.counters().reset_framing, 1);
+}
+
+struct Bad(u8);
+
+impl Module for Bad {
+    fn frame(&mut self, _frame: Frame<'_>, _members: Members<'_>) -> Verdict {
+        match self.0 {
+            0 => panic!("a module's mistake (this is part of a test)"),
+            1 => Verdict::Send(MemberId(2), 0),
+            2 => Verdict::Send(MemberId(255), 0),
+            _ => Verdict::Reset,
+        }
+    }
+
+    fn member_up(&mut self, _member: MemberId) {
+        assert!(self.0 != 4, "a module's mistake (this is part of a test)");
+    }
+}
+
+#[test]
+fn a_module_that_fails_costs_its_connection() {
+    for how in 0..4 {
+        let mut raw = Raw::open_with(config(), move || Box::new(Bad(how)) as Box<dyn Module>, 2);
+        let emissions = raw.peer(1, 1, Flags::ACK, &data(b"frame"));
+        assert_eq!(raw.resets(&emissions), 3, "{how}");
+        assert!(raw.switch.is_empty());
+        assert_eq!(raw.switch.counters().reset_module, 1);
+    }
+    let mut raw = Raw::new(config(), || Box::new(Bad(4)) as Box<dyn Module>, 1);
+    let syns = raw.syn(syn_options());
+    raw.answer(&syns);
+    let emissions = raw.peer(1, 1, Flags::ACK, &[]);
+    assert_eq!(raw.resets(&emissions), 2);
+}
+
+#[test]
+fn a_member_that_withholds_acknowledgments_fills_the_ring_and_no_more() {
+    let mut limited = config();
+    limited.ring = 20;
+    let mut raw = Raw::open_with(limited, round_robin(Lost::Reset), 2);
+    let frame = data(&[5; 40]);
+    for number in 0..200 {
+        raw.peer(1 + number * frame.len() as u32, 1, Flags::ACK, &frame);
+        let flow = raw.switch.flows().next().expect("a connection");
+        assert!(flow.ring_in <= 20 && flow.holes <= 20);
+    }
+    let counters = raw.switch.counters();
+    assert!(
+        counters.dropped_ring_full + counters.dropped_window >= 180,
+        "{counters:?}"
+    );
+    // One acknowledges: the peer is told up to the other's first frame.
+    let one = raw.member(0, 1, 1 + 10 * frame.len() as u32, Flags::ACK, &[]);
+    assert_eq!(raw.acks(&one), [1 + frame.len() as u32]);
+    let other = raw.member(1, 1, 1 + 10 * frame.len() as u32, Flags::ACK, &[]);
+    assert_eq!(raw.acks(&other), [1 + 20 * frame.len() as u32]);
+}
+
+#[test]
+fn a_member_without_a_window_closes_the_peers() {
+    let mut raw = Raw::open(2);
+    let frame = data(&[5; 800]);
+    let mut sent = 0;
+    while sent < 60 {
+        let emissions = raw.peer(1 + sent * frame.len() as u32, 1, Flags::ACK, &frame);
+        sent += 1;
+        let goes = |emission: &tidewall_switch::Emission| !emission.payload.is_empty();
+        if !emissions.iter().any(goes) {
+            break;
+        }
+    }
+    // Each gets no more than its window.
+    let window = u32::from(super::raw::WINDOW);
+    assert!((sent - 1) * frame.len() as u32 <= 2 * window, "{sent}");
+    assert!(raw.switch.counters().dropped_window + raw.switch.counters().dropped_member_window > 0);
+}
+
+#[test]
+fn an_acknowledgment_of_what_was_never_sent_changes_nothing() {
+    let mut raw = Raw::open(2);
+    let emissions = raw.peer(1, 5000, Flags::ACK, &[]);
+    assert_eq!(raw.acks(&emissions).len(), 1, "a challenge");
+    let emissions = raw.member(0, 1, 5000, Flags::ACK, &[]);
+    assert_eq!(raw.to_member(0, &emissions).len(), 1);
+    assert_eq!(raw.switch.len(), 1);
+}
+
+#[test]
+fn an_acknowledgment_of_what_is_missing_is_a_lie() {
+    let mut raw = Raw::open(1);
+    let frame = data(b"reply");
+    let missing = frame.len() as u32;
+    raw.member(0, 1 + missing, 1, Flags::ACK, &frame);
+    let emissions = raw.peer(1, 1 + 2 * missing, Flags::ACK, &[]);
+    assert_eq!(raw.resets(&emissions), 2);
+    assert_eq!(raw.switch.counters().reset_acknowledgment, 1);
+}
+
+#[test]
+fn a_reset_has_to_be_where_the_sender_is() {
+    let mut raw = Raw::open(2);
+    for sequence in [0, 2, 5000, 1 << 31] {
+        let emissions = raw.peer(sequence, 1, Flags::RST, &[]);
+        assert_eq!(raw.resets(&emissions), 0);
+        let emissions = raw.member(1, sequence, 1, Flags::RST, &[]);
+        assert_eq!(raw.resets(&emissions), 0);
+    }
+    assert_eq!(raw.switch.len(), 1);
+    let emissions = raw.peer(1, 1, Flags::RST, &[]);
+    assert_eq!(raw.resets(&emissions), 2, "members hear of it");
+    assert!(raw.switch.is_empty());
+    // What comes late is nobody's.
+    let late = raw.member(0, 1, 1, Flags::ACK, &[]);
+    assert_eq!(raw.resets(&late), 1);
+}
+
+#[test]
+fn silence_ends_a_connection() {
+    let mut raw = Raw::open_with(
+        config(),
+        || Box::new(RoundRobin::new(Lost::Reset)) as Box<dyn Module>,
+        1,
+    );
+    let emissions = raw.poll(config().idle_timeout + Duration::from_secs(10));
+    assert_eq!(raw.resets(&emissions), 2);
+    assert_eq!(raw.switch.counters().reset_timeout, 1);
+    assert_eq!(raw.switch.next_deadline(), None);
+}
+
+#[test]
+fn null_frames_fill_what_went_elsewhere_with_the_same_bounds() {
+    let mut raw = Raw::open(2);
+    let frame = data(&[1; 46]);
+    // The second frame comes first, to the first member, with a gap before it.
+    let emissions = raw.peer(51, 1, Flags::ACK, &frame);
+    assert_eq!(
+        raw.to_member(0, &emissions),
+        [(51, Flags::ACK, Payload::Received(0..50))]
+    );
+    // The first goes to the second member: the gap is void.
+    let emissions = raw.peer(1, 1, Flags::ACK, &frame);
+    assert_eq!(
+        raw.to_member(1, &emissions),
+        [(1, Flags::ACK, Payload::Received(0..50))]
+    );
+    assert_eq!(
+        raw.to_member(0, &emissions),
+        [(1, Flags::ACK, Payload::Null(50))]
+    );
+    // Repeated with the frame above it.
+    let emissions = raw.peer(51, 1, Flags::ACK, &frame);
+    let again = raw.to_member(0, &emissions);
+    assert_eq!(again[0], (1, Flags::ACK, Payload::Null(50)));
+    assert_eq!(again[1], (51, Flags::ACK, Payload::Received(0..50)));
+    // And when the member asks for it.
+    let duplicates: Vec<_> = (0..3)
+        .map(|_| raw.member(0, 1, 1, Flags::ACK, &[]))
+        .collect();
+    assert_eq!(
+        raw.to_member(0, &duplicates[2]),
+        [(1, Flags::ACK, Payload::Null(50))]
+    );
+    let emissions = raw.member(0, 1, 101, Flags::ACK, &[]);
+    assert_eq!(raw.acks(&emissions), [], "the other has not acknowledged");
+    let emissions = raw.member(1, 1, 51, Flags::ACK, &[]);
+    assert_eq!(raw.acks(&emissions), [101]);
+    assert_eq!(acp::Header::null(50).map(|header| header.size()), Some(50));
+}

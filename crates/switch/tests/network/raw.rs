@@ -1,0 +1,219 @@
+//! A switch whose ends are the test: it says what comes in, and sees what goes out.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidewall_protocol::tcp::FourTuple;
+use tidewall_switch::modules::{Lost, Module};
+use tidewall_switch::{Config, Emission, Member, Payload, Switch};
+use tidewall_wire::acp;
+use tidewall_wire::tcp::{Flags, Header, Options};
+
+use super::bed::{SWITCH, VIRTUAL, config, round_robin, secrets, segment};
+use super::end::Packet;
+
+pub const PEER: &str = "198.51.100.7:40000";
+/// Initial sequence numbers.
+pub const PEER_ISN: u32 = 1000;
+pub const MEMBER_ISN: u32 = 5000;
+/// The window that ends announce; their scale is 0.
+pub const WINDOW: u16 = 20_000;
+
+pub struct Raw {
+    pub now: Duration,
+    pub switch: Switch,
+    pub peer: FourTuple,
+    /// Connections to members, as they come in, and where the switch began there.
+    pub members: Vec<(FourTuple, u32)>,
+    /// Where the switch began towards the peer.
+    pub isn: u32,
+}
+
+pub fn syn_options() -> Options {
+    let options = Options {
+        maximum_segment_size: Some(900),
+        sack_permitted: true,
+        ..Options::default()
+    };
+    options.with_acp(Some(acp::VERSION))
+}
+
+pub fn data(payload: &[u8]) -> Vec<u8> {
+    let header = acp::Header::data(payload.len()).expect("a frame");
+    [&header.bytes()[..], payload].concat()
+}
+
+impl Raw {
+    pub fn new(
+        config: Config,
+        module: impl FnMut() -> Box<dyn Module> + Send + 'static,
+        members: usize,
+    ) -> Self {
+        let mut switch = Switch::new(config, secrets(), Box::new(module)).expect("a configuration");
+        for number in 1..=members {
+            let member = Member {
+                address: format!("10.0.1.{number}:6379").parse().expect("an address"),
+                local: SWITCH.parse().expect("an address"),
+            };
+            switch
+                .add_member(Duration::ZERO, member, &mut |_| panic!("no connection yet"))
+                .expect("a member");
+        }
+        Self {
+            now: Duration::from_secs(1),
+            switch,
+            peer: FourTuple {
+                local: VIRTUAL.parse().expect("an address"),
+                remote: PEER.parse().expect("an address"),
+            },
+            members: Vec::new(),
+            isn: 0,
+        }
+    }
+
+    /// With an open connection.
+    pub fn open(members: usize) -> Self {
+        Self::open_with(config(), round_robin(Lost::Reset), members)
+    }
+
+    pub fn open_with(
+        config: Config,
+        module: impl FnMut() -> Box<dyn Module> + Send + 'static,
+        members: usize,
+    ) -> Self {
+        let mut raw = Self::new(config, module, members);
+        let syns = raw.syn(syn_options());
+        raw.answer(&syns);
+        let opened = raw.peer(1, 1, Flags::ACK, &[]);
+        assert_eq!(opened.len(), members, "members hear of it");
+        raw
+    }
+
+    pub fn put(&mut self, packet: &Packet) -> Vec<Emission> {
+        let mut emissions = Vec::new();
+        self.switch
+            .input(self.now, &segment(packet), &mut |emission| {
+                emissions.push(emission)
+            });
+        emissions
+    }
+
+    pub fn poll(&mut self, now: Duration) -> Vec<Emission> {
+        self.now = now;
+        let mut emissions = Vec::new();
+        self.switch
+            .poll(now, &mut |emission| emissions.push(emission));
+        emissions
+    }
+
+    fn packet(
+        flow: FourTuple,
+        sequence: u32,
+        acknowledgment: u32,
+        flags: Flags,
+        payload: &[u8],
+    ) -> Packet {
+        Packet {
+            flow,
+            header: Header {
+                source_port: flow.remote.port(),
+                destination_port: flow.local.port(),
+                sequence,
+                acknowledgment,
+                flags,
+                window: WINDOW,
+                ..Header::default()
+            },
+            payload: payload.to_vec(),
+        }
+    }
+
+    pub fn syn(&mut self, options: Options) -> Vec<Emission> {
+        let mut packet = Self::packet(self.peer, PEER_ISN, 0, Flags::SYN, &[]);
+        packet.header.options = options;
+        self.put(&packet)
+    }
+
+    pub fn syn_from(&mut self, remote: SocketAddr) -> Vec<Emission> {
+        self.peer.remote = remote;
+        self.syn(syn_options())
+    }
+
+    /// Members answer the SYNs among `emissions`; what the last answer brought.
+    pub fn answer(&mut self, emissions: &[Emission]) -> Vec<Emission> {
+        let mut last = Vec::new();
+        for syn in emissions
+            .iter()
+            .filter(|emission| emission.header.flags == Flags::SYN)
+        {
+            last = self.answer_one(syn, syn_options());
+        }
+        last
+    }
+
+    pub fn answer_one(&mut self, syn: &Emission, options: Options) -> Vec<Emission> {
+        self.members.push((syn.flow, syn.header.sequence));
+        let ack = syn.header.sequence.wrapping_add(1);
+        let mut packet = Self::packet(syn.flow, MEMBER_ISN, ack, Flags::SYN | Flags::ACK, &[]);
+        packet.header.options = options;
+        let emissions = self.put(&packet);
+        let to_peer = |emission: &&Emission| emission.header.flags == Flags::SYN | Flags::ACK;
+        if let Some(answer) = emissions.iter().find(to_peer) {
+            self.isn = answer.header.sequence;
+        }
+        emissions
+    }
+
+    /// A segment of the peer; numbers from the SYNs on.
+    pub fn peer(&mut self, sequence: u32, ack: u32, flags: Flags, payload: &[u8]) -> Vec<Emission> {
+        let sequence = PEER_ISN.wrapping_add(sequence);
+        let packet = Self::packet(
+            self.peer,
+            sequence,
+            self.isn.wrapping_add(ack),
+            flags,
+            payload,
+        );
+        self.put(&packet)
+    }
+
+    /// A segment of a member; numbers from the SYNs on.
+    pub fn member(
+        &mut self,
+        member: usize,
+        sequence: u32,
+        ack: u32,
+        flags: Flags,
+        payload: &[u8],
+    ) -> Vec<Emission> {
+        let (flow, isn) = self.members[member];
+        let sequence = MEMBER_ISN.wrapping_add(sequence);
+        let packet = Self::packet(flow, sequence, isn.wrapping_add(ack), flags, payload);
+        self.put(&packet)
+    }
+
+    /// What goes to a member, from its SYN on: sequence number, flags, bytes.
+    pub fn to_member(&self, member: usize, emissions: &[Emission]) -> Vec<(u32, Flags, Payload)> {
+        let (flow, isn) = self.members[member];
+        let mine = emissions.iter().filter(|emission| emission.flow == flow);
+        mine.map(|emission| {
+            let sequence = emission.header.sequence.wrapping_sub(isn);
+            (sequence, emission.header.flags, emission.payload.clone())
+        })
+        .collect()
+    }
+
+    /// Acknowledgments to the peer, from its SYN on.
+    pub fn acks(&self, emissions: &[Emission]) -> Vec<u32> {
+        let mine = emissions
+            .iter()
+            .filter(|emission| emission.flow == self.peer);
+        mine.map(|emission| emission.header.acknowledgment.wrapping_sub(PEER_ISN))
+            .collect()
+    }
+
+    pub fn resets(&self, emissions: &[Emission]) -> usize {
+        let resets = |emission: &&Emission| emission.header.flags.contains(Flags::RST);
+        emissions.iter().filter(resets).count()
+    }
+}
