@@ -17,6 +17,7 @@ use tidewall_wire::tcp::{self, Options};
 
 use super::connection::{Connection, Pending, count};
 use super::plan::Plan;
+use super::push_marks::RECORD_SPACE;
 use super::{Config, Errno, MtuProbing};
 
 /// Bytes of a frame's header, as a length in sequence numbers.
@@ -43,6 +44,15 @@ impl Framing {
         !matches!(self, Self::Stream)
     }
 
+    /// Frames, where a stream would be carried; as it is otherwise.
+    #[must_use]
+    pub const fn or_acp(self) -> Self {
+        match self {
+            Self::Stream => Self::Acp,
+            framing => framing,
+        }
+    }
+
     /// Whether a SYN or SYN-ACK with these options is of a peer that will do.
     pub(super) fn takes(self, options: &Options) -> bool {
         self != Self::Acp || is_offered(options)
@@ -65,7 +75,7 @@ impl Config {
         if !self.framing.is_acp() {
             return self;
         }
-        let least = receive_buffer_min(self.mss);
+        let least = buffer_min(self.mss);
         Self {
             timestamps: false,
             sack: false,
@@ -73,16 +83,24 @@ impl Config {
             mtu_probing: MtuProbing::Off,
             receive_buffer: self.receive_buffer.max(least),
             receive_buffer_max: self.receive_buffer_max.max(least),
+            send_buffer: self.send_buffer.max(least),
+            send_buffer_max: self.send_buffer_max.max(least),
             ..self
         }
     }
 }
 
-/// The least receive buffer of a connection of frames: two of the longest. Windows are
+/// The least receive buffer of a connection of frames, two of the longest: windows are
 /// offered in steps of a segment, so that one is left for the longest frame, which the
-/// peer will not send in part.
-pub(super) const fn receive_buffer_min(mss: u16) -> u32 {
+/// peer will not send in part. The send buffer takes one with what is remembered of it.
+pub(super) const fn buffer_min(mss: u16) -> u32 {
     2 * mss as u32
+}
+
+/// Bytes of the send buffer that a frame of so many bytes, its header included, takes
+/// until it is acknowledged.
+const fn frame_space(size: usize) -> u32 {
+    size as u32 + RECORD_SPACE
 }
 
 /// What a connection of frames knows besides; others have none.
@@ -157,17 +175,14 @@ impl Connection {
         usize::from(self.send.mss).saturating_sub(HEADER_LEN)
     }
 
-    /// Bytes of the send buffer that a frame of so much payload takes until it is
-    /// acknowledged.
-    fn frame_space(payload: usize) -> u32 {
-        (payload + HEADER_LEN) as u32 + super::push_marks::RECORD_SPACE
-    }
-
-    /// Whether the send buffer takes a frame of so much payload: one always fits into
-    /// an empty buffer, however small that is.
-    pub(super) fn has_room_for_frame(&self, payload: usize) -> bool {
-        let held = self.held();
-        held == 0 || held.saturating_add(Self::frame_space(payload)) <= self.send_limit()
+    /// What must be free of the send buffer for a writer to be told that it may write,
+    /// in bytes: the longest frame's space.
+    pub(super) fn least_room(&self) -> u32 {
+        if self.is_framed() {
+            frame_space(self.send.mss.into())
+        } else {
+            1
+        }
     }
 
     /// Takes a frame to be sent whole, its payload in pieces. `more` says that
@@ -194,8 +209,10 @@ impl Connection {
         let header = Header::data(length)
             .filter(|_| length <= self.frame_max())
             .ok_or(Errno::MSGSIZE)?;
-        let held_back = self.config.not_sent_low_water != u32::MAX && self.room_by_low_water() == 0;
-        self.no_space = held_back || !self.has_room_for_frame(length);
+        let space = frame_space(header.size());
+        let limited = self.config.not_sent_low_water != u32::MAX;
+        self.no_space = self.held().saturating_add(space) > self.send_limit()
+            || limited && self.room_by_low_water() == 0;
         if self.no_space {
             return Err(Errno::AGAIN);
         }
@@ -287,10 +304,10 @@ impl Connection {
 // ---- Receiving ----------------------------------------------------------------
 
 impl Connection {
-    /// True while a whole frame waits to be read.
+    /// True while none of the frames that unread bytes are of is whole.
     #[inline]
-    pub(super) fn has_frame(&self) -> bool {
-        self.acp.as_ref().is_some_and(|acp| acp.frames > 0)
+    pub(super) fn lacks_frame(&self) -> bool {
+        self.acp.as_ref().is_some_and(|acp| acp.frames == 0)
     }
 
     fn frame_header(&self, offset: u32) -> Option<[u8; HEADER_LEN]> {

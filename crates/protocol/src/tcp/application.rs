@@ -25,7 +25,7 @@ impl Connection {
     /// frames are carried), the end of the stream, or an error.
     #[inline]
     pub fn readable(&self) -> bool {
-        self.receive.assembler.unread() > 0 && (!self.is_framed() || self.has_frame())
+        self.receive.assembler.unread() > 0 && !self.lacks_frame()
             || self.receive.finished
             || self.receive.closed
             || self.error.is_some()
@@ -44,9 +44,8 @@ impl Connection {
         let mark = self.config.not_sent_low_water;
         self.can_hold_data()
             && held + held / 2 <= limit
-            && held < limit
+            && held.wrapping_add(self.send.least_room) <= limit
             && (mark == u32::MAX || self.unsent() < mark.div_ceil(2))
-            && (!self.is_framed() || self.has_room_for_frame(self.frame_max()))
     }
 
     /// Bytes of the send buffer in use.

@@ -117,6 +117,8 @@ pub(super) struct Send {
     pub(super) buffer: ByteQueue,
     /// A fixed size of the buffer (`SO_SNDBUF`), or zero.
     pub(super) buffer_limit: u32,
+    /// What must be free of it for a write to be worth while.
+    pub(super) least_room: u32,
     /// The sequence number of an RST that answers.
     pub(super) reset_sequence: u32,
 }
@@ -369,6 +371,7 @@ impl Connection {
                 departure_time: microseconds(now),
                 buffer: ByteQueue::default(),
                 buffer_limit: 0,
+                least_room: 1,
                 reset_sequence: 0,
             },
             receive: Receive {
@@ -504,6 +507,7 @@ impl Connection {
         };
         let most = u16::try_from(most).unwrap_or(u16::MAX);
         self.send.mss = full.min(most.max(MSS_MIN - TIMESTAMPS_LEN));
+        self.send.least_room = self.least_room();
     }
 
     /// RCV.NXT.

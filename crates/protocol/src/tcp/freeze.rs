@@ -43,7 +43,7 @@ pub(super) use codec::Codec;
 use codec::{Reader, Writer, hash, one_of};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_000c;
+const VERSION: u32 = 0x5457_000d;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -314,6 +314,7 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
             buffer
         },
         buffer_limit: codec.u32(send.buffer_limit).min(BUFFER_MAX),
+        least_room: codec.u32(send.least_room),
         reset_sequence: codec.u32(send.reset_sequence),
     }
 }

@@ -8,6 +8,7 @@
 use super::assembler::ReceiveLimits;
 use super::connection::Connection;
 use super::out_of_order::QueueLimits;
+use super::push_marks::RECORD_SPACE;
 
 /// What a connection may hold either way however short memory is, if a segment is
 /// no longer: so that it goes on (the first number of Linux's `tcp_rmem` and
@@ -86,7 +87,7 @@ impl Connection {
     }
 
     fn least(&self) -> u32 {
-        LEAST.max(self.config.mss.into())
+        LEAST.max(u32::from(self.config.mss) + RECORD_SPACE)
     }
 
     /// Bytes that a window may grow to while memory is short.

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::acp::receive_buffer_min;
+use super::acp::buffer_min;
 use super::config::Span;
 use super::connection::{BUFFER_MAX, BUFFER_MIN, Connection, Pending};
 use super::timers::Timer;
@@ -136,11 +136,7 @@ impl Connection {
     /// announced to the peer stays valid. Where frames are carried it is two segments
     /// at least.
     pub fn set_receive_buffer(&mut self, bytes: u32) {
-        let least = match &self.acp {
-            Some(acp) => receive_buffer_min(acp.largest),
-            None => 0,
-        };
-        let bytes = bytes.max(least).clamp(BUFFER_MIN, BUFFER_MAX);
+        let bytes = self.clamp_buffer(bytes);
         self.receive.buffer_limit = bytes;
         self.config.receive_buffer_max = bytes;
         if self.state == State::SynSent {
@@ -149,14 +145,20 @@ impl Connection {
         }
     }
 
+    fn clamp_buffer(&self, bytes: u32) -> u32 {
+        let least = self.acp.as_ref().map_or(0, |acp| buffer_min(acp.largest));
+        bytes.max(least).clamp(BUFFER_MIN, BUFFER_MAX)
+    }
+
     /// Bytes of the receive buffer.
     pub fn receive_buffer(&self) -> u32 {
         self.receive.buffer_limit
     }
 
-    /// Fixes the send buffer's size (`SO_SNDBUF`); it grows no more.
+    /// Fixes the send buffer's size (`SO_SNDBUF`); it grows no more. Where frames are
+    /// carried it is two segments at least.
     pub fn set_send_buffer(&mut self, bytes: u32) {
-        self.send.buffer_limit = bytes.clamp(BUFFER_MIN, BUFFER_MAX);
+        self.send.buffer_limit = self.clamp_buffer(bytes);
     }
 
     /// Bytes of the send buffer.
