@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewall_protocol::tcp::{Congestion, FastOpenKeys, Keepalive, StreamOptions, Sysctl};
+use tidewall_protocol::tcp::{Congestion, FastOpenKeys, Framing, Keepalive, StreamOptions, Sysctl};
 use tidewall_socket::{ListenOptions, OpenFile, TcpStream};
 
 use crate::message;
@@ -80,6 +80,11 @@ impl Options {
             keepalive: self.keepalive_on.then_some(self.keepalive),
             ..self.stream
         }
+    }
+
+    /// SOCK_SEQPACKET.
+    pub(crate) fn carry_frames(&mut self) {
+        self.stream.framing = Framing::Acp;
     }
 
     /// What a listener is given.

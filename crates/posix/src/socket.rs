@@ -21,9 +21,16 @@ const BACKLOG_MAX: u32 = 4096;
 /// A socket, beside what the open file knows.
 pub(crate) struct Socket {
     pub(crate) domain: i32,
-    /// SOCK_STREAM or SOCK_DGRAM.
+    /// SOCK_STREAM, SOCK_SEQPACKET or SOCK_DGRAM.
     pub(crate) kind: i32,
     pub(crate) state: Mutex<State>,
+}
+
+impl Socket {
+    /// True for TCP, whether it carries a stream or frames.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.kind != libc::SOCK_DGRAM
+    }
 }
 
 /// What changes of a socket.
@@ -47,7 +54,10 @@ pub(crate) fn stream_of(file: &OpenFile) -> Option<&TcpStream> {
 /// An unconnected socket of the kernel.
 fn kernel_socket(domain: i32, kind: i32) -> io::Result<OwnedFd> {
     let family = AddressFamily::from_raw(domain as u16);
-    let kind = SocketType::from_raw(kind as u32);
+    let kind = match kind {
+        libc::SOCK_DGRAM => SocketType::DGRAM,
+        _ => SocketType::STREAM,
+    };
     Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
@@ -63,8 +73,9 @@ fn flags_of(kind: i32) -> Flags {
 }
 
 impl Posix {
-    /// `socket(2)`: AF_INET or AF_INET6, SOCK_STREAM for TCP or SOCK_DGRAM for UDP,
-    /// with SOCK_NONBLOCK and SOCK_CLOEXEC or without.
+    /// `socket(2)`: AF_INET or AF_INET6, SOCK_STREAM for TCP, SOCK_SEQPACKET for frames
+    /// over TCP (ACP, which Linux has not) or SOCK_DGRAM for UDP, with SOCK_NONBLOCK and
+    /// SOCK_CLOEXEC or without.
     ///
     /// # Errors
     /// EAFNOSUPPORT, ESOCKTNOSUPPORT and EPROTONOSUPPORT for any other; EMFILE, ENOMEM.
@@ -75,7 +86,7 @@ impl Posix {
         let flags = flags_of(kind);
         let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
         let own = match kind {
-            libc::SOCK_STREAM => libc::IPPROTO_TCP,
+            libc::SOCK_STREAM | libc::SOCK_SEQPACKET => libc::IPPROTO_TCP,
             libc::SOCK_DGRAM => libc::IPPROTO_UDP,
             _ => return Err(Errno(libc::ESOCKTNOSUPPORT)),
         };
@@ -85,8 +96,12 @@ impl Posix {
         let unconnected = kernel_socket(domain, kind).map_err(errno)?;
         let fd = self.descriptors.open(unconnected, flags).map_err(errno)?;
         let fd = self.renumber(fd)?;
+        let mut options = Options::new(&self.stack().sysctl());
+        if kind == libc::SOCK_SEQPACKET {
+            options.carry_frames();
+        }
         let state = State {
-            options: Options::new(&self.stack().sysctl()),
+            options,
             ..State::default()
         };
         self.enter(fd, domain, kind, state);
@@ -159,7 +174,7 @@ impl Posix {
         };
         sockets.iter().any(|(fd, other)| {
             let state = lock(&other.state);
-            let Some(bound) = state.bound.filter(|_| other.kind == libc::SOCK_STREAM) else {
+            let Some(bound) = state.bound.filter(|_| other.is_stream()) else {
                 return false;
             };
             let (a, b) = (canonical(bound).ip(), wanted.ip());
@@ -181,7 +196,7 @@ impl Posix {
     /// [`TcpListener::bind_with`] reports.
     pub fn listen(&self, fd: i32, backlog: i32) -> Result<()> {
         let socket = self.socket_of(fd)?;
-        if socket.kind != libc::SOCK_STREAM {
+        if !socket.is_stream() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         match &*self.file(fd)? {

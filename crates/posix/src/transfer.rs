@@ -20,7 +20,9 @@ const RECEIVE_FLAGS: i32 =
 
 impl Posix {
     /// `recvmsg(2)`, and by it `recv`, `recvfrom`, `readv` and `read`: MSG_DONTWAIT,
-    /// MSG_PEEK, MSG_WAITALL, MSG_TRUNC and MSG_ERRQUEUE.
+    /// MSG_PEEK, MSG_WAITALL, MSG_TRUNC and MSG_ERRQUEUE. Of SOCK_SEQPACKET it is one
+    /// frame: `msg_flags` has MSG_EOR, which the end has not, and MSG_TRUNC where the
+    /// buffers were shorter.
     ///
     /// # Errors
     /// ENOTCONN, EAGAIN, EINTR, what ended the connection; EAGAIN for an empty error
@@ -35,9 +37,7 @@ impl Posix {
         }
         let Some(stream) = stream_of(&file) else {
             return match &*file {
-                OpenFile::Kernel(_) if socket.kind == libc::SOCK_STREAM => {
-                    Err(Errno(libc::ENOTCONN))
-                }
+                OpenFile::Kernel(_) if socket.is_stream() => Err(Errno(libc::ENOTCONN)),
                 _ => receive(&file, buffers, flags & RECEIVE_FLAGS).map(|received| Received {
                     from: received.from.map(|from| shown(from, socket.domain)),
                     ..received
@@ -48,7 +48,11 @@ impl Posix {
             // Reading would have the SYN leave without data.
             return Err(Errno(libc::EAGAIN));
         }
-        let mut received = receive(&file, buffers, flags & RECEIVE_FLAGS)?;
+        let mut received = if stream.is_framed() {
+            receive_frame(stream, buffers, flags)?
+        } else {
+            receive(&file, buffers, flags & RECEIVE_FLAGS)?
+        };
         received.from = None;
         let (inquires, timestamping) = {
             let state = lock(&socket.state);
@@ -106,7 +110,7 @@ impl Posix {
     ///
     /// # Errors
     /// EPIPE without a connection or after `shutdown`, EAGAIN, EINTR, what ended the
-    /// connection; with MSG_FASTOPEN those of [`Posix::connect`], and EOPNOTSUPP where
+    /// connection; EMSGSIZE for a frame longer than a segment; with MSG_FASTOPEN those of [`Posix::connect`], and EOPNOTSUPP where
     /// `tcp_fastopen` does not allow it.
     pub fn sendmsg(
         &self,
@@ -224,6 +228,30 @@ fn is_opening(stream: &TcpStream) -> bool {
 
 fn does_not_wait(file: &OpenFile, flags: i32) -> Result<bool> {
     Ok(flags & libc::MSG_DONTWAIT != 0 || file.is_nonblocking().map_err(errno)?)
+}
+
+/// A frame, whose end MSG_EOR marks: at the end of what the peer sends there is none,
+/// and no bytes either.
+fn receive_frame(
+    stream: &TcpStream,
+    buffers: &mut [IoSliceMut<'_>],
+    flags: i32,
+) -> Result<Received> {
+    let Some(frame) = stream.receive_frame(buffers, flags).map_err(errno)? else {
+        return Ok(Received::default());
+    };
+    let mut received = Received {
+        bytes: frame.copied,
+        flags: libc::MSG_EOR,
+        ..Received::default()
+    };
+    if frame.copied < frame.length {
+        received.flags |= libc::MSG_TRUNC;
+    }
+    if flags & libc::MSG_TRUNC != 0 {
+        received.bytes = frame.length;
+    }
+    Ok(received)
 }
 
 fn receive(file: &OpenFile, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received> {

@@ -67,7 +67,10 @@ pub use receiver::TrafficClass;
 #[cfg(any(test, feature = "testutil"))]
 pub use stack::MemoryConfig;
 pub use stack::{EmbeddedConfig, Stack, TapConfig};
-pub use tcp::{ConnectOptions, ListenOptions, Selector, StreamOptions, TcpListener, TcpStream};
+pub use tcp::{
+    AcpListener, AcpStream, ConnectOptions, ListenOptions, Selector, StreamOptions, TcpListener,
+    TcpStream,
+};
 pub use tidewall_manager::XdpMode;
 pub use udp::{BindOptions, MtuDiscover, Received, UdpSocket};
 pub use virtual_time::{Sleep, VirtualTime};

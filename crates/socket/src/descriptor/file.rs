@@ -21,8 +21,8 @@ pub const MSG_PEEK: i32 = libc::MSG_PEEK;
 pub const MSG_WAITALL: i32 = libc::MSG_WAITALL;
 /// No SIGPIPE: as everything here, which never raises it.
 pub const MSG_NOSIGNAL: i32 = libc::MSG_NOSIGNAL;
-/// Of a datagram that was cut: returns its whole length. Of a stream: the bytes are
-/// dropped.
+/// Of a datagram or a frame that was cut: returns its whole length. Of a stream: the
+/// bytes are dropped.
 pub const MSG_TRUNC: i32 = libc::MSG_TRUNC;
 /// Of a stream: more follows at once.
 pub const MSG_MORE: i32 = libc::MSG_MORE;
@@ -45,7 +45,7 @@ const PIECES_MAX: usize = 1024;
 /// enum because options and the like are the kind's own.
 #[non_exhaustive]
 pub enum OpenFile {
-    /// A TCP connection.
+    /// A TCP connection; of frames, too ([`TcpStream::is_framed`]).
     Stream(TcpStream),
     /// A TCP listener.
     Listener(TcpListener),
@@ -120,17 +120,28 @@ fn check_flags(flags: i32, known: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies to the pieces, in turn, what they hold of it.
-fn scatter(mut from: &[u8], to: &mut [IoSliceMut<'_>]) -> usize {
+/// Copies what lies in pieces to buffers, in turn, as much as they hold. Returns how
+/// much that is.
+pub(crate) fn scatter(from: &[&[u8]], to: &mut [IoSliceMut<'_>]) -> usize {
+    let mut places = to.iter_mut();
+    let mut place: &mut [u8] = &mut [];
     let mut copied = 0;
-    for piece in to {
-        let length = piece.len().min(from.len());
-        let (now, later) = from.split_at(length);
-        if let Some(place) = piece.get_mut(..length) {
-            place.copy_from_slice(now);
+    for mut piece in from.iter().copied() {
+        while !piece.is_empty() {
+            if place.is_empty() {
+                let Some(next) = places.next() else {
+                    return copied;
+                };
+                place = next;
+                continue;
+            }
+            let length = piece.len().min(place.len());
+            let (now, later) = piece.split_at(length);
+            let (here, rest) = std::mem::take(&mut place).split_at_mut(length);
+            here.copy_from_slice(now);
+            copied += length;
+            (piece, place) = (later, rest);
         }
-        copied += length;
-        from = later;
     }
     copied
 }
@@ -177,7 +188,7 @@ impl OpenFile {
                 check_flags(flags, MSG_TRUNC | MSG_WAITALL)?;
                 let mut result = (0, None);
                 socket.receive_batch(1, flags & MSG_DONTWAIT != 0, |received| {
-                    let copied = scatter(received.payload, buffers);
+                    let copied = scatter(&[received.payload], buffers);
                     let whole = flags & MSG_TRUNC != 0;
                     let length = if whole {
                         received.payload.len()
@@ -398,7 +409,7 @@ fn receive_stream(
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
 ) -> io::Result<usize> {
-    if flags & MSG_WAITALL == 0 || flags & MSG_PEEK != 0 {
+    if flags & MSG_WAITALL == 0 || flags & MSG_PEEK != 0 || stream.is_framed() {
         return stream.receive_pieces(buffers, flags);
     }
     let mut received = 0;

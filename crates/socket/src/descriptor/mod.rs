@@ -57,6 +57,7 @@ mod sync {
 
 pub(crate) use calls::Identity;
 pub use calls::{Descriptors, Flags};
+pub(crate) use file::scatter;
 pub use file::{
     MSG_DONTWAIT, MSG_EOR, MSG_MORE, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, MSG_ZEROCOPY,
     OpenFile,

@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
+use tidewall_protocol::DropReason;
 use tidewall_protocol::icmp::FlowError;
 use tidewall_protocol::tcp::{Connection, Errno, FourTuple, Segment, State as Phase};
 use tidewall_receive::poller::Done;
@@ -40,6 +41,8 @@ pub(crate) struct ConnectionInner {
     /// The connection's, to be read without its lock.
     flow: FourTuple,
     timer: u32,
+    /// It carries frames and no stream.
+    framed: bool,
     state: Mutex<State, rank::Connection>,
     /// The stack's.
     memory: Arc<Memory>,
@@ -141,6 +144,10 @@ pub(crate) fn error(errno: Errno) -> io::Error {
 impl ConnectionInner {
     pub(crate) fn flow(&self) -> &FourTuple {
         &self.flow
+    }
+
+    pub(crate) fn is_framed(&self) -> bool {
+        self.framed
     }
 
     pub(crate) fn lock(&self) -> Locked<'_> {
@@ -427,6 +434,9 @@ impl ConnectionInner {
     /// TIME-WAIT.
     fn detach(&self, core: &Core, state: &mut State, lingers: bool, deferred: &mut Deferred) {
         state.detached = true;
+        if state.connection.take_framing_error() {
+            core.causes.protocol(DropReason::AcpFraming);
+        }
         let flow = *state.connection.flow();
         core.tcp.flows.forget(&flow);
         if lingers {
@@ -506,7 +516,7 @@ impl Tcp {
         hop_limit: u8,
         deferred: &mut Deferred,
     ) -> Option<Arc<ConnectionInner>> {
-        let flow = *connection.flow();
+        let (flow, framed) = (*connection.flow(), connection.is_framed());
         let (fast, awaits_syn_data) = (
             connection.is_fast_open_client(),
             connection.awaits_syn_data(),
@@ -515,6 +525,7 @@ impl Tcp {
             Arc::new(ConnectionInner {
                 flow,
                 timer,
+                framed,
                 memory: self.memory.clone(),
                 state: Mutex::new(State {
                     charged: 0,

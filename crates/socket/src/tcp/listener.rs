@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_socket_linger;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{CookieMode, CookieOffer};
 use tidewall_device::forked::Unshared;
+use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::{self, Listener};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -302,6 +304,13 @@ impl TcpListener {
             return Ok(None);
         };
         match kernel.accept() {
+            Ok((stream, _)) if lock(&self.inner.state).options.stream.framing.is_acp() => {
+                // The peer is reset. There may be others: what was noted stays noted.
+                let lingers = set_socket_linger(&stream, Some(Duration::ZERO));
+                self.stack.core().causes.protocol(DropReason::TcpNotAcp);
+                lingers.map_err(io::Error::from)?;
+                Ok(None)
+            }
             Ok((stream, peer)) => {
                 let stream = KernelStream::new(stream);
                 self.stack.core().tcp.counters.accepted(true);

@@ -7,11 +7,12 @@
 //! the application leaves alone for several milliseconds.
 //!
 //! One concern a file: `channels`, `frames` (from channels to segments), `connection`,
-//! `flows` (which connections there are), `fast_open` (cookies and keys), `listener`,
+//! `acp` (message sockets), `flows` (which connections there are), `fast_open` (cookies and keys), `listener`,
 //! `time_wait`, `stream` (the application's side), `kernel_stream` (connections that the
 //! kernel has), `selector`, `sending` (in which order, and how much at a time), `timers`,
 //! `ports`, `helper`, `memory` (what all connections' data takes).
 
+mod acp;
 pub(crate) mod channels;
 pub(crate) mod connection;
 mod fast_open;
@@ -55,12 +56,13 @@ use sending::Sending;
 use time_wait::TimeWait;
 use timers::Timers;
 
+pub use acp::{AcpListener, AcpStream};
 pub use listener::{ListenOptions, TcpListener};
 pub use selector::{Event, Interest, Selectable, Selector};
-pub use stream::{ConnectOptions, Notification, TcpStream};
+pub use stream::{ConnectOptions, Notification, ReceivedFrame, TcpStream};
 pub use tidewall_protocol::tcp::{
-    Congestion, FastOpenFailure, FastOpenKeys, Info, Keepalive, SendFlags, SendingTimes, State,
-    StreamOptions, Sysctl, TimestampEvent, TimestampKeys, Timestamping,
+    Congestion, FastOpenFailure, FastOpenKeys, Framing, Info, Keepalive, SendFlags, SendingTimes,
+    State, StreamOptions, Sysctl, TimestampEvent, TimestampKeys, Timestamping,
 };
 
 /// Hops that a segment may take, unless a socket says otherwise (Linux's).

@@ -1,6 +1,6 @@
 //! Streams: the application's side of a connection.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,12 +15,14 @@ use crate::readiness::Events;
 use crate::stack::Stack;
 use crate::timeout::Timeout;
 
+mod acp;
 mod connecting;
 mod io_traits;
 mod notifications;
 mod options;
 mod polling;
 
+pub use acp::ReceivedFrame;
 pub use connecting::ConnectOptions;
 pub use notifications::Notification;
 
@@ -100,7 +102,9 @@ impl TcpStream {
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.peek(buffer),
-            Inner::Own { connection, .. } => self.peek_own(connection, buffer, false),
+            Inner::Own { .. } => {
+                self.receive_pieces(&mut [IoSliceMut::new(buffer)], libc::MSG_PEEK)
+            }
         }
     }
 
@@ -138,10 +142,13 @@ impl TcpStream {
     ///
     /// # Errors
     /// As [`std::io::Read::read`] of this type; `Unsupported` for a connection of the
-    /// kernel's, which has no memory to lend.
+    /// kernel's, which has no memory to lend, and for one of frames.
     pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(_) => Err(io::ErrorKind::Unsupported.into()),
+            Inner::Own { connection } if connection.is_framed() => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
             Inner::Own { connection, .. } => self.receive(connection, false, &mut |state| {
                 let pieces = state.connection.received();
                 let length = pieces.iter().map(|piece| piece.len()).sum::<usize>();
@@ -273,7 +280,7 @@ impl TcpStream {
         loop {
             let mut deferred = Deferred::default();
             let mut failed = None;
-            let blocked;
+            let (blocked, done);
             {
                 let mut state = connection.lock();
                 let notified = state.connection.notification_count();
@@ -283,7 +290,19 @@ impl TcpStream {
                 // Past what an earlier turn has written.
                 let mut skip = written;
                 let mut ahead = wanted - written;
-                for piece in pieces {
+                let stream = if connection.is_framed() {
+                    match acp::write(&mut state, pieces, flags.more) {
+                        Ok(length) => written = length,
+                        Err(errno) => failed = Some(errno),
+                    }
+                    if failed == Some(tcp::Errno::AGAIN) {
+                        state.note_no_space();
+                    }
+                    &[]
+                } else {
+                    pieces
+                };
+                for piece in stream {
                     let Some(rest) = piece.get(skip..) else {
                         skip -= piece.len();
                         continue;
@@ -316,16 +335,18 @@ impl TcpStream {
                     }
                 }
                 blocked = failed.is_none_or(|errno| errno == tcp::Errno::AGAIN);
+                // A frame may be empty, and is not written yet for that.
+                done = written >= wanted && (failed.is_none() || !connection.is_framed());
                 opening = match state.connection.state() {
                     Phase::SynSent => true,
                     Phase::Closed => opening,
                     _ => false,
                 };
-                if opening && written < wanted && blocked && !nonblocking {
+                if opening && !done && blocked && !nonblocking {
                     // What is left goes with the handshake's last acknowledgment.
                     state.connection.set_writer_waiting();
                 }
-                if written >= wanted || nonblocking || !blocked {
+                if done || nonblocking || !blocked {
                     // Nothing more comes of this call.
                     state.connection.end_write(written, zero_copy);
                     connection.notify_notifications(&mut state, notified);
@@ -341,7 +362,7 @@ impl TcpStream {
                 return Err(error(errno));
             }
             // A blocking write on Linux writes everything.
-            if written >= wanted || (written > 0 && (nonblocking || !blocked)) {
+            if done || (written > 0 && (nonblocking || !blocked)) {
                 return Ok(written);
             }
             if nonblocking {

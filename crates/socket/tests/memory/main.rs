@@ -1,6 +1,7 @@
 //! Sockets on the in-memory device: two stacks on one link, a virtual clock,
 //! nobody sleeps. Frames that a stack would never send are injected.
 
+mod acp;
 mod connections;
 mod descriptors;
 mod errors;

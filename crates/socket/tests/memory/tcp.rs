@@ -15,7 +15,7 @@ const PORT: u16 = 80;
 /// Nothing here takes so long.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
-fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
+pub fn stacks_with(config: LinkConfig) -> (Stack, Stack) {
     let start = Instant::now();
     let (_, a, b) = pair_on_clock(config, move || start.elapsed()).unwrap();
     let stack = |end, addresses: [IpAddr; 2], mac, peer| {

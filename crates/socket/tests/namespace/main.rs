@@ -6,6 +6,7 @@
 //! the stack, so that /sys shows that namespace; the peer's sockets are made by
 //! threads that visit the other one.
 
+mod acp;
 mod architectures;
 mod capture;
 mod classes;
@@ -60,6 +61,8 @@ macro_rules! system_tests {
 
 // Each on veths of so many queues.
 system_tests! {
+    acp::kernel_ends_exchange_frames_with_a_stack on 1,
+    acp::who_must_confirm_refuses_kernel_ends on 1,
     event_loop::an_event_loop_serves_kernel_clients on 1,
     exchange::echo_to_kernel_peers_in_every_size on 1,
     exchange::connected_sockets_hear_that_nobody_listens on 1,

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType, bind};
 use tidewall_device::forked::Unshared;
-use tidewall_protocol::tcp::{Config, Connection, FourTuple, State as Phase, StreamOptions, isn};
+use tidewall_protocol::tcp::{
+    self, Config, Connection, FourTuple, State as Phase, StreamOptions, isn,
+};
 use tidewall_sys::set_option;
 
 use super::{Inner, TcpStream};
@@ -218,6 +220,10 @@ impl TcpStream {
             }
             Neighbour::Resolving { source } if source.is_ipv4() == remote.is_ipv4() => {
                 (source, None)
+            }
+            _ if core.netdev.has_kernel && options.stream.framing.is_acp() => {
+                // Nobody there would put frames into segments of their own.
+                return Err(error(tcp::Errno::PROTONOSUPPORT));
             }
             _ if core.netdev.has_kernel => {
                 return Self::begin_in_kernel(stack, remote, wait, options);

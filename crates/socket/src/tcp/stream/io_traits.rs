@@ -14,6 +14,9 @@ impl Read for &TcpStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => (&kernel.stream).read(buffer),
+            Inner::Own { connection } if connection.is_framed() => {
+                self.receive_pieces(&mut [IoSliceMut::new(buffer)], 0)
+            }
             Inner::Own { connection, .. } => self.receive(connection, false, &mut |state| {
                 state.connection.read(buffer)
             }),
@@ -29,7 +32,7 @@ impl Read for &TcpStream {
 }
 
 impl TcpStream {
-    /// Receives into several buffers, with flags of `recvmsg`: MSG_DONTWAIT, MSG_TRUNC
+    /// Receives into several buffers (a frame, where such are carried), with flags of `recvmsg`: MSG_DONTWAIT, MSG_TRUNC
     /// (bytes are dropped) and, into the first buffer alone, MSG_PEEK. Others are the kernel's business.
     pub(crate) fn receive_pieces(
         &self,
@@ -43,6 +46,10 @@ impl TcpStream {
             }
             Inner::Own { connection, .. } => connection,
         };
+        if connection.is_framed() {
+            let received = self.receive_frame(buffers, flags)?;
+            return Ok(received.map_or(0, |frame| frame.returned(flags)));
+        }
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         if flags & libc::MSG_PEEK != 0 {
             return match buffers.iter_mut().find(|buffer| !buffer.is_empty()) {

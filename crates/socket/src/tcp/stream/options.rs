@@ -158,14 +158,21 @@ impl TcpStream {
     }
 
     /// Bytes that can be read (SIOCINQ), and whether the end of the stream comes
-    /// after them; `None` for a connection of the kernel's.
+    /// after them; where frames are carried, bytes of the next one. `None` for a
+    /// connection of the kernel's.
     pub fn unread(&self) -> Option<(u32, bool)> {
         match &self.inner {
             Inner::Kernel(_) => None,
             Inner::Own { connection, .. } => {
                 let state = connection.look();
                 let connection = &state.connection;
-                Some((connection.info().unread, connection.receive_closed()))
+                let unread = if connection.is_framed() {
+                    let next = connection.frame().unwrap_or_default();
+                    next.iter().map(|piece| piece.len() as u32).sum()
+                } else {
+                    connection.info().unread
+                };
+                Some((unread, connection.receive_closed()))
             }
         }
     }

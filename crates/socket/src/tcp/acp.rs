@@ -1,0 +1,182 @@
+//! Message sockets: connections that carry frames (ACP, docs/acp.md), with the
+//! semantics of SOCK_SEQPACKET. They are [`TcpStream`]s and [`TcpListener`]s that deal
+//! in whole frames only.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+
+#[cfg(doc)]
+use super::Framing;
+use super::stream::ReceivedFrame;
+use super::{ConnectOptions, ListenOptions, TcpListener, TcpStream};
+use crate::descriptor::{MSG_MORE, MSG_PEEK, OpenFile};
+use crate::stack::Stack;
+
+/// A connection of frames.
+///
+/// A frame arrives whole or not at all, once, and in order. Its length is bounded by
+/// [`TcpStream::frame_max`]. Waiting, options, addresses and the end are those of
+/// [`AcpStream::stream`]; it is readable once a whole frame is there, and writable
+/// while the longest fits.
+pub struct AcpStream {
+    stream: TcpStream,
+}
+
+impl AcpStream {
+    /// Connects, and waits until the peer has answered.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`]; EPROTONOSUPPORT for a peer that does not speak ACP,
+    /// and for one that only the kernel reaches: of this host, or not by the stack's
+    /// interface.
+    pub fn connect(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        Self::connect_with(stack, address, &ConnectOptions::default())
+    }
+
+    /// As [`AcpStream::connect`], with options; [`Framing::Stream`] among them is taken
+    /// for [`Framing::Acp`].
+    ///
+    /// # Errors
+    /// As [`AcpStream::connect`] and [`TcpStream::connect_with`].
+    pub fn connect_with(
+        stack: &Stack,
+        address: SocketAddr,
+        options: &ConnectOptions,
+    ) -> io::Result<Self> {
+        let stream = TcpStream::connect_with(stack, address, &framed(options))?;
+        Ok(Self { stream })
+    }
+
+    /// As [`TcpStream::connect_nonblocking_with`].
+    ///
+    /// # Errors
+    /// As [`AcpStream::connect_with`], of what is known at once.
+    pub fn connect_nonblocking_with(
+        stack: &Stack,
+        address: SocketAddr,
+        options: &ConnectOptions,
+    ) -> io::Result<Self> {
+        let stream = TcpStream::connect_nonblocking_with(stack, address, &framed(options))?;
+        Ok(Self { stream })
+    }
+
+    /// Sends a frame.
+    ///
+    /// # Errors
+    /// EMSGSIZE for more than [`TcpStream::frame_max`] bytes; EAGAIN when nonblocking,
+    /// or at the timeout, while there is no room for all of it; EPIPE, ECONNRESET,
+    /// ETIMEDOUT, EINTR. EMSGSIZE ends the connection, too, when a frame that was taken
+    /// is longer than what the path carries by now.
+    pub fn send(&self, payload: &[u8]) -> io::Result<()> {
+        self.send_vectored(&[IoSlice::new(payload)])
+    }
+
+    /// As [`AcpStream::send`], of a frame from several pieces.
+    ///
+    /// # Errors
+    /// As [`AcpStream::send`].
+    pub fn send_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
+        self.stream.send_pieces(pieces, 0).map(drop)
+    }
+
+    /// As [`AcpStream::send`], where another frame follows at once: both may share a
+    /// segment.
+    ///
+    /// # Errors
+    /// As [`AcpStream::send`].
+    pub fn send_more(&self, payload: &[u8]) -> io::Result<()> {
+        let piece = [IoSlice::new(payload)];
+        self.stream.send_pieces(&piece, MSG_MORE).map(drop)
+    }
+
+    /// Receives a frame; what `buffer` does not hold of it is lost, and
+    /// [`ReceivedFrame::length`] says so. `None` is the end of what the peer sends.
+    ///
+    /// # Errors
+    /// EAGAIN when nonblocking, or at the timeout, while no frame is whole; EPROTO once
+    /// what came is no frame; otherwise as [`std::io::Read::read`] of [`TcpStream`].
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<ReceivedFrame>> {
+        self.stream.receive_frame(&mut [IoSliceMut::new(buffer)], 0)
+    }
+
+    /// As [`AcpStream::receive`]; the next call gets the same frame.
+    ///
+    /// # Errors
+    /// As [`AcpStream::receive`].
+    pub fn peek(&self, buffer: &mut [u8]) -> io::Result<Option<ReceivedFrame>> {
+        let mut buffers = [IoSliceMut::new(buffer)];
+        self.stream.receive_frame(&mut buffers, MSG_PEEK)
+    }
+
+    /// The connection, to be waited for, asked and set. Reading and writing it takes
+    /// and sends whole frames, too.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+impl From<AcpStream> for OpenFile {
+    fn from(stream: AcpStream) -> Self {
+        stream.stream.into()
+    }
+}
+
+fn framed(options: &ConnectOptions) -> ConnectOptions {
+    let mut options = *options;
+    options.stream.framing = options.stream.framing.or_acp();
+    options
+}
+
+/// A listener for connections of frames.
+///
+/// Peers of this host, which a [`TcpListener`] takes from the kernel, are reset: the
+/// kernel's TCP does not keep frames whole.
+pub struct AcpListener {
+    listener: TcpListener,
+}
+
+impl AcpListener {
+    /// Listens; SYNs that do not ask for ACP are answered with RST.
+    ///
+    /// # Errors
+    /// As [`TcpListener::bind`].
+    pub fn bind(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+        Self::bind_with(stack, address, ListenOptions::default())
+    }
+
+    /// As [`AcpListener::bind`], with options. [`Framing::Stream`] among them is taken
+    /// for [`Framing::Acp`]; [`Framing::AcpUnconfirmed`] takes other hosts' ends over
+    /// kernel TCP, too, which cannot ask. There is no Fast Open.
+    ///
+    /// # Errors
+    /// As [`TcpListener::bind_with`].
+    pub fn bind_with(
+        stack: &Stack,
+        address: SocketAddr,
+        mut options: ListenOptions,
+    ) -> io::Result<Self> {
+        options.stream.framing = options.stream.framing.or_acp();
+        let listener = TcpListener::bind_with(stack, address, options)?;
+        Ok(Self { listener })
+    }
+
+    /// Accepts a connection. Returns it and its peer's address.
+    ///
+    /// # Errors
+    /// As [`TcpListener::accept`].
+    pub fn accept(&self) -> io::Result<(AcpStream, SocketAddr)> {
+        let (stream, peer) = self.listener.accept()?;
+        Ok((AcpStream { stream }, peer))
+    }
+
+    /// The listener, to be waited for, asked and set.
+    pub fn listener(&self) -> &TcpListener {
+        &self.listener
+    }
+}
+
+impl From<AcpListener> for OpenFile {
+    fn from(listener: AcpListener) -> Self {
+        listener.listener.into()
+    }
+}
