@@ -4,6 +4,7 @@
 
 mod bed;
 mod end;
+mod engine;
 mod handshakes;
 mod hostile;
 mod members;

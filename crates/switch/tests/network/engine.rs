@@ -1,0 +1,332 @@
+//! The stack's own TCP engine at every end: what it does beyond the small end (slow
+//! start, delayed acknowledgments, RACK without SACK, probes of closed windows) goes
+//! through the switch, too.
+
+use std::time::Duration;
+
+use tidewall_protocol::tcp::{
+    Config, Connection, FourTuple, Framing, Listener, Outgoing, Reaction, Shutdown, State,
+};
+use tidewall_simulator::link::{Impairment, Link, Loss};
+use tidewall_simulator::random::Random;
+use tidewall_switch::modules::{Lost, Speed};
+use tidewall_switch::{Emission, Member, Switch};
+
+use super::bed::{bytes_of, config, delayed, round_robin, secrets, segment};
+use super::end::Packet;
+use super::transfer::{each_seed, frame, lossy, number};
+
+/// A machine with the engine.
+struct Machine {
+    listener: Option<Listener>,
+    connections: Vec<Connection>,
+    config: Config,
+    got: Vec<Vec<u8>>,
+    /// What waits for room in the send buffer.
+    unsent: Vec<Vec<u8>>,
+    echoes: bool,
+    /// The application reads.
+    reads: bool,
+    links: [Link<Packet>; 2],
+}
+
+fn packet(flow: &FourTuple, outgoing: &Outgoing<'_>) -> Packet {
+    Packet {
+        flow: FourTuple {
+            local: flow.remote,
+            remote: flow.local,
+        },
+        header: outgoing.header,
+        payload: outgoing.payload.concat(),
+    }
+}
+
+impl Machine {
+    fn new(impairment: &Impairment, random: &mut Random) -> Self {
+        let config = Config {
+            framing: Framing::Acp,
+            mss: 1000,
+            ..Config::default()
+        };
+        Self {
+            listener: None,
+            connections: Vec::new(),
+            config,
+            got: Vec::new(),
+            unsent: Vec::new(),
+            echoes: false,
+            reads: true,
+            links: [(); 2].map(|()| Link::new(impairment.clone(), random.bits())),
+        }
+    }
+
+    fn input(&mut self, packet: &Packet, now: Duration) {
+        let segment = segment(packet);
+        let known = |end: &&mut Connection| *end.flow() == packet.flow;
+        if let Some(end) = self.connections.iter_mut().find(known) {
+            end.input(&segment, now);
+            return;
+        }
+        let Some(listener) = &mut self.listener else {
+            return;
+        };
+        let link = &mut self.links[1];
+        let reaction = listener.input(&segment, now, &mut |flow, outgoing| {
+            let answer = self::packet(flow, outgoing);
+            link.send(now, 60, false, answer);
+        });
+        if let Reaction::Established(handshake) = reaction {
+            let mut end = Connection::accept(&handshake, &self.config, now);
+            end.input(&segment, now);
+            self.connections.push(end);
+        }
+    }
+
+    fn output(&mut self, now: Duration) {
+        let link = &mut self.links[1];
+        if let Some(listener) = &mut self.listener {
+            listener.timeout(
+                now,
+                &mut |flow, outgoing, _| link.send(now, 60, false, packet(flow, outgoing)),
+                &mut |_| {},
+            );
+        }
+        for end in &mut self.connections {
+            if end.next_timeout().is_some_and(|at| at <= now) {
+                end.timeout(now);
+            }
+            let mut buffer = [0; 2000];
+            while self.reads
+                && let Ok(Some(length)) = end.read_frame(&mut buffer)
+            {
+                let frame = buffer[..length].to_vec();
+                if self.echoes {
+                    self.unsent.push(frame.clone());
+                }
+                self.got.push(frame);
+            }
+            let mut room = |frame: &Vec<u8>| end.write_frame(&[&frame[..]], false).is_ok();
+            let written = self.unsent.iter().take_while(|frame| room(frame)).count();
+            self.unsent.drain(..written);
+            if end.receive_closed() && self.unsent.is_empty() && self.echoes {
+                let _ = end.shutdown(Shutdown::Write, now);
+            }
+            let flow = *end.flow();
+            end.output(now, &mut |outgoing| {
+                let sent = packet(&flow, outgoing);
+                link.send(now, 40 + sent.payload.len() as u32, false, sent);
+                true
+            });
+        }
+    }
+
+    fn next(&self) -> Option<Duration> {
+        let listener = self.listener.as_ref().and_then(Listener::next_timeout);
+        let ends = self.connections.iter().filter_map(Connection::next_timeout);
+        let links = self.links.iter().filter_map(Link::next_arrival);
+        ends.chain(links).chain(listener).min()
+    }
+}
+
+struct Bed {
+    now: Duration,
+    switch: Switch,
+    /// The peer, then the members.
+    machines: Vec<Machine>,
+}
+
+impl Bed {
+    fn new(switch: Switch, members: usize, impairment: &Impairment, random: &mut Random) -> Self {
+        let now = Duration::from_secs(1);
+        let mut bed = Self {
+            now,
+            switch,
+            machines: Vec::new(),
+        };
+        let mut peer = Machine::new(impairment, random);
+        let flow = FourTuple {
+            local: "198.51.100.7:40000".parse().expect("an address"),
+            remote: super::bed::VIRTUAL.parse().expect("an address"),
+        };
+        let isn = random.bits() as u32;
+        peer.connections
+            .push(Connection::connect(flow, isn, 0, &peer.config, now));
+        bed.machines.push(peer);
+        for number in 1..=members {
+            let mut machine = Machine::new(impairment, random);
+            machine.listener = Some(Listener::new(&machine.config, 10, secrets()));
+            machine.echoes = true;
+            bed.machines.push(machine);
+            let member = Member {
+                address: format!("10.0.1.{number}:6379").parse().expect("an address"),
+                local: super::bed::SWITCH.parse().expect("an address"),
+            };
+            bed.switch
+                .add_member(now, member, &mut |_| ())
+                .expect("a member");
+        }
+        bed
+    }
+
+    fn deliver(&mut self, emissions: Vec<Emission>, received: &[u8]) {
+        for emission in emissions {
+            let payload = bytes_of(&emission, received);
+            let remote = emission.flow.remote;
+            let machine = if remote.port() == 6379 {
+                let std::net::IpAddr::V4(address) = remote.ip() else {
+                    panic!("{remote}");
+                };
+                usize::from(address.octets()[3])
+            } else {
+                0
+            };
+            let sent = Packet {
+                flow: FourTuple {
+                    local: emission.flow.remote,
+                    remote: emission.flow.local,
+                },
+                header: emission.header,
+                payload,
+            };
+            let bytes = 40 + sent.payload.len() as u32;
+            self.machines[machine].links[0].send(self.now, bytes, false, sent);
+        }
+    }
+
+    fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) {
+        let limit = self.now + limit;
+        loop {
+            for machine in &mut self.machines {
+                machine.output(self.now);
+            }
+            if done(self) {
+                return;
+            }
+            let next = self
+                .machines
+                .iter()
+                .filter_map(Machine::next)
+                .chain(self.switch.next_deadline())
+                .min();
+            let next = next.filter(|&next| next <= limit);
+            let next = next.unwrap_or_else(|| {
+                let peer = &self.machines[0].connections[0];
+                panic!(
+                    "not done at {:?}: {:?} {:?} {:?}: {:?} {:?}",
+                    self.now,
+                    peer.state(),
+                    peer.next_timeout(),
+                    peer.info(),
+                    self.switch.flows().next(),
+                    self.switch.counters()
+                )
+            });
+            self.now = self.now.max(next);
+            let mut emissions = Vec::new();
+            self.switch
+                .poll(self.now, &mut |emission| emissions.push(emission));
+            self.deliver(emissions, &[]);
+            for machine in 0..self.machines.len() {
+                while let Some((packet, _)) = self.machines[machine].links[1].receive(self.now) {
+                    let mut emissions = Vec::new();
+                    self.switch
+                        .input(self.now, &segment(&packet), &mut |emission| {
+                            emissions.push(emission)
+                        });
+                    self.deliver(emissions, &packet.payload);
+                }
+                while let Some((packet, _)) = self.machines[machine].links[0].receive(self.now) {
+                    self.machines[machine].input(&packet, self.now);
+                }
+            }
+        }
+    }
+
+    fn members_got(&self) -> usize {
+        self.machines[1..]
+            .iter()
+            .map(|machine| machine.got.len())
+            .sum()
+    }
+}
+
+fn any_engines(seed: u64) {
+    let mut random = Random::new(seed);
+    let mut impairment = lossy(&mut random);
+    // A frame and what follows from it cross four links. With more than this a sender
+    // without SACK is soon at its longest timeouts.
+    impairment.loss = Loss::Random {
+        probability: random.below(20) as f64 / 1000.0,
+    };
+    let members = 1 + random.below(4) as usize;
+    let modules: Box<dyn tidewall_switch::modules::Modules> = if random.chance(0.3) {
+        Box::new(|| Box::new(Speed::new(Lost::Reset)) as Box<dyn tidewall_switch::modules::Module>)
+    } else {
+        Box::new(round_robin(Lost::Reset))
+    };
+    let switch = Switch::new(config(), secrets(), modules).expect("a configuration");
+    let mut bed = Bed::new(switch, members, &impairment, &mut random);
+    let count = 50 + random.below(400) as u32;
+    let sent: Vec<_> = (0..count)
+        .map(|number| frame(number, 4 + random.below(990) as usize))
+        .collect();
+    bed.machines[0].unsent = sent.clone();
+    bed.run_until(Duration::from_secs(900), |bed| {
+        bed.machines[0].got.len() == sent.len()
+    });
+    for machine in &bed.machines[1..] {
+        assert!(machine.got.is_sorted_by_key(|frame| number(frame)));
+    }
+    let mut all: Vec<_> = bed.machines[1..]
+        .iter()
+        .flat_map(|machine| machine.got.iter().cloned())
+        .collect();
+    all.sort_by_key(|frame| number(frame));
+    assert!(all == sent);
+    let mut replies = bed.machines[0].got.clone();
+    replies.sort_by_key(|frame| number(frame));
+    assert!(replies == sent);
+    let now = bed.now;
+    bed.machines[0].connections[0]
+        .shutdown(Shutdown::Write, now)
+        .expect("open");
+    bed.run_until(Duration::from_secs(300), |bed| {
+        let peer = bed.machines[0].connections[0].state();
+        let closed = |end: &Connection| end.state() == State::Closed;
+        matches!(peer, State::TimeWait | State::Closed)
+            && bed.machines[1..]
+                .iter()
+                .all(|machine| machine.connections.iter().all(closed))
+    });
+}
+
+#[test]
+fn engines_exchange_frames_through_the_switch() {
+    each_seed(800, any_engines);
+}
+
+#[test]
+fn a_member_that_does_not_read_stops_the_peer_and_lets_it_go_on() {
+    let mut random = Random::new(1);
+    let switch = Switch::new(config(), secrets(), Box::new(round_robin(Lost::Reset)))
+        .expect("a configuration");
+    let mut bed = Bed::new(switch, 2, &delayed(Duration::from_millis(2)), &mut random);
+    for machine in &mut bed.machines {
+        machine.config.receive_buffer = 30_000;
+        machine.config.receive_buffer_max = 30_000;
+        if machine.listener.is_some() {
+            machine.listener = Some(Listener::new(&machine.config, 10, secrets()));
+        }
+    }
+    let sent: Vec<_> = (0..300).map(|number| frame(number, 900)).collect();
+    bed.machines[0].unsent = sent.clone();
+    bed.machines[1].reads = false;
+    let paused = bed.now + Duration::from_secs(30);
+    bed.run_until(Duration::from_secs(60), |bed| bed.now > paused);
+    let before = bed.members_got();
+    assert!(before < 100, "the smallest window is everybody's: {before}");
+    bed.machines[1].reads = true;
+    bed.run_until(Duration::from_secs(300), |bed| {
+        bed.members_got() == sent.len()
+    });
+}
