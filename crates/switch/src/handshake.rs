@@ -11,7 +11,7 @@ use crate::Switch;
 use crate::emission::{Emission, Payload};
 use crate::flow::{Context, Flow, Offer, Phase, Reset, Stage};
 use crate::sequence::{FIRST, SYN};
-use crate::switch::Place;
+use crate::switch::{Key, Place};
 use tidewall_protocol::tcp::Time;
 
 impl Flow {
@@ -246,7 +246,7 @@ impl Switch {
         flow.generation = self.generation;
         self.half_open += usize::from(flow.is_half_open());
         let key = self.flows.insert(flow) as u32;
-        self.index.insert(segment.flow, Place::peer(key));
+        self.index.insert(Key(segment.flow), Place::peer(key));
         let slots: Vec<u8> = self.slots_up().collect();
         let mut begun = 0;
         for slot in slots {
