@@ -86,11 +86,13 @@ impl Service {
         }
     }
 
-    /// Waits for another line, which is then the first.
-    pub fn next_line(&mut self) {
-        self.first.clear();
-        let got = self.lines.read_line(&mut self.first).unwrap();
-        assert!(got > 0, "it ended without the line");
+    /// Waits for a line that says this, which is then the first.
+    pub fn line_with(&mut self, part: &str) {
+        while !self.first.contains(part) {
+            self.first.clear();
+            let got = self.lines.read_line(&mut self.first).unwrap();
+            assert!(got > 0, "it ended without {part}");
+        }
     }
 
     /// Its process; `ip netns exec` becomes the program.
