@@ -1,15 +1,26 @@
 //! `bare` answers and counts what it should. Needs root; skipped, and says so,
 //! without.
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tidewall_lab::testbed::{Config, Testbed, privilege};
-use tidewall_lab::worker::{Job, LoadJob, LoadOutcome, ServiceJob, Setup};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use tidewall_lab::testbed::{
+    CLIENT, CLIENT_MAC_ADDRESS, Config, MIDDLE_CLIENT, MIDDLE_SERVER, SERVER, SERVER_MAC_ADDRESS,
+    Testbed, privilege,
+};
+use tidewall_lab::worker::{
+    ForwardJob, ForwardReport, ForwardSide, Job, LoadJob, LoadOutcome, ServiceJob, Setup,
+};
 use tidewall_lab::{System, worker_main};
 use tidewall_load::{BlastSpec, LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, Reader, ServiceSpec};
+use tidewall_wire::ethernet::MacAddress;
 
 /// A worker of the lab in a namespace: this very test, told what to be.
 fn worker(namespace: &str, test: &str, job: &Job) -> Child {
@@ -100,4 +111,76 @@ fn bare_echoes_and_counts() {
     drop(server.stdin.take());
     assert!(server.wait().unwrap().success());
     assert!(!counters.exists());
+}
+
+/// A kernel's socket in a namespace.
+fn socket(namespace: &str, address: SocketAddr) -> UdpSocket {
+    let namespace = File::open(format!("/run/netns/{namespace}")).unwrap();
+    let made = std::thread::spawn(move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        UdpSocket::bind(address).unwrap()
+    });
+    let socket = made.join().unwrap();
+    let some = Some(Duration::from_millis(200));
+    socket.set_read_timeout(some).unwrap();
+    socket
+}
+
+#[test]
+fn bare_forwards_both_ways_and_runs_out_of_no_frames() {
+    const NAME: &str = "bare_forwards_both_ways_and_runs_out_of_no_frames";
+    if let Ok(job) = std::env::var(WORKER) {
+        return worker_main(&job).unwrap();
+    }
+    if let Err(missing) = privilege::check() {
+        return tidewall_skip::missing(NAME, missing);
+    }
+    let bridged = Config {
+        bridge: true,
+        ..Config::default()
+    };
+    let testbed = Testbed::new(bridged).unwrap();
+    let side = |interface: &str, address: Ipv4Addr, next_hop: MacAddress| ForwardSide {
+        interface: interface.to_owned(),
+        addresses: vec![address.into()],
+        port: 7,
+        next_hop: next_hop.0,
+    };
+    let job = Job::Forward(ForwardJob {
+        sides: [
+            side(MIDDLE_CLIENT, SERVER.0, CLIENT_MAC_ADDRESS),
+            side(MIDDLE_SERVER, CLIENT.0, SERVER_MAC_ADDRESS),
+        ],
+    });
+    let mut middle = worker(testbed.middle().unwrap(), NAME, &job);
+    said(&mut middle, |line| line.ends_with("ready").then_some(()));
+    let client = socket(testbed.client(), (CLIENT.0, 7).into());
+    let server = socket(testbed.server(), (SERVER.0, 7).into());
+    let mut buffer = [0; 100];
+    // More than there are frames. One that was lost, as those are by which a poll is
+    // found, is sent again.
+    let mut exchanged = 0u32;
+    let end = Instant::now() + Duration::from_secs(20);
+    while exchanged < 10_000 {
+        assert!(Instant::now() < end, "{exchanged} exchanges");
+        let number = exchanged.to_be_bytes();
+        client.send_to(&number, (SERVER.0, 7)).unwrap();
+        let Ok((length, from)) = server.recv_from(&mut buffer) else {
+            continue;
+        };
+        server.send_to(&buffer[..length], from).unwrap();
+        match client.recv_from(&mut buffer) {
+            Ok((length, _)) if buffer[..length] == number => exchanged += 1,
+            _ => {}
+        }
+    }
+    writeln!(middle.stdin.as_mut().unwrap(), "report").unwrap();
+    let report: ForwardReport = said(&mut middle, |line| serde_json::from_str(line).ok());
+    assert!(
+        report.forwarded.iter().all(|&frames| frames >= 10_000),
+        "{report:?}"
+    );
+    assert_eq!(report.not_sent, [0, 0]);
+    drop(middle.stdin.take());
+    assert!(middle.wait().unwrap().success());
 }

@@ -27,7 +27,7 @@ use crate::testbed::{SERVER, SERVER_INTERFACE};
 
 /// Frames that the program admits to a port between two polls: two whole ones, since an
 /// interrupt may bring one of its own.
-const LIMIT: u32 = 2 * POLL_MAX;
+pub(super) const LIMIT: u32 = 2 * POLL_MAX;
 /// Bytes of a UDP header.
 const HEADER: u16 = 8;
 
@@ -162,16 +162,7 @@ impl<'a> Bare<'a> {
         let mut datagram = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             for (served, lost) in self.queues.iter_mut().zip(&self.seen.lost) {
-                let receive = &mut served.queue.receive;
-                receive.fill(&mut served.queue.frames);
-                if receive.napi().ids.contains(&0) {
-                    // Its poll is not known yet: a request that came by way of the kernel
-                    // has no answer.
-                    while receive.take_kernel_delivered(&mut datagram).is_some() {}
-                } else {
-                    receive.set_moderation(InterruptModeration::BusyPoll);
-                }
-                receive.poll(Interrupt::Masked)?;
+                poll(&mut served.queue, &mut datagram)?;
                 served.take(&self.seen.tables.embedded, counters, lost);
                 served.queue.transmit.flush()?;
                 served.queue.transmit.reclaim(&mut served.queue.frames);
@@ -180,6 +171,21 @@ impl<'a> Bare<'a> {
         }
         Ok(())
     }
+}
+
+/// Fills a queue and polls its driver. `datagram` is room for what comes by way of the kernel,
+/// which is lost.
+pub(super) fn poll(queue: &mut Queue, datagram: &mut Vec<u8>) -> std::io::Result<()> {
+    let receive = &mut queue.receive;
+    receive.fill(&mut queue.frames);
+    if receive.napi().ids.contains(&0) {
+        // Its poll is not known yet: a request that came by way of the kernel has no
+        // answer.
+        while receive.take_kernel_delivered(datagram).is_some() {}
+    } else {
+        receive.set_moderation(InterruptModeration::BusyPoll);
+    }
+    receive.poll(Interrupt::Masked)
 }
 
 impl ServedQueue<'_> {

@@ -13,6 +13,7 @@ mod bridging;
 mod child;
 mod cpu;
 pub mod flows;
+mod forwarding;
 mod hold;
 mod load;
 mod program;
@@ -42,6 +43,7 @@ use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
+pub use forwarding::{ForwardJob, ForwardReport, ForwardSide};
 pub use program::Program;
 pub(crate) use service::{Account, Drops};
 pub(crate) use usage::Times;
@@ -67,6 +69,9 @@ pub enum Job {
     /// Forward between interfaces as the specification says, until asked for
     /// the report or the standard input ends.
     Bridge(bridge::Spec),
+    /// Forward between two interfaces and do nothing else, until asked for the report or
+    /// the standard input ends.
+    Forward(ForwardJob),
     /// Serve or fetch bulk and objects; true: ahead of whatever else runs on the
     /// machine.
     Flow(flows::FlowJob, bool),
@@ -274,6 +279,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::XdpSink => xdp_sink(),
         Job::SynLimit(per_second) => limit_syns(per_second),
         Job::Bridge(spec) => bridging::run(spec),
+        Job::Forward(job) => forwarding::run(&job),
         Job::Flow(job, ahead) => flows::run(&job, ahead),
         Job::Spin => spin(),
     }

@@ -1,0 +1,241 @@
+//! `bare` between two interfaces, the limit of the bed for forwarding: what this machine
+//! and these links allow a forwarder that is nothing but one. The driver's poll, the driver
+//! program's limit, two link addresses exchanged where the frame lies, the other interface's
+//! transmit ring: over the device crate alone, with the devices' owner to load the programs.
+//!
+//! One thread that never sleeps. All queues have parts of one frame memory; a frame that was
+//! sent goes back to the queue whose part it is of. As in `bare`, all that a poll has brought
+//! is dealt with before the next one.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use serde::{Deserialize, Serialize};
+use tidewall_device::afxdp::SharedUmem;
+use tidewall_device::demux::layout::Protocol;
+use tidewall_device::demux::{ChannelId, EMBEDDED_APPLICATION, Tables};
+use tidewall_device::frame::Frame;
+use tidewall_device::queue::{Queue, Received};
+use tidewall_manager::{AfXdp, Config};
+use tidewall_wire::ethernet::MacAddress;
+
+use super::bare::{LIMIT, poll};
+use super::service::until_input_ends;
+
+/// Frames of each queue.
+const FRAMES: u32 = 4096;
+/// Longest that it runs: a forgotten one ends.
+const TIME_MAX: Duration = Duration::from_secs(600);
+
+/// What to forward.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForwardJob {
+    /// What comes by either goes on by the other.
+    pub sides: [ForwardSide; 2],
+}
+
+/// One of two interfaces.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForwardSide {
+    /// Its name.
+    pub interface: String,
+    /// Frames that come by it are taken if they are for one of these addresses,
+    pub addresses: Vec<IpAddr>,
+    /// and this port, of UDP or of TCP. All else is the kernel's.
+    pub port: u16,
+    /// Link address of whoever gets what leaves by it.
+    pub next_hop: [u8; 6],
+}
+
+/// What was forwarded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ForwardReport {
+    /// Frames that came by each side and went into the other's transmit ring.
+    pub forwarded: [u64; 2],
+    /// Frames that found it full.
+    pub not_sent: [u64; 2],
+    /// How long it ran, in seconds.
+    pub seconds: f64,
+}
+
+/// Forwards until the line `report`, which is answered with a [`ForwardReport`], or the end
+/// of the input.
+pub(super) fn run(job: &ForwardJob) -> anyhow::Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut forwarder = Forwarder::open(job)?;
+    let seen = stop.clone();
+    let mut thread = Some(thread::spawn(move || forwarder.run(&seen)));
+    println!("ready");
+    let answered = until_input_ends(|line| {
+        if line != "report" {
+            return Ok(());
+        }
+        stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = thread.take() {
+            let report = thread
+                .join()
+                .map_err(|_| anyhow!("the forwarder's thread died"))??;
+            println!("{}", serde_json::to_string(&report)?);
+        }
+        Ok(())
+    });
+    stop.store(true, Ordering::Relaxed);
+    answered
+}
+
+struct Forwarder {
+    sides: [Side; 2],
+    report: ForwardReport,
+}
+
+struct Side {
+    // Keeps the program attached.
+    _device: AfXdp,
+    tables: Tables,
+    queues: Vec<Queue>,
+    /// Number of its first queue's part of the frames.
+    first_part: usize,
+    /// Link addresses of what leaves by it: the receiver's, then its own.
+    link: [u8; 12],
+}
+
+/// The only channel of each side.
+fn channel() -> ChannelId {
+    ChannelId::new(1, 1)
+}
+
+impl Forwarder {
+    fn open(job: &ForwardJob) -> anyhow::Result<Self> {
+        let names = job.sides.each_ref().map(|side| &*side.interface);
+        let mut umem = SharedUmem::new(&names, FRAMES)?;
+        let mut first_part = 0;
+        let mut open = |side: &ForwardSide| {
+            let opened = Side::open(side, &mut umem, first_part)
+                .with_context(|| format!("cannot open {}", side.interface))?;
+            first_part += opened.queues.len();
+            anyhow::Ok(opened)
+        };
+        let [one, other] = &job.sides;
+        Ok(Forwarder {
+            sides: [open(one)?, open(other)?],
+            report: ForwardReport::default(),
+        })
+    }
+
+    fn run(&mut self, stop: &AtomicBool) -> anyhow::Result<ForwardReport> {
+        let begun = Instant::now();
+        let mut batch = Vec::new();
+        let mut sent = Vec::new();
+        let mut datagram = Vec::new();
+        while !stop.load(Ordering::Relaxed) && begun.elapsed() < TIME_MAX {
+            for number in 0..2 {
+                let [one, other] = &mut self.sides;
+                let (from, to) = match number {
+                    0 => (one, other),
+                    _ => (other, one),
+                };
+                for place in 0..from.queues.len() {
+                    let counts = from.forward(place, to, &mut batch, &mut datagram)?;
+                    self.report.forwarded[number] += counts[0];
+                    self.report.not_sent[number] += counts[1];
+                }
+                for queue in &mut to.queues {
+                    queue.transmit.flush()?;
+                    queue.transmit.reclaim(&mut sent);
+                }
+                for frame in sent.drain(..) {
+                    let part = frame.index() as usize / FRAMES as usize;
+                    // Its own is but the frame that tried whether the device computes
+                    // checksums.
+                    let origin = match from.queues.get_mut(part.wrapping_sub(from.first_part)) {
+                        None => to.queues.get_mut(part.wrapping_sub(to.first_part)),
+                        other => other,
+                    };
+                    if let Some(queue) = origin {
+                        queue.frames.push(frame);
+                    }
+                }
+            }
+        }
+        self.report.seconds = begun.elapsed().as_secs_f64();
+        Ok(self.report)
+    }
+}
+
+impl Side {
+    fn open(side: &ForwardSide, umem: &mut SharedUmem, first_part: usize) -> anyhow::Result<Self> {
+        let mut device = AfXdp::open_on(&Config::new(&side.interface), Some(umem))?;
+        device.warnings.iter().for_each(|it| eprintln!("{it}"));
+        let tables = device.tables();
+        tables.trusted.set_locals(&side.addresses)?;
+        tables.trusted.limit_kernel_frames(false);
+        let queues = std::mem::take(&mut device.queues);
+        for number in 0..queues.len() as u32 {
+            tables.embedded.set_limit(number, channel().index(), LIMIT);
+        }
+        for protocol in [Protocol::Udp, Protocol::Tcp] {
+            tables
+                .embedded
+                .listen(protocol, None, side.port, channel())?;
+            (tables.trusted).own_port(protocol, None, side.port, EMBEDDED_APPLICATION)?;
+        }
+        let path = format!("/sys/class/net/{}/address", side.interface);
+        let own = std::fs::read_to_string(path)?;
+        let own: MacAddress = own.trim().parse().map_err(|_| anyhow!("no Ethernet"))?;
+        let mut link = [0; 12];
+        link[..6].copy_from_slice(&side.next_hop);
+        link[6..].copy_from_slice(&own.0);
+        Ok(Side {
+            _device: device,
+            tables,
+            queues,
+            first_part,
+            link,
+        })
+    }
+
+    /// Polls a queue and hands what comes to the other side. Returns how many frames went,
+    /// and how many found the ring full.
+    fn forward(
+        &mut self,
+        place: usize,
+        to: &mut Side,
+        batch: &mut Vec<Received>,
+        datagram: &mut Vec<u8>,
+    ) -> anyhow::Result<[u64; 2]> {
+        let outgoing = place % to.queues.len().max(1);
+        let (Some(queue), Some(out)) = (self.queues.get_mut(place), to.queues.get_mut(outgoing))
+        else {
+            return Ok([0; 2]);
+        };
+        poll(queue, datagram)?;
+        let (embedded, number) = (&self.tables.embedded, place as u32);
+        // Read before the ring: what was admitted up to here is in it, or lost.
+        let admitted = embedded.head(number, channel().index());
+        queue.receive.receive(batch, usize::MAX);
+        let mut counts = [0; 2];
+        for Received { mut frame, .. } in batch.drain(..) {
+            readdress(&queue.memory, &mut frame, &to.link);
+            match out.transmit.transmit(frame, None) {
+                Ok(()) => counts[0] += 1,
+                Err(frame) => {
+                    counts[1] += 1;
+                    queue.frames.push(frame);
+                }
+            }
+        }
+        let tail = embedded.tail(number, channel().index());
+        embedded.tail_add(number, channel().index(), admitted.wrapping_sub(tail));
+        Ok(counts)
+    }
+}
+
+fn readdress(memory: &tidewall_device::frame::FrameMemory, frame: &mut Frame, link: &[u8; 12]) {
+    if let Some(place) = memory.packet_mut(frame).first_chunk_mut::<12>() {
+        *place = *link;
+    }
+}
