@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidewall_protocol::icmp::FlowError;
-use tidewall_protocol::tcp::{Config, Connection, Cookies, Errno, Framing, State};
+use tidewall_protocol::tcp::{
+    Config, Connection, Cookies, Errno, FastOpen, FastOpenKeys, FastOpenPeer, FastOpenServer,
+    Framing, State,
+};
 use tidewall_protocol::{DropReason, errno};
 use tidewall_wire::acp::{self, Builder, HEADER_LEN, VERSION};
 use tidewall_wire::tcp::{Flags, Options};
@@ -126,6 +129,33 @@ fn a_listener_for_frames_refuses_what_does_not_ask_for_them() {
     let mut link = Link::listening([host(Config::default(), vec![]), stream()], FAIR, 1);
     link.run_for(ms(100));
     assert_eq!(link.hosts[0].error, Some(Errno::PROTONOSUPPORT));
+}
+
+#[test]
+fn frames_are_not_opened_fast() {
+    let hosts = [
+        host(Config::default(), frames(&[100], 1)),
+        host(Config::default(), vec![]),
+    ];
+    let server = FastOpenServer {
+        keys: FastOpenKeys {
+            primary: [7; 16],
+            backup: None,
+        },
+        queue: 10,
+        without_cookie: true,
+    };
+    let peer = FastOpenPeer {
+        cookie: FastOpen::cookie_of(&[7; 8]),
+        ..FastOpenPeer::default()
+    };
+    let mut link = Link::fast(hosts, FAIR, 1, &peer, Some(server));
+    link.trace = Some(Vec::new());
+    link.run(HOUR);
+    link.assert_delivered();
+    let trace = link.trace.as_deref().unwrap();
+    let mut syns = trace.iter().filter(|it| it.2.header.flags.contains(SYN));
+    assert!(syns.all(|it| it.2.header.options.fast_open().is_none() && it.2.payload.is_empty()));
 }
 
 #[test]
