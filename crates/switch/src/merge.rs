@@ -85,7 +85,7 @@ impl Flow {
         // Whole frames, and none across what is known and what is new: another
         // member's may stand between the two.
         let mut frames = 0;
-        let mut cut = source.acked.max(start) == start;
+        let mut cut = source.acked <= start || finish <= source.acked;
         for frame in Frames::new(payload) {
             let frame = frame.map_err(|_| Reset::Framing)?;
             let first = start + frame.offset as u64;

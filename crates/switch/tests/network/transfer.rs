@@ -6,8 +6,10 @@ use tidewall_simulator::link::{Impairment, Loss, Reorder};
 use tidewall_simulator::random::Random;
 use tidewall_switch::Phase;
 use tidewall_switch::modules::{HashOfKey, LeastOutstanding, Lost, Module, Speed};
+use tidewall_wire::tcp::Flags;
 
 use super::bed::{Bed, config, delayed, round_robin};
+use super::raw::{MEMBER_ISN, Raw, data};
 
 /// A frame's payload: its number, and bytes that only it has.
 pub fn frame(number: u32, length: usize) -> Vec<u8> {
@@ -205,4 +207,20 @@ fn any_transfer(seed: u64) {
 #[test]
 fn any_transfer_arrives() {
     each_seed(3000, any_transfer);
+}
+
+#[test]
+fn an_end_comes_again_behind_frames_that_are_acknowledged() {
+    let mut raw = Raw::open(2);
+    let last = data(b"the last frame");
+    let behind = 1 + last.len() as u32;
+    raw.member(0, 1, 1, Flags::ACK, &last);
+    raw.peer(1, behind, Flags::ACK, &[]);
+    // The acknowledgment was lost, and the member closes with what it sends again.
+    let emissions = raw.member(0, 1, 1, Flags::ACK | Flags::FIN, &last);
+    assert_eq!(raw.resets(&emissions), 0, "{emissions:?}");
+    let flow = raw.members[0].0;
+    let mut to_member = emissions.iter().filter(|emission| emission.flow == flow);
+    let ack = MEMBER_ISN.wrapping_add(behind + 1);
+    assert!(to_member.any(|emission| emission.header.acknowledgment == ack));
 }
