@@ -144,6 +144,10 @@ pub(crate) struct Outbound {
     /// The peer's window scale.
     pub(crate) scale: u8,
     pub(crate) runs: VecDeque<Run>,
+    /// The most that a window field of ours to a member rounds off, and one.
+    pub(crate) unit: u64,
+    /// How many runs there may be.
+    pub(crate) limit: u16,
     /// Where the merged FIN is.
     pub(crate) fin: Option<u64>,
     pub(crate) fin_acked: bool,
@@ -311,6 +315,8 @@ impl Flow {
                 edge: FIRST,
                 scale: offer.window_scale.unwrap_or(0).min(14),
                 runs: VecDeque::new(),
+                limit: config.ring,
+                unit: 1 << config.window_scale,
                 fin: None,
                 fin_acked: false,
                 fin_owner: None,

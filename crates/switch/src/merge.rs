@@ -75,8 +75,8 @@ impl Flow {
         payload: &[u8],
         flags: Flags,
     ) -> Result<bool, Reset> {
-        let limit = usize::from(context.config.ring);
         let outbound = &mut self.outbound;
+        let limit = usize::from(outbound.limit);
         let Some(end) = self.ends.get_mut(usize::from(slot)) else {
             return Ok(false);
         };

@@ -10,6 +10,7 @@ use crate::emission::Payload;
 use crate::flow::{Context, Flow, Phase, Reset};
 use crate::modules::{self, Members, Verdict};
 use crate::ring::Frame;
+use crate::window::learn_size;
 
 /// What one segment carries to a member: frames that are neighbours in both sequences.
 struct Piece {
@@ -316,7 +317,7 @@ impl Flow {
                 }
             }
         }
-        self.learn_size(length as u32);
+        learn_size(&mut self.inbound.mean, length as u32);
         context.counters.frames_in += 1;
         if let Some(counters) = context.members.get_mut(usize::from(member)) {
             counters.frames_in += 1;

@@ -7,6 +7,15 @@ use crate::modules::Windows;
 /// Frames in whose running mean a new one counts as one.
 const MEAN_WEIGHT: u32 = 8;
 
+/// From so many runs on their mean says how long the next ones will be.
+const RUNS_TELL: u64 = 8;
+
+/// A frame or run of so many bytes came.
+pub(crate) fn learn_size(mean: &mut u32, size: u32) {
+    *mean = (*mean * (MEAN_WEIGHT - 1)).saturating_add(size) / MEAN_WEIGHT;
+    *mean = (*mean).max(1);
+}
+
 impl Flow {
     /// The right edge of what the peer may send: beyond what came, as much as the
     /// member with the least room takes, or all of them together, and no more than the
@@ -43,13 +52,6 @@ impl Flow {
         inbound.next + room.unwrap_or(0).min(ring)
     }
 
-    /// A frame of so many bytes came.
-    pub(crate) fn learn_size(&mut self, size: u32) {
-        let mean = &mut self.inbound.mean;
-        *mean = (*mean * (MEAN_WEIGHT - 1)).saturating_add(size) / MEAN_WEIGHT;
-        *mean = (*mean).max(1);
-    }
-
     /// The peer has little left of its window, and there is a segment more, or all that
     /// it can have: as a receiver avoids silly windows (RFC 9293 §3.8.6.2.2).
     pub(crate) fn window_is_worth_telling(&self) -> bool {
@@ -74,12 +76,13 @@ impl Flow {
         if count == 0 {
             return;
         }
+        let edge = self.members_edge(count);
         let outbound = &self.outbound;
-        let share = outbound.edge.saturating_sub(outbound.acked) / count;
+        let share = edge.saturating_sub(outbound.acked) / count;
         let given: u64 = sources()
             .map(|end| end.source.edge.saturating_sub(end.source.next))
             .sum();
-        let mut free = outbound.edge.saturating_sub(outbound.next + given);
+        let mut free = edge.saturating_sub(outbound.next + given);
         let segment = u64::from(self.segment_size);
         for end in self.ends.iter_mut().filter(|end| end.may_send()) {
             let source = &mut end.source;
@@ -96,12 +99,36 @@ impl Flow {
         }
     }
 
+    /// The right edge of what `count` members together may send: what the peer takes,
+    /// and no more than there is room for runs if those of several members become a
+    /// segment each.
+    fn members_edge(&self, count: u64) -> u64 {
+        let outbound = &self.outbound;
+        let runs = outbound.runs.len() as u64;
+        let flight = outbound.next - outbound.acked;
+        let segment = u64::from(self.segment_size);
+        let mean = match flight.checked_div(runs) {
+            // What one sends goes into one run.
+            _ if count == 1 => segment.max(flight),
+            Some(mean) if runs >= RUNS_TELL => mean.min(segment),
+            _ => segment,
+        };
+        let ring = match u64::from(outbound.limit).saturating_sub(runs) {
+            0 => 0,
+            // A share that no frame fits would stop its member for good, also for what
+            // the field rounds off.
+            room => (room * mean).max(count * segment.next_multiple_of(outbound.unit)),
+        };
+        outbound.edge.min(outbound.next + ring)
+    }
+
     /// Takes back what members have been given over their share, so that one that came
     /// later gets its own. This moves edges back (RFC 9293 §3.8.6 advises against it):
     /// what a member has sent meanwhile is taken if the peer's window has room for it.
     pub(crate) fn regrant(&mut self) {
         let count = self.ends.iter().filter(|end| end.may_send()).count() as u64;
-        if let Some(share) = (self.outbound.edge - self.outbound.acked).checked_div(count) {
+        let whole = self.members_edge(count).saturating_sub(self.outbound.acked);
+        if let Some(share) = whole.checked_div(count) {
             for end in self.ends.iter_mut().filter(|end| end.may_send()) {
                 let source = &mut end.source;
                 let edge = (source.acked + share).max(source.next);

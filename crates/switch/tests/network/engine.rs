@@ -9,7 +9,7 @@ use tidewall_protocol::tcp::{
 };
 use tidewall_simulator::link::{Impairment, Link, Loss};
 use tidewall_simulator::random::Random;
-use tidewall_switch::modules::{Lost, Speed};
+use tidewall_switch::modules::{Lost, Module, Modules, Speed};
 use tidewall_switch::{Emission, Member, Switch};
 
 use super::bed::{bytes_of, config, delayed, round_robin, secrets, segment};
@@ -27,6 +27,10 @@ struct Machine {
     echoes: bool,
     /// The application reads.
     reads: bool,
+    /// It takes so long for a frame.
+    slow: Option<Duration>,
+    /// When it reads the next, if it takes long.
+    next_read: Duration,
     links: [Link<Packet>; 2],
 }
 
@@ -56,6 +60,8 @@ impl Machine {
             unsent: Vec::new(),
             echoes: false,
             reads: true,
+            slow: None,
+            next_read: Duration::ZERO,
             links: [(); 2].map(|()| Link::new(impairment.clone(), random.bits())),
         }
     }
@@ -97,8 +103,10 @@ impl Machine {
             }
             let mut buffer = [0; 2000];
             while self.reads
+                && self.next_read <= now
                 && let Ok(Some(length)) = end.read_frame(&mut buffer)
             {
+                self.next_read = self.slow.map_or(Duration::ZERO, |slow| now + slow);
                 let frame = buffer[..length].to_vec();
                 if self.echoes {
                     self.unsent.push(frame.clone());
@@ -124,7 +132,9 @@ impl Machine {
         let listener = self.listener.as_ref().and_then(Listener::next_timeout);
         let ends = self.connections.iter().filter_map(Connection::next_timeout);
         let links = self.links.iter().filter_map(Link::next_arrival);
-        ends.chain(links).chain(listener).min()
+        let waits = self.connections.iter().any(|end| end.frame().is_some()) && self.reads;
+        let read = (waits && self.slow.is_some()).then_some(self.next_read);
+        ends.chain(links).chain(listener).chain(read).min()
     }
 }
 
@@ -259,8 +269,8 @@ fn any_engines(seed: u64) {
         probability: random.below(20) as f64 / 1000.0,
     };
     let members = 1 + random.below(4) as usize;
-    let modules: Box<dyn tidewall_switch::modules::Modules> = if random.chance(0.3) {
-        Box::new(|| Box::new(Speed::new(Lost::Reset)) as Box<dyn tidewall_switch::modules::Module>)
+    let modules: Box<dyn Modules> = if random.chance(0.3) {
+        Box::new(|| Box::new(Speed::new(Lost::Reset)) as Box<dyn Module>)
     } else {
         Box::new(round_robin(Lost::Reset))
     };
@@ -329,4 +339,112 @@ fn a_member_that_does_not_read_stops_the_peer_and_lets_it_go_on() {
     bed.run_until(Duration::from_secs(300), |bed| {
         bed.members_got() == sent.len()
     });
+}
+
+/// How long frames take from the peer to members, or from members to the peer, over
+/// links of so much delay and 100 Mbit/s.
+struct Transfer {
+    members: usize,
+    delay: Duration,
+    inbound: bool,
+    ring: u16,
+    /// The first member takes so long for each frame.
+    slow: Option<Duration>,
+}
+
+impl Transfer {
+    fn run(&self, modules: Box<dyn Modules>) -> Duration {
+        const COUNT: usize = 4000;
+        let mut random = Random::new(7);
+        let mut set = config();
+        set.ring = self.ring;
+        let switch = Switch::new(set, secrets(), modules).expect("a configuration");
+        let path = Impairment {
+            rate: Some(100_000_000),
+            ..delayed(self.delay)
+        };
+        let mut bed = Bed::new(switch, self.members, &path, &mut random);
+        for machine in &mut bed.machines[1..] {
+            machine.echoes = false;
+        }
+        bed.machines[1].slow = self.slow;
+        bed.run_until(Duration::from_secs(5), |bed| {
+            let connected = |machine: &Machine| !machine.connections.is_empty();
+            bed.machines[1..].iter().all(connected)
+        });
+        let began = bed.now;
+        let frames = |count| (0..count as u32).map(|number| frame(number, 990)).collect();
+        if self.inbound {
+            bed.machines[0].unsent = frames(COUNT);
+            bed.run_until(Duration::from_secs(100), |bed| bed.members_got() == COUNT);
+        } else {
+            for machine in &mut bed.machines[1..] {
+                machine.unsent = frames(COUNT / self.members);
+            }
+            bed.run_until(Duration::from_secs(100), |bed| {
+                bed.machines[0].got.len() == COUNT
+            });
+        }
+        let counters = bed.switch.counters();
+        let dropped = counters.dropped_ring_full + counters.dropped_window;
+        assert_eq!(dropped, 0, "windows keep within the ring: {counters:?}");
+        bed.now - began
+    }
+}
+
+#[test]
+fn four_members_send_as_one_does_whatever_the_round_trip() {
+    for milliseconds in [1, 5, 25] {
+        let time = |members| {
+            let transfer = Transfer {
+                members,
+                delay: Duration::from_millis(milliseconds),
+                inbound: false,
+                ring: 3000,
+                slow: None,
+            };
+            transfer.run(Box::new(round_robin(Lost::Reset)))
+        };
+        let (one, four) = (time(1), time(4));
+        assert!(
+            four.as_secs_f64() * 0.95 <= one.as_secs_f64(),
+            "{milliseconds} ms: {one:?} {four:?}"
+        );
+    }
+}
+
+#[test]
+fn a_ring_that_is_smaller_than_the_path_costs_no_losses() {
+    for inbound in [true, false] {
+        let transfer = Transfer {
+            members: 4,
+            delay: Duration::from_millis(25),
+            inbound,
+            ring: 384,
+            slow: None,
+        };
+        transfer.run(Box::new(round_robin(Lost::Reset)));
+    }
+}
+
+/// The paper's experiment of speed-sensitive steering, in virtual time.
+#[test]
+fn steering_to_open_windows_is_not_held_up_by_a_slow_member() {
+    let time = |slow, modules: Box<dyn Modules>| {
+        let transfer = Transfer {
+            members: 4,
+            delay: Duration::from_millis(1),
+            inbound: true,
+            ring: 384,
+            slow,
+        };
+        transfer.run(modules).as_secs_f64()
+    };
+    let speed = || Box::new(|| Box::new(Speed::new(Lost::Reset)) as Box<dyn Module>);
+    let slow = Some(Duration::from_micros(750));
+    let (free, steered) = (time(None, speed()), time(slow, speed()));
+    let held_up = time(slow, Box::new(round_robin(Lost::Reset)));
+    println!("{free} {steered} {held_up}");
+    assert!(free >= 0.7 * steered, "{free} s, one slowed {steered} s");
+    assert!(held_up > steered);
 }
