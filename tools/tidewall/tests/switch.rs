@@ -384,6 +384,10 @@ fn members_go_and_come_while_a_connection_lives() {
     signal("-HUP", &switch.process);
     switch.line_with("2 members");
     assert_eq!(step("both", &mut peer), "step {1, 2}");
+    // A link that goes down for a while takes only time.
+    let link = format!("ip -n {} link set tw-in2", star.switch);
+    shell(&format!("{link} down; sleep 0.2; {link} up")).unwrap();
+    assert_eq!(step("some", &mut peer), "step {1, 2}");
     // What is wrong changes nothing.
     fs::write(&file, "address = 5").unwrap();
     signal("-HUP", &switch.process);

@@ -51,6 +51,9 @@ pub struct OutputCounters {
     pub full: u64,
     /// Dropped: longer than the interface's MTU, or between addresses of two families.
     pub refused: u64,
+    /// Times that a device sent nothing of what it has been given, as it was down; what
+    /// it holds goes when it is up.
+    pub down: u64,
 }
 
 /// The sending side of a forwarder.
@@ -107,12 +110,8 @@ impl Output {
     /// Has the devices take what was put out, and gives frames that were sent back to
     /// the queues that received them. [`Forwarder::receive`] ends with it.
     ///
-    /// # Errors
-    /// What a device reports: ENETDOWN.
-    ///
     /// [`Forwarder::receive`]: super::Forwarder::receive
-    pub fn flush(&mut self) -> io::Result<()> {
-        let mut failed = Ok(());
+    pub fn flush(&mut self) {
         for interface in &mut self.interfaces {
             let queues = &interface.stack.core().receiver.queues;
             for (queue, queued) in queues.iter().zip(&mut interface.queued) {
@@ -128,9 +127,9 @@ impl Output {
                             *queued = flushed.left > 0;
                             break;
                         }
-                        Err(error) => {
-                            failed = Err(error);
-                            break;
+                        Err(_) => {
+                            *queued = false;
+                            self.counters.down += 1;
                         }
                     }
                 }
@@ -139,7 +138,6 @@ impl Output {
                 }
             }
         }
-        failed
     }
 
     /// Sends a segment on by interface `to`, with new headers before the part of its

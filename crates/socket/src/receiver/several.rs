@@ -5,11 +5,13 @@ use super::*;
 /// When to look again at a device that has frames and no room for more, or frames of
 /// another's to give back.
 const SEND_AGAIN: Duration = Duration::from_millis(1);
+/// When to look again at a device that is down.
+const DOWN: Duration = Duration::from_millis(100);
 
 /// Polls every device of `cores` and sorts what has come. When that is nothing, sleeps
 /// until a device has something, but no longer than `most`, and sorts that. `sending`:
-/// frames are still on their way, which the caller has to see to. The threads of host
-/// architectures have no place here.
+/// frames are still on their way, which the caller has to see to. A device that is down
+/// keeps nobody from the others. The threads of host architectures have no place here.
 ///
 /// # Errors
 /// ENODEV when an interface is no more; what a device reports; EINTR.
@@ -18,15 +20,30 @@ pub(crate) fn wait_for_frames(
     most: Option<Duration>,
     sending: bool,
 ) -> io::Result<()> {
+    if cores.iter().any(|core| core.receiver.is_busy()) {
+        // Who finds many is back when they are dealt with.
+        let mut frames = 0;
+        for core in cores {
+            frames += unless_down(core.receiver.round_and_return(core))?.map_or(0, |it| it.frames);
+        }
+        if frames > 0 {
+            return Ok(());
+        }
+    }
     let mut polls_again = true;
     while polls_again {
         polls_again = false;
         let (mut frames, mut awake) = (0, false);
         let mut timeout = most;
         let mut at_most = |time: Duration| timeout = Some(timeout.map_or(time, |it| it.min(time)));
+        let mut up = Vec::with_capacity(cores.len());
         for core in cores {
             core.netdev.check()?;
-            let progress = core.receiver.round(core, true)?;
+            let Some(progress) = unless_down(core.receiver.round(core, true))? else {
+                at_most(DOWN);
+                continue;
+            };
+            up.push(core);
             frames += progress.frames;
             let waiting = core.receiver.waiting();
             awake |= !progress.stopped
@@ -48,7 +65,7 @@ pub(crate) fn wait_for_frames(
         if sending {
             at_most(SEND_AGAIN);
         }
-        for core in cores {
+        for core in &up {
             if let Waiting::Sleep(interval) = core.receiver.waiting() {
                 polls_again |= core.receiver.set_interrupt_interval(interval);
             }
@@ -56,16 +73,24 @@ pub(crate) fn wait_for_frames(
         if polls_again {
             continue;
         }
-        let queues = cores.iter().flat_map(|core| &core.receiver.queues);
+        let queues = up.iter().flat_map(|core| &core.receiver.queues);
         let descriptors: Vec<_> = queues
             .flat_map(|queue| queue.poller.lock().descriptors())
             .collect();
         if let Some(core) = cores.first() {
             core.sleep_on(&descriptors, timeout, None, &mut Vec::new())?;
         }
-        for core in cores {
+        for core in &up {
             core.receiver.collect(core);
         }
     }
     Ok(())
+}
+
+/// `None` of a device that is down.
+fn unless_down<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => Ok(None),
+        other => other.map(Some),
+    }
 }

@@ -66,7 +66,7 @@ impl Driver {
             began,
         } = self;
         let now = began.elapsed();
-        let received = forwarder.receive(|output, arrived| {
+        forwarder.receive(|output, arrived| {
             let Some(segment) = arrived.segment() else {
                 return;
             };
@@ -77,46 +77,40 @@ impl Driver {
             wiring.act(output, Some(arrived), traffic_class);
         });
         if switch.next_deadline().is_some_and(|due| due <= now) {
-            self.with(|switch, now, emit| switch.poll(now, emit))?;
+            self.with(|switch, now, emit| switch.poll(now, emit));
         }
-        received.map(drop)
+        Ok(())
     }
 
     /// Adds a member: its segments leave by interface `side`.
     ///
     /// # Errors
-    /// EINVAL, in words; what the interface reports.
+    /// EINVAL, in words.
     pub fn add_member(&mut self, member: Member, side: usize) -> io::Result<MemberId> {
         if !self.wiring.sides.contains(&(member.local, side)) {
             self.wiring.sides.push((member.local, side));
         }
-        let added = self.with(|switch, now, emit| switch.add_member(now, member, emit))?;
+        let added = self.with(|switch, now, emit| switch.add_member(now, member, emit));
         added.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
     }
 
     /// Removes the member of this address: it finishes what it has, or, if it is `dead`,
     /// is given up.
-    ///
-    /// # Errors
-    /// What the interfaces report.
-    pub fn remove_member(&mut self, address: SocketAddr, dead: bool) -> io::Result<()> {
+    pub fn remove_member(&mut self, address: SocketAddr, dead: bool) {
         let of = |(id, member, up, _): (MemberId, Member, bool, _)| {
             (up && member.address == address).then_some(id)
         };
         let Some(id) = self.switch.members().find_map(of) else {
-            return Ok(());
+            return;
         };
         self.with(|switch, now, emit| match dead {
             true => switch.fail_member(now, id, emit),
             false => switch.remove_member(now, id, emit),
-        })
+        });
     }
 
     /// Runs something that no segment has caused, and sends what it emits.
-    fn with<T>(
-        &mut self,
-        run: impl FnOnce(&mut Switch, Time, &mut dyn FnMut(Emission)) -> T,
-    ) -> io::Result<T> {
+    fn with<T>(&mut self, run: impl FnOnce(&mut Switch, Time, &mut dyn FnMut(Emission)) -> T) -> T {
         let wiring = &mut self.wiring;
         let emissions = &mut wiring.emissions;
         let result = run(&mut self.switch, self.began.elapsed(), &mut |emission| {
@@ -124,8 +118,8 @@ impl Driver {
         });
         let output = self.forwarder.output();
         wiring.act(output, None, 0);
-        output.flush()?;
-        Ok(result)
+        output.flush();
+        result
     }
 }
 

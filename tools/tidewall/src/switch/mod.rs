@@ -112,7 +112,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                     .find(|it| it.address == change.member);
                 match member.filter(|_| change.alive) {
                     Some(member) => add(&mut driver, member, &interfaces).map_err(failed)?,
-                    None => driver.remove_member(change.member, true).map_err(failed)?,
+                    None => driver.remove_member(change.member, true),
                 }
             }
         }
@@ -292,7 +292,7 @@ fn change_members(
     let known = |member: &&MemberSetup| interfaces.contains(&member.interface);
     let members: Vec<_> = new.members.iter().filter(known).cloned().collect();
     for gone in current.members.iter().filter(|it| !members.contains(it)) {
-        driver.remove_member(gone.address, false).map_err(failed)?;
+        driver.remove_member(gone.address, false);
     }
     for come in members.iter().filter(|it| !current.members.contains(it)) {
         add(driver, come, interfaces).map_err(failed)?;
@@ -316,13 +316,14 @@ fn totals(driver: &mut Driver) -> Outcome {
     }
     let output = driver.forwarder().output().counters();
     lines.push(format!(
-        "sent in place {}, copied {}; not sent: unresolved {}, unreachable {}, full {}, refused {}",
+        "sent in place {}, copied {}; not sent: unresolved {}, unreachable {}, full {}, refused {}; down {} times",
         output.in_place,
         output.copied,
         output.unresolved,
         output.unreachable,
         output.full,
-        output.refused
+        output.refused,
+        output.down
     ));
     say_line(&lines.join("\n"))
 }
