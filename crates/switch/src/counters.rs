@@ -74,6 +74,9 @@ counters! {
         dropped_table_full,
         /// Frames and segments dropped because the frame ring is full.
         dropped_ring_full,
+        /// Segments longer than what was agreed on in the handshake: most likely a host
+        /// on the path joins segments (GRO), or does not cut them (TSO, GSO).
+        dropped_too_long,
         /// Frames and segments beyond the window that was announced.
         dropped_window,
         /// Frames dropped because their member's window has no room for them.

@@ -4,7 +4,7 @@ use tidewall_protocol::tcp::{FourTuple, Time, isn};
 use tidewall_wire::acp;
 use tidewall_wire::tcp::{Flags, Header, Options};
 
-use crate::config::{Config, MemberId};
+use crate::config::{Config, MemberId, SEGMENT_MIN};
 use crate::emission::{Emission, Payload};
 use crate::flow::{
     Announced, Context, End, Flow, Phase, RETRY_FIRST, Reset, Sink, Source, Stage, backoff,
@@ -59,7 +59,7 @@ impl Flow {
 
     /// Sends or repeats the SYN to a member.
     pub(crate) fn send_syn(&mut self, context: &mut Context<'_>, slot: u8) {
-        let segment_size = self.segment_size;
+        let segment_size = self.peer_segment_size;
         let Some(end) = self.end(slot) else {
             return;
         };
@@ -116,6 +116,7 @@ impl Flow {
         let size = tidewall_protocol::tcp::cookie::peer_mss(&remote, &header.options);
         let too_small =
             size < tidewall_protocol::tcp::MSS_MIN || peer_knows_size && size < self.segment_size;
+        *context.smallest = size.max(SEGMENT_MIN).min(*context.smallest);
         let speaks = header
             .options
             .acp()
@@ -283,7 +284,7 @@ impl Flow {
     /// Null frames in place of what a dead member never sent. Their bounds depend on
     /// where the missing stretch ends alone, so they are the same each time.
     pub(crate) fn send_nulls_of_dead(&mut self, context: &mut Context<'_>, slot: u8) {
-        let segment = u64::from(self.segment_size);
+        let segment = u64::from(self.peer_segment_size);
         let Some(end) = self.end(slot) else {
             return;
         };

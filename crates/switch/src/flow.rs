@@ -29,6 +29,8 @@ pub(crate) struct Context<'a> {
     /// Connections to members that are over, to be forgotten.
     pub(crate) gone: &'a mut Vec<(u8, FourTuple)>,
     pub(crate) modules: &'a mut dyn Modules,
+    /// The smallest segment size that a member has named so far.
+    pub(crate) smallest: &'a mut u16,
     /// The connection's deadline has to be looked at.
     pub(crate) rearm: bool,
 }
@@ -64,8 +66,10 @@ pub(crate) struct Flow {
     pub(crate) phase: Phase,
     /// Tells the connections of one place of the table apart.
     pub(crate) generation: u64,
-    /// The most payload of a segment between any two ends.
+    /// The most payload of the peer's segments: what all members take.
     pub(crate) segment_size: u16,
+    /// The most payload of members' segments: what the peer takes.
+    pub(crate) peer_segment_size: u16,
     /// What the peer's SYN offered; decides what it is answered.
     pub(crate) offer: Offer,
     pub(crate) module: Option<Box<dyn Module>>,
@@ -281,14 +285,23 @@ impl Flow {
         offer: Offer,
         initial: u32,
         config: &Config,
+        smallest: u16,
         now: Time,
     ) -> Self {
         let both_scale = offer.window_scale.is_some();
+        let peer_segment_size = offer.segment_size.min(config.segment_size);
+        let segment_size = if offer.by_cookie {
+            // As the peer was told.
+            smallest
+        } else {
+            peer_segment_size
+        };
         Self {
             peer,
             phase: Phase::Opening,
             generation: 0,
-            segment_size: offer.segment_size.min(config.segment_size),
+            segment_size,
+            peer_segment_size,
             offer,
             module: None,
             inbound: Inbound {
@@ -301,7 +314,7 @@ impl Flow {
                 abandoned: Vec::new(),
                 asked: FIRST,
                 fin: None,
-                mean: offer.segment_size.min(config.segment_size).into(),
+                mean: segment_size.into(),
                 windows: Windows::Minimum,
                 announced: Announced {
                     scale: if both_scale { config.window_scale } else { 0 },

@@ -182,6 +182,8 @@ impl Switch {
         self.cookies_until = now + cookie::LIFETIME;
         let header = &mut answer.header;
         header.options = header.options.with_acp(acp.then_some(acp::VERSION));
+        let named = header.options.maximum_segment_size;
+        header.options.maximum_segment_size = named.map(|size| size.min(self.smallest));
         // Nobody has room for the peer's frames yet.
         header.window = 0;
         emit(Emission {
@@ -240,6 +242,7 @@ impl Switch {
             offer,
             initial,
             &self.config,
+            self.smallest,
             now,
         );
         self.generation += 1;

@@ -17,6 +17,7 @@ impl Flow {
         payload: &[u8],
     ) -> Result<(), Reset> {
         self.active = context.now;
+        let longest = usize::from(self.peer_segment_size);
         let Some(end) = self.end(slot) else {
             return Ok(());
         };
@@ -39,6 +40,10 @@ impl Flow {
         }
         if !header.flags.contains(Flags::ACK) {
             context.counters.dropped_unacceptable += 1;
+            return Ok(());
+        }
+        if payload.len() > longest {
+            context.counters.dropped_too_long += 1;
             return Ok(());
         }
         let fin = header.flags.contains(Flags::FIN);

@@ -57,6 +57,10 @@ impl Flow {
             context.counters.dropped_unacceptable += 1;
             return Ok(());
         }
+        if payload.len() > usize::from(self.segment_size) {
+            context.counters.dropped_too_long += 1;
+            return Ok(());
+        }
         let fin = header.flags.contains(Flags::FIN);
         let alone = payload.is_empty() && !fin;
         let result = self

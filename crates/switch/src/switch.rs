@@ -37,6 +37,9 @@ pub struct Switch {
     /// Until when a cookie may come back.
     pub(crate) cookies_until: Time,
     pub(crate) modules: Box<dyn Modules>,
+    /// The smallest segment size that a member has named so far: what a peer is told
+    /// before members are asked.
+    pub(crate) smallest: u16,
     pub(crate) members: Vec<MemberSlot>,
     pub(crate) member_counters: Box<[MemberCounters; MEMBERS_MAX]>,
     pub(crate) flows: Slab<Flow>,
@@ -122,6 +125,7 @@ impl Switch {
         Ok(Self {
             cookies: Cookies::new(&cookies, secrets.cookie),
             index: HashMap::with_hasher(Keyed(secrets.sequence)),
+            smallest: config.segment_size,
             config,
             secrets,
             cookies_until: Time::ZERO,
@@ -362,6 +366,7 @@ impl Switch {
             emit,
             gone: &mut self.gone,
             modules: self.modules.as_mut(),
+            smallest: &mut self.smallest,
             rearm: false,
         };
         let result = act(flow, &mut context);

@@ -83,7 +83,7 @@ impl Flow {
             .map(|end| end.source.edge.saturating_sub(end.source.next))
             .sum();
         let mut free = edge.saturating_sub(outbound.next + given);
-        let segment = u64::from(self.segment_size);
+        let segment = u64::from(self.peer_segment_size);
         for end in self.ends.iter_mut().filter(|end| end.may_send()) {
             let source = &mut end.source;
             let wanted = (source.acked + share).saturating_sub(source.edge).min(free);
@@ -106,7 +106,7 @@ impl Flow {
         let outbound = &self.outbound;
         let runs = outbound.runs.len() as u64;
         let flight = outbound.next - outbound.acked;
-        let segment = u64::from(self.segment_size);
+        let segment = u64::from(self.peer_segment_size);
         let mean = match flight.checked_div(runs) {
             // What one sends goes into one run.
             _ if count == 1 => segment.max(flight),

@@ -236,3 +236,42 @@ fn null_frames_fill_what_went_elsewhere_with_the_same_bounds() {
     assert_eq!(raw.acks(&emissions), [101]);
     assert_eq!(acp::Header::null(50).map(|header| header.size()), Some(50));
 }
+
+#[test]
+fn segments_that_somebody_has_joined_are_dropped_by_name() {
+    let mut raw = Raw::open(1);
+    let joined = [data(&[1; 600]), data(&[2; 600])].concat();
+    assert_eq!(raw.peer(1, 1, Flags::ACK, &joined), []);
+    assert_eq!(raw.member(0, 1, 1, Flags::ACK, &joined), []);
+    assert_eq!(raw.switch.counters().dropped_too_long, 2);
+    let emissions = raw.peer(1, 1, Flags::ACK, &joined[..604]);
+    assert_eq!(raw.to_member(0, &emissions).len(), 1);
+}
+
+/// Frames so small that many more than the ring holds fit into the windows.
+#[test]
+fn small_frames_do_not_overrun_the_ring() {
+    let mut raw = Raw::open(2);
+    let frame = data(&[3; 60]);
+    let many = frame.repeat(14);
+    let mut sequence = 1;
+    // The peer sends what it may, and members acknowledge a round trip later.
+    for _ in 0..40 {
+        let window = raw.switch.flows().next().expect("a connection").window_in;
+        for _ in 0..(window / many.len() as u64).min(60) {
+            raw.peer(sequence, 1, Flags::ACK, &many);
+            sequence += many.len() as u32;
+        }
+        let half = 1 + (sequence - 1) / 2;
+        raw.member(0, 1, half, Flags::ACK, &[]);
+        raw.member(1, 1, half, Flags::ACK, &[]);
+        let flow = raw.switch.flows().next().expect("a connection");
+        assert_eq!(flow.unacknowledged_in, 0);
+    }
+    let counters = raw.switch.counters();
+    assert!(
+        counters.dropped_ring_full <= 1,
+        "only before their size is known: {counters:?}"
+    );
+    assert!(sequence > 40 * 300 * 64, "{sequence}");
+}
