@@ -129,6 +129,8 @@ pub(crate) struct Announced {
     pub(crate) scale: u8,
     /// The window field last sent.
     pub(crate) window: u16,
+    /// The largest that was sent.
+    pub(crate) most: u16,
     /// An acknowledgment is due.
     pub(crate) due: bool,
     /// Duplicates of it that are due after it.
@@ -253,6 +255,18 @@ pub(crate) struct Source {
     /// Where its FIN is.
     pub(crate) fin: Option<u64>,
     pub(crate) announced: Announced,
+}
+
+impl Announced {
+    /// Takes the field for a window of `room` bytes. `whole`: none that is open, but for
+    /// less than a segment of so many bytes, once there was a larger one.
+    pub(crate) fn set_window(&mut self, room: u64, whole: Option<u16>) {
+        let field = u16::try_from(room >> self.scale).unwrap_or(u16::MAX);
+        let holds = |field: u16, size: u16| u64::from(field) << self.scale >= size.into();
+        let part = whole.is_some_and(|size| !holds(field, size) && holds(self.most, size));
+        self.window = if part { 0 } else { field };
+        self.most = self.most.max(field);
+    }
 }
 
 impl End {

@@ -11,6 +11,12 @@ use crate::sequence::FIRST;
 /// member's acknowledgments come to it.
 const VOIDS_MAX: usize = 16;
 
+/// The segment size, where an end that waits with nothing in flight could send a part of
+/// a frame: a kernel fills what is left of a window with one when it probes.
+fn whole_frames(context: &Context<'_>, nothing_in_flight: bool, segment_size: u16) -> Option<u16> {
+    (context.config.kernel_ends && nothing_in_flight).then_some(segment_size)
+}
+
 impl Flow {
     /// What the peer is told to be acknowledged.
     pub(crate) fn peer_ack(&self) -> u64 {
@@ -48,8 +54,9 @@ impl Flow {
         let edge = self.peer_edge();
         let inbound = &mut self.inbound;
         inbound.offered = inbound.offered.max(edge);
-        let window = inbound.offered.saturating_sub(ack) >> inbound.announced.scale;
-        inbound.announced.window = u16::try_from(window).unwrap_or(u16::MAX);
+        let whole = whole_frames(context, inbound.left == inbound.next, self.segment_size);
+        let room = inbound.offered.saturating_sub(ack);
+        inbound.announced.set_window(room, whole);
         inbound.announced.due = false;
         self.emit_to_peer(context, csn, flags, ack, payload);
     }
@@ -88,13 +95,15 @@ impl Flow {
         payload: Payload,
     ) {
         let ack = self.member_ack(slot);
+        let segment_size = self.peer_segment_size;
         let Some(end) = self.end(slot) else {
             return;
         };
         let source = &mut end.source;
         let scale = source.announced.scale;
-        let window = source.edge.saturating_sub(ack) >> scale;
-        source.announced.window = u16::try_from(window).unwrap_or(u16::MAX);
+        let whole = whole_frames(context, source.acked == source.next, segment_size);
+        let room = source.edge.saturating_sub(ack);
+        source.announced.set_window(room, whole);
         source.announced_edge = ack + (u64::from(source.announced.window) << scale);
         source.announced.due = false;
         self.emit_to_member(context, slot, lsn, flags, ack, payload);

@@ -61,7 +61,11 @@ impl Flow {
         if left >= 2 * segment && left > inbound.offered.saturating_sub(inbound.left) / 2 {
             return false;
         }
-        let more = self.peer_edge().saturating_sub(inbound.offered);
+        let edge = self.peer_edge();
+        if inbound.announced.window == 0 && edge - inbound.next >= 2 * segment {
+            return true;
+        }
+        let more = edge.saturating_sub(inbound.offered);
         let idle = inbound.left == inbound.next;
         more >= segment.max(left) || (left == 0 && idle && more > 0)
     }

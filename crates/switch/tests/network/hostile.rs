@@ -275,3 +275,31 @@ fn small_frames_do_not_overrun_the_ring() {
     );
     assert!(sequence > 40 * 300 * 64, "{sequence}");
 }
+
+/// A kernel that waits for a window sends what part of a frame fits when it probes.
+#[test]
+fn kernels_are_not_offered_a_part_of_a_frame() {
+    for kernel_ends in [true, false] {
+        let mut set = config();
+        set.kernel_ends = kernel_ends;
+        let mut raw = Raw::open_with(set, round_robin(Lost::Reset), 1);
+        let frame = data(&[4; 846]);
+        let count = super::raw::WINDOW / 850;
+        for number in 0..u32::from(count) {
+            raw.peer(1 + 850 * number, 1, Flags::ACK, &frame);
+        }
+        // The member has acknowledged all and read nothing.
+        raw.window = super::raw::WINDOW - 850 * count;
+        assert_eq!(raw.window, 450);
+        let all = 1 + 850 * u32::from(count);
+        let told = raw.member(0, 1, all, Flags::ACK, &[]);
+        let window =
+            |told: &[tidewall_switch::Emission]| told.last().map(|last| last.header.window);
+        assert_eq!(window(&told), Some(if kernel_ends { 0 } else { 450 }));
+        // With room for frames again it is told, and asked it says so, too.
+        raw.window = 5000;
+        let told = raw.member(0, 1, all, Flags::ACK, &[]);
+        assert_eq!(window(&told), Some(5000));
+        assert_eq!(raw.acks(&told), [all]);
+    }
+}

@@ -27,6 +27,8 @@ pub struct Raw {
     pub members: Vec<(FourTuple, u32)>,
     /// Where the switch began towards the peer.
     pub isn: u32,
+    /// What ends announce now.
+    pub window: u16,
 }
 
 pub fn syn_options() -> Options {
@@ -68,6 +70,7 @@ impl Raw {
             },
             members: Vec::new(),
             isn: 0,
+            window: WINDOW,
         }
     }
 
@@ -107,6 +110,7 @@ impl Raw {
     }
 
     fn packet(
+        &self,
         flow: FourTuple,
         sequence: u32,
         acknowledgment: u32,
@@ -121,7 +125,7 @@ impl Raw {
                 sequence,
                 acknowledgment,
                 flags,
-                window: WINDOW,
+                window: self.window,
                 ..Header::default()
             },
             payload: payload.to_vec(),
@@ -129,7 +133,7 @@ impl Raw {
     }
 
     pub fn syn(&mut self, options: Options) -> Vec<Emission> {
-        let mut packet = Self::packet(self.peer, PEER_ISN, 0, Flags::SYN, &[]);
+        let mut packet = self.packet(self.peer, PEER_ISN, 0, Flags::SYN, &[]);
         packet.header.options = options;
         self.put(&packet)
     }
@@ -154,7 +158,7 @@ impl Raw {
     pub fn answer_one(&mut self, syn: &Emission, options: Options) -> Vec<Emission> {
         self.members.push((syn.flow, syn.header.sequence));
         let ack = syn.header.sequence.wrapping_add(1);
-        let mut packet = Self::packet(syn.flow, MEMBER_ISN, ack, Flags::SYN | Flags::ACK, &[]);
+        let mut packet = self.packet(syn.flow, MEMBER_ISN, ack, Flags::SYN | Flags::ACK, &[]);
         packet.header.options = options;
         let emissions = self.put(&packet);
         let to_peer = |emission: &&Emission| emission.header.flags == Flags::SYN | Flags::ACK;
@@ -167,7 +171,7 @@ impl Raw {
     /// A segment of the peer; numbers from the SYNs on.
     pub fn peer(&mut self, sequence: u32, ack: u32, flags: Flags, payload: &[u8]) -> Vec<Emission> {
         let sequence = PEER_ISN.wrapping_add(sequence);
-        let packet = Self::packet(
+        let packet = self.packet(
             self.peer,
             sequence,
             self.isn.wrapping_add(ack),
@@ -188,7 +192,7 @@ impl Raw {
     ) -> Vec<Emission> {
         let (flow, isn) = self.members[member];
         let sequence = MEMBER_ISN.wrapping_add(sequence);
-        let packet = Self::packet(flow, sequence, isn.wrapping_add(ack), flags, payload);
+        let packet = self.packet(flow, sequence, isn.wrapping_add(ack), flags, payload);
         self.put(&packet)
     }
 
