@@ -260,11 +260,14 @@ pub(crate) struct Source {
 impl Announced {
     /// Takes the field for a window of `room` bytes. `whole`: none that is open, but for
     /// less than a segment of so many bytes, once there was a larger one.
+    #[inline]
     pub(crate) fn set_window(&mut self, room: u64, whole: Option<u16>) {
         let field = u16::try_from(room >> self.scale).unwrap_or(u16::MAX);
         let holds = |field: u16, size: u16| u64::from(field) << self.scale >= size.into();
-        let part = whole.is_some_and(|size| !holds(field, size) && holds(self.most, size));
-        self.window = if part { 0 } else { field };
+        self.window = match whole {
+            Some(size) if !holds(field, size) && holds(self.most, size) => 0,
+            _ => field,
+        };
         self.most = self.most.max(field);
     }
 }

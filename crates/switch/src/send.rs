@@ -13,6 +13,7 @@ const VOIDS_MAX: usize = 16;
 
 /// The segment size, where an end that waits with nothing in flight could send a part of
 /// a frame: a kernel fills what is left of a window with one when it probes.
+#[inline]
 fn whole_frames(context: &Context<'_>, nothing_in_flight: bool, segment_size: u16) -> Option<u16> {
     (context.config.kernel_ends && nothing_in_flight).then_some(segment_size)
 }
