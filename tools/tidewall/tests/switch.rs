@@ -20,9 +20,6 @@ use tidewall_wire::acp::{HEADER_LEN, Header, Kind};
 const FRAMES: u32 = 3000;
 /// How long a peer waits for a frame.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Room for a window of the kernel's in frames as small as these: what finds the ring
-/// full is dropped, and without SACK many losses in one window take long to repair.
-const RING: &str = "ring = 4096";
 const VIRTUAL: &str = "10.99.0.99:6000";
 const MEMBERS: [&str; 2] = ["10.99.1.2:6000", "10.99.2.2:6000"];
 
@@ -293,7 +290,7 @@ fn a_connection_is_split_over_two_members_and_merged() {
         return;
     };
     let _members = star.members();
-    let file = star.file(2, RING);
+    let file = star.file(2, "");
     let switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
     assert!(
         switch.first.contains("round-robin for 2 members"),
@@ -344,7 +341,7 @@ fn paths_that_lose_and_reorder_lose_nothing() {
         "7",
     ]);
     let _members = star.members();
-    let file = star.file(2, RING);
+    let file = star.file(2, "");
     let switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
     let mut peer = star.end(0, "end_peer");
     let output = peer.env("TW_FRAMES", "1000").output().unwrap();
