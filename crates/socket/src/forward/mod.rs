@@ -37,7 +37,7 @@ use tidewall_wire::udp::Addresses;
 use crate::channels::ChannelSet;
 use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, lock, rank};
-use crate::receiver::wait_for_frames;
+use crate::receiver::{Wait, wait_for_frames};
 use crate::stack::{Core, EmbeddedConfig, Stack};
 use claims::Claims;
 pub use output::{Heading, Output, OutputCounters};
@@ -46,6 +46,8 @@ pub use output::{Heading, Output, OutputCounters};
 const CHANNEL_LIMIT: u32 = 512;
 /// Frames taken out of one channel before those of the next interface.
 const BATCH: usize = 64;
+/// What falling asleep and being woken adds to a wait, on a halted virtual processor.
+const WAKE_UP: Duration = Duration::from_micros(20);
 /// Segments that came through the kernel, while polls were unknown, and wait.
 const KERNEL_DELIVERED: usize = 64;
 
@@ -53,6 +55,17 @@ const KERNEL_DELIVERED: usize = 64;
 pub struct Forwarder {
     inputs: Vec<Input>,
     output: Output,
+    spin: Spin,
+}
+
+/// When a wait begins with looking, as for sockets ([`EmbeddedConfig::spin`]): what was
+/// sent on is answered soon.
+struct Spin {
+    most: Duration,
+    /// The last wait after something was sent was so short that the next one may.
+    again: bool,
+    /// Segments sent before the last wait.
+    sent: u64,
 }
 
 /// What comes from one interface.
@@ -104,10 +117,19 @@ impl Forwarder {
             lock(&queue.transmitter).set_origins(origins.clone());
         }
         let output = Output::new(&stacks);
+        let spin = Spin {
+            most: cores()
+                .map(|it| it.receiver.spin())
+                .min()
+                .unwrap_or_default(),
+            again: false,
+            sent: 0,
+        };
         let inputs = stacks.into_iter().map(Input::open);
         Ok(Forwarder {
             inputs: inputs.collect::<io::Result<_>>()?,
             output,
+            spin,
         })
     }
 
@@ -173,10 +195,34 @@ impl Forwarder {
     /// # Errors
     /// ENODEV when an interface is no more; what a device reports; EINTR.
     pub fn wait(&mut self, most: Option<Duration>) -> io::Result<()> {
-        let waiting = self.inputs.iter().any(Input::has_waiting);
+        let has_input = || self.inputs.iter().any(Input::has_waiting);
+        let most = if has_input() {
+            Some(Duration::ZERO)
+        } else {
+            most
+        };
+        let counters = self.output.counters();
+        let sent = counters.in_place + counters.copied;
+        let answered = self.spin.sent != sent;
+        let spins = self.spin.again && answered;
+        let spin = if spins {
+            self.spin.most
+        } else {
+            Duration::ZERO
+        };
+        let began = Instant::now();
         let cores: Vec<&Core> = self.stacks().map(|stack| &**stack.core()).collect();
-        let most = if waiting { Some(Duration::ZERO) } else { most };
-        wait_for_frames(&cores, most, self.output.is_sending())
+        let wait = Wait {
+            most,
+            spin,
+            sending: self.output.is_sending(),
+        };
+        wait_for_frames(&cores, wait, has_input)?;
+        self.spin.sent = sent;
+        if answered {
+            self.spin.again = has_input() && began.elapsed() <= self.spin.most + WAKE_UP;
+        }
+        Ok(())
     }
 
     /// Has the kernel look for the next hop to an address by an interface, so that it is

@@ -28,7 +28,7 @@ use crate::wait_queue::{Leadership, thread_waker};
 use classes::ClassShare;
 pub use classes::TrafficClass;
 use deferral::Deferral;
-pub(crate) use several::wait_for_frames;
+pub(crate) use several::{Wait, wait_for_frames};
 use sleep::{LoadLevel, LoadSample};
 
 /// A sleeper looks again after this long while the driver may have lost frames
@@ -182,6 +182,11 @@ impl Receiver {
             timer_batches: AtomicU32::new(0),
             classed,
         }
+    }
+
+    /// How long a wait may poll before it sleeps.
+    pub(crate) fn spin(&self) -> Duration {
+        self.spin.most
     }
 
     /// The queue that sends what belongs to queue `number`: itself, unless the

@@ -8,18 +8,34 @@ const SEND_AGAIN: Duration = Duration::from_millis(1);
 /// When to look again at a device that is down.
 const DOWN: Duration = Duration::from_millis(100);
 
-/// Polls every device of `cores` and sorts what has come. When that is nothing, sleeps
-/// until a device has something, but no longer than `most`, and sorts that. `sending`:
-/// frames are still on their way, which the caller has to see to. A device that is down
-/// keeps nobody from the others. The threads of host architectures have no place here.
+/// How a thread waits for several devices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    /// How long it sleeps; `None`: until something comes.
+    pub(crate) most: Option<Duration>,
+    /// How long it looks at what comes by itself before it sleeps.
+    pub(crate) spin: Duration,
+    /// Frames are still on their way, which the caller has to see to.
+    pub(crate) sending: bool,
+}
+
+/// Polls every device of `cores` and sorts what has come. When that is nothing, waits
+/// until a device has something, which `has_input` says, and sorts that. A device that
+/// is down keeps nobody from the others. The threads of host architectures have no place
+/// here.
 ///
 /// # Errors
 /// ENODEV when an interface is no more; what a device reports; EINTR.
 pub(crate) fn wait_for_frames(
     cores: &[&Core],
-    most: Option<Duration>,
-    sending: bool,
+    wait: Wait,
+    has_input: impl Fn() -> bool,
 ) -> io::Result<()> {
+    let Wait {
+        most,
+        spin,
+        sending,
+    } = wait;
     if cores.iter().any(|core| core.receiver.is_busy()) {
         // Who finds many is back when they are dealt with.
         let mut frames = 0;
@@ -72,6 +88,16 @@ pub(crate) fn wait_for_frames(
         }
         if polls_again {
             continue;
+        }
+        // Armed, so that the devices deliver by themselves, and a look at memory sees it.
+        let end = (!spin.is_zero()).then(|| Instant::now() + spin);
+        while end.is_some_and(|end| Instant::now() < end) {
+            for core in &up {
+                core.receiver.collect(core);
+            }
+            if has_input() {
+                return Ok(());
+            }
         }
         let queues = up.iter().flat_map(|core| &core.receiver.queues);
         let descriptors: Vec<_> = queues
