@@ -14,6 +14,7 @@ use crate::modules::{MemberView, Module, Modules, Windows};
 use crate::ranges::Ranges;
 use crate::ring::{Chain, Ring};
 use crate::sequence::{FIRST, Numbers};
+use crate::window::Mean;
 use crate::{MemberId, config};
 
 /// The first wait for an answer to what the switch itself sends (RFC 6298 §2.1).
@@ -116,7 +117,7 @@ pub(crate) struct Inbound {
     /// Where the peer's FIN is.
     pub(crate) fin: Option<u64>,
     /// The mean size of frames, by which the ring's room becomes a window.
-    pub(crate) mean: u32,
+    pub(crate) mean: Mean,
     pub(crate) windows: Windows,
     /// What is announced to the peer.
     pub(crate) announced: Announced,
@@ -152,6 +153,8 @@ pub(crate) struct Outbound {
     pub(crate) runs: VecDeque<Run>,
     /// The most that a window field of ours to a member rounds off, and one.
     pub(crate) unit: u64,
+    /// The size of segments, of which each may be a run.
+    pub(crate) mean: Mean,
     /// How many runs there may be.
     pub(crate) limit: u16,
     /// Where the merged FIN is.
@@ -331,7 +334,7 @@ impl Flow {
                 abandoned: Vec::new(),
                 asked: FIRST,
                 fin: None,
-                mean: segment_size.into(),
+                mean: Mean::default(),
                 windows: Windows::Minimum,
                 announced: Announced {
                     scale: if both_scale { config.window_scale } else { 0 },
@@ -345,6 +348,7 @@ impl Flow {
                 edge: FIRST,
                 scale: offer.window_scale.unwrap_or(0).min(14),
                 runs: VecDeque::new(),
+                mean: Mean::default(),
                 limit: config.ring,
                 unit: 1 << config.window_scale,
                 fin: None,

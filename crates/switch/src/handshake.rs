@@ -73,7 +73,8 @@ impl Flow {
     fn answer_peer(&mut self, context: &mut Context<'_>) {
         let answered = self.ends.iter().filter(|end| end.stage == Stage::Answered);
         let room = answered.map(|end| end.sink.edge - FIRST).min();
-        let window = u16::try_from(room.unwrap_or(0)).unwrap_or(u16::MAX);
+        let room = room.unwrap_or(0).min(self.ring_room());
+        let window = u16::try_from(room).unwrap_or(u16::MAX);
         self.inbound.offered = FIRST + u64::from(window);
         let scale = self.inbound.announced.scale;
         let options = Options {

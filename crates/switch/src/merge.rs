@@ -150,6 +150,7 @@ impl Flow {
                 }),
             }
             outbound.next += beyond;
+            outbound.mean.add(beyond as u32);
             source.next = finish;
         }
         let push = Flags(flags.0 & Flags::PSH.0);

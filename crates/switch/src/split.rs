@@ -10,7 +10,6 @@ use crate::emission::Payload;
 use crate::flow::{Context, Flow, Phase, Reset};
 use crate::modules::{self, Members, Verdict};
 use crate::ring::Frame;
-use crate::window::learn_size;
 
 /// What one segment carries to a member: frames that are neighbours in both sequences.
 struct Piece {
@@ -321,7 +320,7 @@ impl Flow {
                 }
             }
         }
-        learn_size(&mut self.inbound.mean, length as u32);
+        self.inbound.mean.add(length as u32);
         context.counters.frames_in += 1;
         if let Some(counters) = context.members.get_mut(usize::from(member)) {
             counters.frames_in += 1;

@@ -4,16 +4,37 @@
 use crate::flow::{End, Flow};
 use crate::modules::Windows;
 
-/// Frames in whose running mean a new one counts as one.
-const MEAN_WEIGHT: u32 = 8;
+/// Frames over which sizes are averaged.
+const MEAN_OF: u8 = 64;
 
-/// From so many runs on their mean says how long the next ones will be.
-const RUNS_TELL: u64 = 8;
+/// How large frames are, by which a ring's room becomes bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mean {
+    size: u32,
+    count: u8,
+}
 
-/// A frame or run of so many bytes came.
-pub(crate) fn learn_size(mean: &mut u32, size: u32) {
-    *mean = (*mean * (MEAN_WEIGHT - 1)).saturating_add(size) / MEAN_WEIGHT;
-    *mean = (*mean).max(1);
+impl Default for Mean {
+    /// Small, until some have come: what was offered cannot be taken back, and is more
+    /// than an initial window all the same.
+    fn default() -> Self {
+        Self { size: 64, count: 0 }
+    }
+}
+
+impl Mean {
+    /// A frame, or a run, of so many bytes came.
+    pub(crate) fn add(&mut self, size: u32) {
+        self.count = (self.count + 1).min(MEAN_OF);
+        let count = u64::from(self.count);
+        let sum = u64::from(self.size) * (count - 1) + u64::from(size);
+        self.size = (sum / count).max(1) as u32;
+    }
+
+    /// Bytes of so many frames, less an eighth: the next ones may be smaller.
+    fn bytes(self, frames: u64) -> u64 {
+        frames * u64::from(self.size) * 7 / 8
+    }
 }
 
 impl Flow {
@@ -39,17 +60,22 @@ impl Flow {
             Windows::Minimum => rooms.min(),
             Windows::Sum => Some(rooms.sum()),
         };
-        let ring = match u64::from(inbound.ring.room()) {
+        inbound.next + room.unwrap_or(0).min(self.ring_room())
+    }
+
+    /// Bytes that the inbound ring has room for, if frames stay as large as they are.
+    pub(crate) fn ring_room(&self) -> u64 {
+        let inbound = &self.inbound;
+        match u64::from(inbound.ring.room()) {
             0 => 0,
             // A window that no frame fits would stop the peer for good, also for what
             // the field rounds off.
             frames => {
                 let unit = 1 << inbound.announced.scale;
                 let least = u64::from(self.segment_size).next_multiple_of(unit);
-                (frames * u64::from(inbound.mean)).max(least)
+                inbound.mean.bytes(frames).max(least)
             }
-        };
-        inbound.next + room.unwrap_or(0).min(ring)
+        }
     }
 
     /// The peer has little left of its window, and there is a segment more, or all that
@@ -104,24 +130,23 @@ impl Flow {
     }
 
     /// The right edge of what `count` members together may send: what the peer takes,
-    /// and no more than there is room for runs if those of several members become a
-    /// segment each.
+    /// and no more than there is room for runs if each segment of several members becomes
+    /// one.
     fn members_edge(&self, count: u64) -> u64 {
         let outbound = &self.outbound;
         let runs = outbound.runs.len() as u64;
         let flight = outbound.next - outbound.acked;
         let segment = u64::from(self.peer_segment_size);
-        let mean = match flight.checked_div(runs) {
-            // What one sends goes into one run.
-            _ if count == 1 => segment.max(flight),
-            Some(mean) if runs >= RUNS_TELL => mean.min(segment),
-            _ => segment,
-        };
         let ring = match u64::from(outbound.limit).saturating_sub(runs) {
             0 => 0,
+            // What one sends goes into one run.
+            room if count == 1 => room * segment.max(flight),
             // A share that no frame fits would stop its member for good, also for what
             // the field rounds off.
-            room => (room * mean).max(count * segment.next_multiple_of(outbound.unit)),
+            room => {
+                let least = count * segment.next_multiple_of(outbound.unit);
+                outbound.mean.bytes(room).max(least)
+            }
         };
         outbound.edge.min(outbound.next + ring)
     }
