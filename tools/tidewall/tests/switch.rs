@@ -135,16 +135,17 @@ impl Star {
         command
     }
 
-    /// Members that serve; each has said that it listens.
+    /// A member that serves; it has said that it listens.
+    fn member(&self, end: usize) -> Service {
+        let mut command = self.end(end, "end_member");
+        command.env("TW_MEMBER", end.to_string());
+        let mut service = Service::start(command);
+        service.line_with("listens");
+        service
+    }
+
     fn members(&self) -> Vec<Service> {
-        let member = |end| {
-            let mut command = self.end(end, "end_member");
-            command.env("TW_MEMBER", end.to_string());
-            let mut service = Service::start(command);
-            service.line_with("listens");
-            service
-        };
-        (1..3).map(member).collect()
+        (1..3).map(|end| self.member(end)).collect()
     }
 }
 
@@ -389,6 +390,36 @@ fn members_go_and_come_while_a_connection_lives() {
     fs::write(&file, "address = 5").unwrap();
     signal("-HUP", &switch.process);
     assert_eq!(step("some", &mut peer), "step {1, 2}");
+    let totals = switch.end();
+    assert!(totals.contains("connections 1\n"), "{totals}");
+}
+
+#[test]
+fn a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere() {
+    const TEST: &str = "a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere";
+    let Some(star) = Star::or_skip(TEST, "k") else {
+        return;
+    };
+    let mut members = star.members();
+    let health = "lost = 'resend'\nhealth = { interval = '100ms', failures = 1 }";
+    let file = star.file(2, health);
+    let mut switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
+    let mut peer = Service::start(star.end(0, "end_peer_in_steps"));
+    peer.line_with("connected");
+    let mut lines = peer.process.0.stdin.take().unwrap();
+    let mut step = |what: &str, peer: &mut Service| {
+        writeln!(lines, "{what}").unwrap();
+        peer.first.clear();
+        peer.line_with("step");
+        peer.first.trim_end().to_owned()
+    };
+    assert_eq!(step("some", &mut peer), "step {1, 2}");
+    drop(members.pop());
+    switch.line_with("10.99.2.2:6000 does not answer");
+    assert_eq!(step("some", &mut peer), "step {1}");
+    members.push(star.member(2));
+    switch.line_with("10.99.2.2:6000 answers");
+    assert_eq!(step("both", &mut peer), "step {1, 2}");
     let totals = switch.end();
     assert!(totals.contains("connections 1\n"), "{totals}");
 }
