@@ -85,7 +85,7 @@ impl Input {
 
     fn own(&mut self, address: Option<IpAddr>, port: u16) -> io::Result<()> {
         let core = self.stack.here()?;
-        let id = self.set.as_ref().map(|set| set.id);
+        let id = self.sets.first().map(|set| set.id);
         let id = id.ok_or(io::ErrorKind::NotConnected)?;
         core.tables.listen(Protocol::Tcp, address, port, id)?;
         // Listed before the driver may know it, so that it is taken back if that fails.

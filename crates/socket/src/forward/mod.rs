@@ -1,7 +1,7 @@
 //! Forwarding TCP segments between interfaces, where they lie.
 //!
 //! A [`Forwarder`] has a stack on each of several interfaces, all over one frame memory,
-//! and on each stack one channel, to which the driver program gives everything that
+//! and on each stack a channel, to which the driver program gives everything that
 //! comes to the ports that the forwarder has claimed. One thread takes segments out of
 //! these channels ([`Forwarder::receive`]), says for each where it goes and with which
 //! headers ([`Output`]), and waits on all interfaces at once ([`Forwarder::wait`]). A
@@ -9,6 +9,9 @@
 //! before the payload, the checksum is that of the old one with the header's words
 //! exchanged (RFC 1624), and the frame goes into the transmit ring of whichever
 //! interface leads there. Sent, it goes back to the queue that received it.
+//!
+//! Connections that are known to be some are admitted to a channel of their own
+//! ([`Output::admit`]), so that a flood of SYNs at a port keeps none of their segments out.
 //!
 //! Bounds: a channel holds so many frames as its limit says, and its credit is back as
 //! soon as the segment was handed on; what is on its way fills at most one transmit
@@ -26,6 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::SharedUmem;
+use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata, Protocol};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::KernelDelivered;
@@ -71,8 +75,8 @@ struct Spin {
 /// What comes from one interface.
 struct Input {
     stack: Stack,
-    /// `None` only while it is dropped.
-    set: Option<ChannelSet>,
+    /// Of ports, then of connections that were admitted; none while it is dropped.
+    sets: Vec<ChannelSet>,
     endpoint: Arc<ForwardEndpoint>,
     claims: Claims,
 }
@@ -116,7 +120,6 @@ impl Forwarder {
         for queue in cores().flat_map(|core| &core.receiver.queues) {
             lock(&queue.transmitter).set_origins(origins.clone());
         }
-        let output = Output::new(&stacks);
         let spin = Spin {
             most: cores()
                 .map(|it| it.receiver.spin())
@@ -126,9 +129,10 @@ impl Forwarder {
             sent: 0,
         };
         let inputs = stacks.into_iter().map(Input::open);
+        let inputs = inputs.collect::<io::Result<Vec<_>>>()?;
         Ok(Forwarder {
-            inputs: inputs.collect::<io::Result<_>>()?,
-            output,
+            output: Output::new(inputs.iter().map(|it| (&it.stack, it.admitted()))),
+            inputs,
             spin,
         })
     }
@@ -242,26 +246,33 @@ impl Input {
         let core = stack.core();
         let endpoint = Arc::new(ForwardEndpoint::default());
         let _binding = lock(&core.binding);
-        let id = core.channels.allocate()?;
-        let set = core
-            .channels
-            .open(&core.receiver.queues, id, CHANNEL_LIMIT)?;
-        core.channels
-            .set_endpoint(id.index(), Some(endpoint.clone()));
+        let mut sets = Vec::new();
+        for _ in 0..2 {
+            let id = core.channels.allocate()?;
+            let queues = &core.receiver.queues;
+            sets.push(core.channels.open(queues, id, CHANNEL_LIMIT)?);
+            core.channels
+                .set_endpoint(id.index(), Some(endpoint.clone()));
+        }
         if core.forward.set(endpoint.clone()).is_err() {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         drop(_binding);
         Ok(Input {
             stack,
-            set: Some(set),
+            sets,
             endpoint,
             claims: Claims::default(),
         })
     }
 
+    /// The channel of connections that were admitted.
+    fn admitted(&self) -> Option<ChannelId> {
+        self.sets.get(1).map(|set| set.id)
+    }
+
     fn has_waiting(&self) -> bool {
-        self.set.as_ref().is_some_and(|set| !set.looks_empty()) || self.endpoint.has_waiting()
+        self.sets.iter().any(|set| !set.looks_empty()) || self.endpoint.has_waiting()
     }
 
     fn receive(
@@ -289,8 +300,8 @@ impl Input {
             let bytes = &bytes;
             hand(Content::Bytes { from, bytes });
         }
-        let set = self.set.iter_mut();
-        for (id, channel) in set.flat_map(|set| set.channels.iter_mut().map(|it| (set.id, it))) {
+        let sets = self.sets.iter_mut();
+        for (id, channel) in sets.flat_map(|set| set.channels.iter_mut().map(|it| (set.id, it))) {
             if channel.looks_empty() {
                 continue;
             }
@@ -328,7 +339,7 @@ impl Drop for Input {
         let Ok(core) = self.stack.here() else { return };
         self.claims.release(core);
         let _binding = lock(&core.binding);
-        if let Some(set) = self.set.take() {
+        for set in self.sets.drain(..) {
             core.channels.set_endpoint(set.id.index(), None);
             core.channels.close(&core.receiver.queues, set);
         }

@@ -1,10 +1,13 @@
 //! Sending what is forwarded.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Instant;
 
+use tidewall_device::demux::ChannelId;
+use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{FourTuple, Outgoing};
 use tidewall_wire::ethernet::MacAddress;
@@ -69,17 +72,22 @@ struct Interface {
     neighbours: [Option<(IpAddr, IpAddr, MacAddress)>; NEIGHBOURS],
     /// Of each queue: there is something for the device.
     queued: Vec<bool>,
+    /// The channel of admitted connections, and those.
+    channel: Option<ChannelId>,
+    admitted: HashSet<FourTuple>,
 }
 
 impl Output {
-    pub(super) fn new(stacks: &[Stack]) -> Self {
-        let interface = |stack: &Stack| Interface {
+    pub(super) fn new<'a>(stacks: impl Iterator<Item = (&'a Stack, Option<ChannelId>)>) -> Self {
+        let interface = |(stack, channel): (&Stack, Option<ChannelId>)| Interface {
             stack: stack.clone(),
             neighbours: [None; NEIGHBOURS],
             queued: vec![false; stack.core().receiver.queues.len()],
+            channel,
+            admitted: HashSet::new(),
         };
         Output {
-            interfaces: stacks.iter().map(interface).collect(),
+            interfaces: stacks.map(interface).collect(),
             now: Instant::now(),
             counters: OutputCounters::default(),
         }
@@ -268,6 +276,48 @@ impl Output {
         }
     }
 
+    /// Gives the segments of one connection, which come by `interface`, a channel apart
+    /// from all else that comes to its port. Without room in the driver's table they go
+    /// on coming as before.
+    pub fn admit(&mut self, interface: usize, flow: &FourTuple) {
+        let Some(interface) = self.interfaces.get_mut(interface) else {
+            return;
+        };
+        let Some(channel) = interface
+            .channel
+            .filter(|_| !interface.admitted.contains(flow))
+        else {
+            return;
+        };
+        let tables = &interface.stack.core().tables;
+        let entered = tables.connect(Protocol::Tcp, flow.local, flow.remote, channel);
+        if entered.is_ok() {
+            interface.admitted.insert(*flow);
+        }
+    }
+
+    /// How many connections of an interface are admitted.
+    pub fn admitted(&self, interface: usize) -> usize {
+        let interface = self.interfaces.get(interface);
+        interface.map_or(0, |interface| interface.admitted.len())
+    }
+
+    /// Takes back what [`Output::admit`] gave, but for connections of which `lives` says
+    /// that they live.
+    pub fn retain(&mut self, interface: usize, lives: impl Fn(&FourTuple) -> bool) {
+        let Some(interface) = self.interfaces.get_mut(interface) else {
+            return;
+        };
+        let tables = &interface.stack.core().tables;
+        interface.admitted.retain(|flow| {
+            let stays = lives(flow);
+            if !stays {
+                tables.disconnect(Protocol::Tcp, flow.local, flow.remote);
+            }
+            stays
+        });
+    }
+
     pub(super) fn resolve(&mut self, to: usize, remote: IpAddr, local: IpAddr) {
         if let Some(interface) = self.interfaces.get(to) {
             let routes = &interface.stack.core().ip.routes;
@@ -308,6 +358,14 @@ impl Output {
             *kept = Some((remote, local, neighbour));
         }
         Some(neighbour)
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        for interface in 0..self.interfaces.len() {
+            self.retain(interface, |_| false);
+        }
     }
 }
 

@@ -41,8 +41,12 @@ fn ends(link: usize, v6: bool) -> (IpAddr, IpAddr) {
 }
 
 fn bed(links: usize, config: &LinkConfig) -> Bed {
+    bed_of(links, config, FRAMES)
+}
+
+fn bed_of(links: usize, config: &LinkConfig, frames: u32) -> Bed {
     let parts = config.queues * links as u32;
-    let mut parts = FrameMemory::in_parts(parts, FRAMES, FRAME_SIZE).unwrap();
+    let mut parts = FrameMemory::in_parts(parts, frames, FRAME_SIZE).unwrap();
     let mut stacks = Vec::new();
     let mut made = Vec::new();
     for number in 0..links {
@@ -333,6 +337,45 @@ fn a_link_that_is_down_keeps_nobody_from_the_others() {
     bed.links[0].0.inject(Side::A, &frame);
     bed.forward_all(false, |_| 2);
     assert_eq!(bed.sent(2).len(), 3);
+}
+
+#[test]
+fn a_flood_at_a_port_keeps_out_nothing_of_connections_that_were_admitted() {
+    // The memory holds more frames than a channel.
+    let mut bed = bed_of(2, &LinkConfig::default(), 4096);
+    let flow = |link: usize| FourTuple {
+        local: SocketAddr::new(ends(link, false).0, SERVICE),
+        remote: SocketAddr::new(ends(link, false).1, 40_000),
+    };
+    let segment = from_host(0, false, 7, b"of a connection", Checksum::Software);
+    let flood = || {
+        let mut frame = from_host(0, false, 7, b"a flood", Checksum::Software);
+        // From another port each time; its checksum is not looked at before there is room.
+        frame[34..36].copy_from_slice(&1000u16.to_be_bytes());
+        vec![frame; 128]
+    };
+    let received = |bed: &mut Bed| {
+        let mut kept = 0;
+        while bed.forwarder.receive(|_, arrived| {
+            kept += usize::from(arrived.segment().is_some());
+        }) > 0
+        {}
+        kept
+    };
+    for (admitted, wanted) in [(false, 0), (true, 1), (false, 0)] {
+        match admitted {
+            true => bed.forwarder.output().admit(0, &flow(0)),
+            false => bed.forwarder.output().retain(0, |_| false),
+        }
+        assert_eq!(bed.forwarder.output().admitted(0), wanted);
+        for _ in 0..6 {
+            bed.links[0].0.inject_burst(Side::A, flood());
+            bed.poll();
+        }
+        bed.links[0].0.inject(Side::A, &segment);
+        bed.poll();
+        assert_eq!(received(&mut bed), wanted, "admitted: {admitted}");
+    }
 }
 
 #[test]

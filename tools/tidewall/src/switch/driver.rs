@@ -1,13 +1,20 @@
 //! The machine over real interfaces: segments in, emissions out.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::Time;
+use tidewall_protocol::tcp::{FourTuple, Time};
 use tidewall_socket::forward::{Arrived, Forwarder, Heading, Output};
 use tidewall_switch::{Emission, Member, MemberId, Payload, Switch};
 use tidewall_wire::acp;
+use tidewall_wire::tcp::Flags;
+
+/// Place of the interface that peers come by.
+const PEERS: usize = 0;
+/// Connections that have ended and may keep their place in the driver program's table.
+const ENDED: usize = 4096;
 
 /// A switch and the interfaces that it stands between.
 pub struct Driver {
@@ -28,7 +35,7 @@ struct Wiring {
 
 impl Driver {
     /// `sides`: by which of the forwarder's interfaces a segment from each of the
-    /// switch's addresses leaves.
+    /// switch's addresses leaves, the virtual address first.
     pub fn new(switch: Switch, forwarder: Forwarder, sides: Vec<(IpAddr, usize)>) -> Self {
         Driver {
             switch,
@@ -74,8 +81,16 @@ impl Driver {
             switch.input(now, &segment, &mut |emission| {
                 wiring.emissions.push(emission)
             });
+            let (flow, flags) = (segment.flow, segment.header.flags);
+            if wiring.is_let_in(&flow, flags) {
+                output.admit(arrived.interface(), &flow);
+            }
             wiring.act(output, Some(arrived), traffic_class);
         });
+        if forwarder.output().admitted(PEERS) > switch.len() + ENDED {
+            let live: HashSet<FourTuple> = switch.flows().map(|flow| flow.peer).collect();
+            forwarder.output().retain(PEERS, |flow| live.contains(flow));
+        }
         if switch.next_deadline().is_some_and(|due| due <= now) {
             self.with(|switch, now, emit| switch.poll(now, emit));
         }
@@ -124,6 +139,17 @@ impl Driver {
 }
 
 impl Wiring {
+    /// True when a segment of a peer has caused something to be sent to a member, and was
+    /// no SYN: then it is of a connection, whose handshake is complete.
+    fn is_let_in(&self, flow: &FourTuple, flags: Flags) -> bool {
+        let [(address, _), ..] = *self.sides else {
+            return false;
+        };
+        flow.local.ip() == address
+            && !flags.intersects(Flags::SYN | Flags::RST)
+            && (self.emissions.iter()).any(|emission| emission.flow.local != flow.local)
+    }
+
     /// Sends what was emitted, in order. The last part of the received payload goes in
     /// the frame that it came in; so does what carries nothing, if no payload goes on.
     fn act(
