@@ -144,7 +144,13 @@ impl Forwarder {
                     self.report.not_sent[number] += counts[1];
                 }
                 for queue in &mut to.queues {
-                    queue.transmit.flush()?;
+                    // A flush sends a burst; what a full device leaves goes with the next.
+                    loop {
+                        let flushed = queue.transmit.flush()?;
+                        if flushed.left == 0 || flushed.full {
+                            break;
+                        }
+                    }
                     queue.transmit.reclaim(&mut sent);
                 }
                 for frame in sent.drain(..) {
