@@ -425,6 +425,27 @@ fn a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere() {
 }
 
 #[test]
+fn a_killed_switch_leaves_no_address_behind() {
+    const TEST: &str = "a_killed_switch_leaves_no_address_behind";
+    let Some(star) = Star::or_skip(TEST, "x") else {
+        return;
+    };
+    let file = star.file(0, "");
+    let switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
+    assert!(switch.first.contains("0 members"), "{}", switch.first);
+    let has_address = || {
+        let shown = Bed::output(&star.switch, "ip", &["address", "show", "dev", "tw-in0"]);
+        text(&shown.unwrap()).contains("10.99.0.99/32")
+    };
+    assert!(has_address());
+    signal("-KILL", &switch.process);
+    let end = Instant::now() + LIMIT;
+    while has_address() {
+        assert!(Instant::now() < end, "the address is still there");
+    }
+}
+
+#[test]
 fn a_dry_run_says_what_would_be_done() {
     const TEST: &str = "a_dry_run_says_what_would_be_done";
     let Some(star) = Star::or_skip(TEST, "d") else {

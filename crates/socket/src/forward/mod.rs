@@ -417,6 +417,16 @@ impl Arrived<'_> {
         )
     }
 
+    /// What the segment carries, its checks taken as made; nothing once it was forwarded.
+    pub fn payload(&self) -> &[u8] {
+        let checked = InputOptions {
+            verified: true,
+            ..self.core.ip.input_options
+        };
+        let segment = self.parse(&checked);
+        segment.map_or(&[], |segment| segment.payload)
+    }
+
     fn parse(&self, options: &InputOptions) -> Result<Segment<'_>, Option<DropReason>> {
         match &self.content {
             Content::InFrame {

@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::Protocol;
-use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{FourTuple, Outgoing};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::{Header, Packet};
@@ -169,14 +168,8 @@ impl Output {
         } = &mut arrived.content
         else {
             // Its bytes are the kernel's: there is no frame to send.
-            let segment = arrived.parse(&InputOptions {
-                verified: true,
-                ..InputOptions::default()
-            });
-            if let Ok(segment) = segment {
-                let part = segment.payload.get(payload).unwrap_or_default();
-                self.send_to(to, neighbour, heading, part, 0);
-            }
+            let part = arrived.payload().get(payload).unwrap_or_default();
+            self.send_to(to, neighbour, heading, part, 0);
             return;
         };
         let Some(taken) = frame.take() else {

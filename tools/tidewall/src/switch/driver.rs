@@ -195,9 +195,8 @@ impl Wiring {
                     output.forward(side, &heading, arrived, range);
                 }
                 Some(arrived) => {
-                    let segment = arrived.segment();
-                    let part = segment.and_then(|segment| segment.payload.get(range));
-                    output.send(side, &heading, part.unwrap_or_default(), Some(arrived));
+                    let part = arrived.payload().get(range).unwrap_or_default();
+                    output.send(side, &heading, part, Some(arrived));
                 }
                 None => output.send(side, &heading, &[], None),
             }
