@@ -61,6 +61,12 @@ pub trait Receive: Send {
     /// EINVAL out of range; EPERM where the kernel wants a privilege for it.
     fn set_budget(&mut self, frames: u32) -> io::Result<()>;
 
+    /// True when the device delivers into the ring by itself while its interrupt is
+    /// enabled; one that does not is polled for what it has.
+    fn delivers(&self) -> bool {
+        false
+    }
+
     /// How long the device may leave frames waiting while nobody polls it and
     /// its interrupt is masked; receive control's T. Of the whole device, not
     /// of one queue. Where it cannot be set, nothing happens. True when it was
@@ -130,8 +136,9 @@ pub struct KernelDelivered {
 
 /// Most frames of one poll: twice the weight that drivers know.
 pub const POLL_MAX: u32 = 128;
-/// How long a device waits until something else is said: the 256 slots of a veth
-/// ring at 1.28 million frames/s.
+/// How long a device that is to defer for no time waits all the same
+/// ([`InterruptModeration::DeferFor`]): the 256 slots of a veth ring at 1.28 million
+/// frames/s.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_micros(200);
 /// Longest time that a sleeper may ask for.
 pub const FLUSH_TIMEOUT_MAX: Duration = Duration::from_millis(1);
@@ -144,6 +151,10 @@ pub enum InterruptModeration {
     /// interrupt; until then [`FLUSH_TIMEOUT`], since a device without a timer does
     /// not let go of a poll of its own.
     DeferFor(Duration),
+    /// The receiver sleeps or looks at the ring only: the device interrupts with each
+    /// frame that finds it idle, as without a stack. Each poll that does not use up
+    /// its budget ends by enabling the interrupt, the device's own too.
+    Enabled,
     /// The receiver polls all the time: 5 ms. Each poll that keeps the device
     /// masked starts a timer of this length. One that is longer than a
     /// scheduler tick is never the next to expire, so starting it does not

@@ -23,7 +23,7 @@ pub(crate) fn defer_interrupts(
     let mut knobs = Vec::new();
     for (name, value) in [
         ("napi_defer_hard_irqs", DEFERRED),
-        ("gro_flush_timeout", nanoseconds(FLUSH_TIMEOUT)),
+        ("gro_flush_timeout", ENABLED),
     ] {
         let path = format!("/sys/class/net/{interface}/{name}");
         match Knob::set(restorer, &path, &value.to_string()) {
@@ -54,6 +54,9 @@ pub(crate) fn defer_interrupts(
 /// Nanoseconds of [`InterruptModeration::BusyPoll`]: over the longest scheduler tick in use but
 /// one (HZ=250).
 const LONG: u64 = 5_000_000;
+
+/// Nanoseconds of [`InterruptModeration::Enabled`], which is how a device begins.
+const ENABLED: u64 = 0;
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
@@ -99,7 +102,7 @@ impl FlushTimer {
                 defer: open("napi_defer_hard_irqs")?,
                 timeout: open("gro_flush_timeout")?,
                 before: [defer.old().to_owned(), timeout.old().to_owned()],
-                value: nanoseconds(FLUSH_TIMEOUT).into(),
+                value: ENABLED.into(),
                 lock: Mutex::new(()),
             }),
             coalescing: None,
@@ -111,6 +114,7 @@ impl FlushTimer {
             InterruptModeration::BusyPoll => LONG,
             InterruptModeration::DeferFor(Duration::ZERO) => nanoseconds(FLUSH_TIMEOUT),
             InterruptModeration::DeferFor(time) => nanoseconds(time.min(FLUSH_TIMEOUT_MAX)),
+            InterruptModeration::Enabled => ENABLED,
         };
         let shared = &*self.shared;
         let is_to_change =
@@ -128,8 +132,13 @@ impl FlushTimer {
         drop(lock);
         // A card that polls all the time does not interrupt, whatever its
         // setting, and to set it is slow.
-        if let (Some(card), InterruptModeration::DeferFor(time)) = (&self.coalescing, moderation) {
-            let _ = card.set(time.min(FLUSH_TIMEOUT_MAX));
+        let interval = match moderation {
+            InterruptModeration::DeferFor(time) => time.min(FLUSH_TIMEOUT_MAX),
+            InterruptModeration::Enabled => Duration::ZERO,
+            InterruptModeration::BusyPoll => return true,
+        };
+        if let Some(card) = &self.coalescing {
+            let _ = card.set(interval);
         }
         true
     }
@@ -143,8 +152,7 @@ impl FlushTimer {
             return;
         }
         let (value, defer, timeout) = if deferred {
-            let value = nanoseconds(FLUSH_TIMEOUT);
-            (value, DEFERRED.to_string(), value.to_string())
+            (ENABLED, DEFERRED.to_string(), ENABLED.to_string())
         } else {
             let [defer, timeout] = shared.before.clone();
             (NOT_DEFERRED, defer, timeout)

@@ -28,6 +28,7 @@ pub mod free;
 pub mod poller;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
+pub mod schedule;
 mod slots;
 mod sync;
 

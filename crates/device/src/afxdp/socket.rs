@@ -176,6 +176,10 @@ struct ReceiveHalf {
 }
 
 impl Receive for ReceiveHalf {
+    fn delivers(&self) -> bool {
+        true
+    }
+
     fn poll(&mut self, interrupt: Interrupt) -> io::Result<()> {
         if self.fill.needs_wakeup() {
             poke_receive(self.fd.as_fd())?;

@@ -16,9 +16,9 @@
 //! for a stack that answers, too: with an interrupt a frame no budget above one
 //! helps, since no round finds more (RHIP, proposition 7).
 //!
-//! Where the receiver polls for itself the cure is another. Nothing runs ahead
-//! of it, so a channel that fills got too much *at once*: what a round may bring
-//! is cut, and T with it, so that an interval brings no more.
+//! Where the receiver polls for itself nothing runs ahead of it, and what a channel
+//! cannot hold the driver drops: a smaller round would only leave other sockets'
+//! frames in the device's ring ([`crate::schedule`]).
 
 use std::time::Duration;
 
@@ -39,12 +39,6 @@ const STEP: Duration = Duration::from_micros(8);
 const COALESCE_FROM: f64 = 20_000.0;
 /// And below this one coalescing ends.
 const COALESCE_UNTIL: f64 = 16_000.0;
-/// Smallest batch where the receiver polls for itself: the driver drops what a
-/// channel cannot hold, and smaller rounds drain the device more slowly for
-/// everybody (with 16, an echo service beside 1.0 M/s lost questions to the
-/// device's ring).
-const LOT_MIN: u32 = 64;
-
 /// From this rate on, frames a second, a poller that owes answers does not
 /// sleep: falling asleep and waking take as long as several frames.
 const HURRY_FROM: f64 = 200_000.0;
@@ -157,8 +151,6 @@ impl Policy for Adaptive {
         let over = round.met_buffer() && round.buffer_use > UPPER;
         if over && self.limits.preempts {
             self.relieve();
-        } else if over {
-            self.budget = cut(self.budget).max(LOT_MIN.min(self.largest));
         } else if round.frames > self.limits.ring / 4 * 3 {
             // The ring nearly overflowed in this interval; it may in the next.
             self.interval = self.interval.min(self.longest / 2);

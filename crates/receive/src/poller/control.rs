@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidewall_device::demux::ChannelId;
 use tidewall_device::queue::{InterruptModeration, POLL_MAX};
 
-use super::Poller;
+use super::{Poller, Round};
 use crate::control::{self, Activity, Controller, Limits, PolicyKind, Waiting};
 
 /// How far a channel's receiver had come, at the first append of a round.
@@ -57,6 +57,18 @@ impl Poller {
     /// True while the budget is zero.
     pub fn is_stopped(&self) -> bool {
         self.budget == 0
+    }
+
+    /// As [`tidewall_device::queue::Receive::delivers`].
+    pub fn delivers(&self) -> bool {
+        self.device.delivers()
+    }
+
+    /// Notes a poll that began and ended then, ns since any fixed moment. Returns when
+    /// the next one is due ([`crate::schedule`]).
+    pub fn polled(&mut self, began: u64, ended: u64, round: &Round) -> u64 {
+        self.schedule
+            .polled(began, ended, round.driven, round.exhausted)
     }
 
     /// Channels that are open.

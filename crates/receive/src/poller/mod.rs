@@ -16,6 +16,7 @@ use crate::channel::{Run, Sender};
 use crate::control::{self as receive_control, Controller};
 use crate::credit::{Account, Adjust};
 use crate::free::{Chain, FreeStack};
+use crate::schedule::Schedule;
 use crate::slots::Slots;
 
 mod control;
@@ -103,6 +104,7 @@ pub struct Poller {
     taken: Box<[Taken]>,
     /// Number of the round.
     round_number: u32,
+    schedule: Schedule,
 }
 
 /// Splits a device queue into its poller, its shared part and its transmitter.
@@ -166,6 +168,7 @@ pub fn open(
         fullness: Fullness::default(),
         taken: vec![Taken::default(); CHANNELS].into(),
         round_number: 0,
+        schedule: Schedule::default(),
     };
     poller.refill();
     (poller, shared, transmit, for_transmit)
@@ -321,10 +324,26 @@ impl Poller {
             .driver
             .counter(Counter::Frames)
             .wrapping_sub(seen);
+        let (frames, missing) = self.sort(ready);
+        polled?;
+        Ok(Round {
+            frames,
+            missing,
+            driven,
+            ..Round::default()
+        })
+    }
+
+    /// Sorts a batch out of the ring. Returns its frames, and how many are missing
+    /// ([`Round::missing`]).
+    fn sort(&mut self, ready: &mut Vec<u16>) -> (usize, u64) {
         // Read before the ring: what the driver admitted up to here is in the
         // ring, lost, or being published this moment.
         let admitted = self.shared.driver.counter(Counter::Channel);
+        let before = ready.len();
         let frames = self.receive(ready);
+        self.schedule
+            .sorted(ready.get(before..).unwrap_or(&[]), frames);
         let mut missing = 0;
         if frames < BATCH {
             let accounted = self.arrived.wrapping_add(self.written_off);
@@ -340,13 +359,7 @@ impl Poller {
                 }
             }
         }
-        polled?;
-        Ok(Round {
-            frames,
-            missing: missing.max(0) as u64,
-            driven,
-            ..Round::default()
-        })
+        (frames, missing.max(0) as u64)
     }
 
     /// Sorts what the device has delivered by itself, without polling it: what
@@ -358,8 +371,9 @@ impl Poller {
         let mut round = Round::default();
         loop {
             self.refill();
-            let frames = self.receive(ready);
+            let (frames, missing) = self.sort(ready);
             round.frames += frames;
+            round.missing = missing;
             if frames < BATCH {
                 break;
             }

@@ -41,7 +41,7 @@ use tidewall_wire::udp::Addresses;
 use crate::channels::ChannelSet;
 use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, lock, rank};
-use crate::receiver::{Wait, wait_for_frames};
+use crate::receiver::{Spin, Wait, wait_for_frames};
 use crate::stack::{Core, EmbeddedConfig, Stack};
 use claims::Claims;
 pub use output::{Heading, Output, OutputCounters};
@@ -50,8 +50,6 @@ pub use output::{Heading, Output, OutputCounters};
 const CHANNEL_LIMIT: u32 = 512;
 /// Frames taken out of one channel before those of the next interface.
 const BATCH: usize = 64;
-/// What falling asleep and being woken adds to a wait, on a halted virtual processor.
-const WAKE_UP: Duration = Duration::from_micros(20);
 /// Segments that came through the kernel, while polls were unknown, and wait.
 const KERNEL_DELIVERED: usize = 64;
 
@@ -59,17 +57,8 @@ const KERNEL_DELIVERED: usize = 64;
 pub struct Forwarder {
     inputs: Vec<Input>,
     output: Output,
+    /// What was sent on may be answered soon.
     spin: Spin,
-}
-
-/// When a wait begins with looking, as for sockets ([`EmbeddedConfig::spin`]): what was
-/// sent on is answered soon.
-struct Spin {
-    most: Duration,
-    /// The last wait after something was sent was so short that the next one may.
-    again: bool,
-    /// Segments sent before the last wait.
-    sent: u64,
 }
 
 /// What comes from one interface.
@@ -120,20 +109,13 @@ impl Forwarder {
         for queue in cores().flat_map(|core| &core.receiver.queues) {
             lock(&queue.transmitter).set_origins(origins.clone());
         }
-        let spin = Spin {
-            most: cores()
-                .map(|it| it.receiver.spin())
-                .min()
-                .unwrap_or_default(),
-            again: false,
-            sent: 0,
-        };
+        let spin = cores().map(|it| it.receiver.spin_time()).min();
         let inputs = stacks.into_iter().map(Input::open);
         let inputs = inputs.collect::<io::Result<Vec<_>>>()?;
         Ok(Forwarder {
             output: Output::new(inputs.iter().map(|it| (&it.stack, it.admitted()))),
             inputs,
-            spin,
+            spin: Spin::new(spin.unwrap_or_default()),
         })
     }
 
@@ -207,26 +189,13 @@ impl Forwarder {
         };
         let counters = self.output.counters();
         let sent = counters.in_place + counters.copied;
-        let answered = self.spin.sent != sent;
-        let spins = self.spin.again && answered;
-        let spin = if spins {
-            self.spin.most
-        } else {
-            Duration::ZERO
-        };
-        let began = Instant::now();
         let cores: Vec<&Core> = self.stacks().map(|stack| &**stack.core()).collect();
         let wait = Wait {
             most,
-            spin,
+            spin: self.spin.begins(sent).then_some(&self.spin),
             sending: self.output.is_sending(),
         };
-        wait_for_frames(&cores, wait, has_input)?;
-        self.spin.sent = sent;
-        if answered {
-            self.spin.again = has_input() && began.elapsed() <= self.spin.most + WAKE_UP;
-        }
-        Ok(())
+        wait_for_frames(&cores, wait, has_input)
     }
 
     /// Has the kernel look for the next hop to an address by an interface, so that it is

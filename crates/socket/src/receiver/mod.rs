@@ -9,6 +9,7 @@ pub(crate) mod deferral;
 mod rounds;
 mod several;
 mod sleep;
+mod wake_up;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -20,6 +21,7 @@ use tidewall_device::queue::{BURST, Interrupt, InterruptModeration, POLL_MAX};
 use tidewall_receive::architecture::{Architecture, HostCounters};
 use tidewall_receive::control::{self, Activity, TIMER_BATCH, TIMER_BATCHES, Waiting};
 use tidewall_receive::poller::{Poller, Shared};
+use tidewall_receive::schedule::NEVER;
 
 use crate::ip::transmit::Transmitter;
 use crate::lock::{Mutex, SharedMutex, lock, rank};
@@ -29,29 +31,27 @@ use classes::ClassShare;
 pub use classes::TrafficClass;
 use deferral::Deferral;
 pub(crate) use several::{Wait, wait_for_frames};
-use sleep::{LoadLevel, LoadSample};
+use sleep::OthersFrames;
+pub(crate) use wake_up::WakeUp;
 
 /// A sleeper looks again after this long while the driver may have lost frames
 /// whose credit is still out.
 const RECONCILE_AFTER: Duration = Duration::from_millis(1);
-/// Over how long the device's rate is measured, at least.
-const LOAD_WINDOW: Duration = Duration::from_micros(20);
-/// How long it must have been lower before that is believed: senders pause.
-const LOAD_HYSTERESIS: Duration = Duration::from_millis(1);
-/// This many rounds in [`STEADY_TIME`] are steady polling: 200 µs a round, the
-/// length of the device's own timer.
-const STEADY_ROUNDS: u32 = 64;
-/// See [`STEADY_ROUNDS`].
-const STEADY_TIME: Duration = Duration::from_micros(200 * STEADY_ROUNDS as u64);
-/// Frames a second from which a sleeper polls by itself now and then, and from
-/// which it does not sleep.
-const BUSY_FROM: f64 = 20_000.0;
-/// See [`BUSY_FROM`].
-const FLOODED_FROM: f64 = 200_000.0;
-/// How long a sleeper leaves a busy device alone.
-const BUSY_SLEEP: Duration = Duration::from_micros(50);
-/// Frames in a round that speak of a flood.
-const FLOODED_ROUND: u64 = 32;
+/// How long others' frames must have come more slowly before that is believed:
+/// senders pause.
+const FLOOD_HYSTERESIS: Duration = Duration::from_millis(1);
+/// So many frames of others while a thread falls asleep and is woken are a flood: it
+/// had better not sleep.
+const FLOOD: f64 = 4.0;
+/// Looks in a row that find frames although nobody slept in between, after which the
+/// device is polled: it interrupts more often than we work.
+const LOOKS_BEFORE_POLLING: u32 = 3;
+/// Looks in a row that follow each other sooner than a sleeper would be woken, after
+/// which it is polled, too: who looks does not mean to sleep.
+const CLOSE_LOOKS: u32 = 64;
+/// Waits between two that begin with polling, where that never pays: it costs next to
+/// nothing then.
+const SPIN_SKIP_MAX: u32 = 64;
 /// Frames in a round from which the receiver keeps the device to itself.
 const MANY: usize = POLL_MAX as usize / 2;
 /// [`QueueHandle::interrupt_interval`] of a queue whose poller may not sleep.
@@ -64,11 +64,15 @@ pub(crate) struct QueueHandle {
     pub(crate) poller: SharedMutex<Poller, rank::Poller>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) transmitter: Mutex<Transmitter, rank::Transmitter>,
-    /// Frames the driver processed in the last round, to choose how to leave
+    /// Frames the driver processed in the last poll, to choose how to leave
     /// the interrupt.
     last_round: AtomicU64,
-    /// True when the last round left the interrupt masked or deferred.
+    /// True while the device is polled: its interrupt is masked or deferred.
     masked: AtomicBool,
+    /// See [`tidewall_device::queue::Receive::delivers`].
+    delivers: bool,
+    /// When the next poll is due, ns since the start, or [`NEVER`].
+    due: AtomicU64,
     /// How receive control wants a poller to wait: T in ns, or [`DO_NOT_SLEEP`].
     interrupt_interval: AtomicU64,
     /// Datagrams sent, and how many of them receive control knows of.
@@ -90,12 +94,14 @@ impl QueueHandle {
 
     pub(crate) fn new(poller: Poller, shared: Arc<Shared>, transmitter: Transmitter) -> Self {
         QueueHandle {
+            delivers: poller.delivers(),
             poller: SharedMutex::new(poller),
             shared,
             sent: transmitter.sent(),
             transmitter: Mutex::new(transmitter),
             last_round: AtomicU64::new(0),
             masked: AtomicBool::new(false),
+            due: AtomicU64::new(NEVER),
             interrupt_interval: AtomicU64::new(0),
             sent_reported: AtomicU64::new(0),
             sent_at_poll: AtomicU64::new(0),
@@ -125,30 +131,98 @@ pub(crate) struct Receiver {
     pub(crate) leadership: Leadership,
     pub(crate) deferral: Deferral,
     spin: Spin,
-    load: Mutex<LoadSample, rank::Leaf>,
-    steady: SteadyPolling,
+    wake_up: WakeUp,
+    others: Mutex<OthersFrames, rank::Leaf>,
+    looks: Looks,
     /// Batches of frames in a row that the device's timer brought.
     timer_batches: AtomicU32,
     /// Queues are traffic classes, in order.
     classed: bool,
 }
 
-/// When a wait begins with polling.
-struct Spin {
+/// When a wait begins with polling: where something was sent since the last one, an
+/// answer may be what is waited for. Whether that pays is known from the polling itself.
+/// How long a sleeper waited says nothing of it: that includes falling asleep and being
+/// woken, which may take longer than the answer.
+pub(crate) struct Spin {
     /// How long it polls.
-    most: Duration,
-    /// The last wait was so short that the next one may poll.
-    again: AtomicBool,
-    /// Frames sent before the last sleep.
-    sent_before_sleep: AtomicU64,
+    pub(crate) most: Duration,
+    /// Waits that still begin with sleeping.
+    skip: AtomicU32,
+    /// How many there are after the next polling for nothing.
+    penalty: AtomicU32,
+    /// Frames sent before the last wait.
+    sent_before: AtomicU64,
 }
 
-/// Whether rounds follow each other closely.
+impl Spin {
+    pub(crate) fn new(most: Duration) -> Self {
+        Spin {
+            most,
+            skip: AtomicU32::new(0),
+            penalty: AtomicU32::new(1),
+            sent_before: AtomicU64::new(0),
+        }
+    }
+
+    /// True when a wait is to begin with polling; `sent`: frames sent so far.
+    pub(crate) fn begins(&self, sent: u64) -> bool {
+        if self.most.is_zero() || self.sent_before.swap(sent, Ordering::Relaxed) == sent {
+            return false;
+        }
+        let skip = self.skip.load(Ordering::Relaxed);
+        self.skip.store(skip.saturating_sub(1), Ordering::Relaxed);
+        skip == 0
+    }
+
+    /// Polling brought what was waited for, or nothing.
+    pub(crate) fn ended(&self, paid: bool) {
+        if paid {
+            self.penalty.store(1, Ordering::Relaxed);
+            return;
+        }
+        let penalty = self.penalty.load(Ordering::Relaxed);
+        self.skip.store(penalty, Ordering::Relaxed);
+        let next = penalty.saturating_mul(2).min(SPIN_SKIP_MAX);
+        self.penalty.store(next, Ordering::Relaxed);
+    }
+}
+
+/// How threads look at what the device delivers by interrupt, since one last slept.
 #[derive(Default)]
-struct SteadyPolling {
-    rounds_since_sleep: AtomicU32,
-    /// When the present series of rounds began, ns since the start.
-    since: AtomicU64,
+struct Looks {
+    /// That found frames, in a row.
+    found: AtomicU32,
+    /// That came sooner than a wake-up takes after the one before, in a row.
+    close: AtomicU32,
+    /// When the last one was, ns since the start.
+    last: AtomicU64,
+}
+
+impl Looks {
+    /// A thread has slept, or the device interrupts from now on.
+    fn begin(&self) {
+        self.found.store(0, Ordering::Relaxed);
+        self.close.store(0, Ordering::Relaxed);
+    }
+
+    /// A look at `now`, ns since the start, found so many frames.
+    fn note(&self, now: u64, frames: usize, wake_up: WakeUp) {
+        let since = now.saturating_sub(self.last.swap(now, Ordering::Relaxed));
+        let count = |counter: &AtomicU32, counts: bool| {
+            let before = counter.load(Ordering::Relaxed);
+            let after = if counts { before.saturating_add(1) } else { 0 };
+            counter.store(after, Ordering::Relaxed);
+        };
+        count(&self.found, frames > 0);
+        count(&self.close, Duration::from_nanos(since) < wake_up.time());
+    }
+
+    /// True when looks come, or find frames, so often that the device is better polled.
+    fn are_busy(&self) -> bool {
+        self.found.load(Ordering::Relaxed) >= LOOKS_BEFORE_POLLING
+            || self.close.load(Ordering::Relaxed) >= CLOSE_LOOKS
+    }
 }
 
 impl Receiver {
@@ -159,6 +233,7 @@ impl Receiver {
         transmit_queues: usize,
         architecture: Architecture,
         spin: Duration,
+        wake_up: WakeUp,
         classed: bool,
     ) -> Self {
         Receiver {
@@ -168,24 +243,17 @@ impl Receiver {
             host: OnceLock::new(),
             leadership: Leadership::default(),
             deferral: Deferral::new(),
-            spin: Spin {
-                most: spin,
-                again: AtomicBool::new(false),
-                sent_before_sleep: AtomicU64::new(0),
-            },
-            load: Mutex::new(LoadSample {
-                at: Duration::ZERO,
-                frames: 0,
-                level: LoadLevel::Quiet,
-            }),
-            steady: SteadyPolling::default(),
+            spin: Spin::new(spin),
+            wake_up,
+            others: Mutex::default(),
+            looks: Looks::default(),
             timer_batches: AtomicU32::new(0),
             classed,
         }
     }
 
     /// How long a wait may poll before it sleeps.
-    pub(crate) fn spin(&self) -> Duration {
+    pub(crate) fn spin_time(&self) -> Duration {
         self.spin.most
     }
 
@@ -229,5 +297,41 @@ impl Receiver {
     /// Number of queues.
     pub(crate) fn queue_count(&self) -> usize {
         self.queues.len().min(QUEUES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits that polled, of `waits` after each of which something is sent.
+    fn polled(spin: &Spin, waits: u64, from: u64, pays: bool) -> usize {
+        let mut polled = 0;
+        for sent in from..from + waits {
+            if spin.begins(sent) {
+                polled += 1;
+                spin.ended(pays);
+            }
+        }
+        polled
+    }
+
+    #[test]
+    fn a_wait_polls_as_often_as_that_pays() {
+        let spin = Spin::new(Duration::from_micros(20));
+        assert_eq!(polled(&spin, 1_000, 1, true), 1_000);
+        let vain = polled(&spin, 10_000, 2_000, false);
+        assert!((10_000 / 65..200).contains(&vain), "{vain}");
+        // One that pays after all makes the next ones poll, too.
+        assert!(polled(&spin, 200, 20_000, true) >= 200 - SPIN_SKIP_MAX as usize);
+    }
+
+    #[test]
+    fn a_wait_for_no_answer_sleeps() {
+        let spin = Spin::new(Duration::from_micros(20));
+        assert!(spin.begins(1));
+        spin.ended(true);
+        assert!(!spin.begins(1));
+        assert!(spin.begins(2));
     }
 }

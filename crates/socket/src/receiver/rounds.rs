@@ -3,6 +3,7 @@
 use super::classes::nanoseconds;
 use super::*;
 use crate::lock::{MutexGuard, rank};
+use tidewall_receive::poller::Round;
 
 /// What a round over all queues did.
 #[derive(Clone, Copy, Debug)]
@@ -33,46 +34,133 @@ struct Ready {
     channels: Vec<u16>,
 }
 
+/// Why a thread wants what has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caller {
+    /// It will sleep on the devices if there is nothing.
+    Sleeper,
+    /// It does not wait.
+    Passer,
+    /// The device is polled, and it will be back when it has dealt with what comes.
+    Poller,
+}
+
+/// How a queue is looked after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The device interrupts: what it delivered is sorted.
+    Look,
+    /// It is polled, and stays masked.
+    Poll,
+    /// It is polled once more, and interrupts from then on.
+    Arm,
+}
+
 impl Receiver {
-    /// True while rounds find frames: then polling pays, and sleeping does not.
-    pub(crate) fn is_busy(&self) -> bool {
+    /// True while a device has to be polled for what it has.
+    pub(crate) fn is_polling(&self) -> bool {
         self.queues
             .iter()
-            .any(|queue| queue.last_round.load(Ordering::Relaxed) >= 8)
+            .any(|queue| !queue.delivers || queue.masked.load(Ordering::Relaxed))
     }
 
-    /// True while so much comes that a device left alone loses some of it soon.
-    pub(crate) fn is_flooded(&self) -> bool {
-        self.queues
-            .iter()
-            .any(|queue| queue.last_round.load(Ordering::Relaxed) >= FLOODED_ROUND)
+    /// When the first queue is due to be polled, ns since the start; [`NEVER`] if none.
+    fn due(&self) -> u64 {
+        let due = |queue: &QueueHandle| queue.due.load(Ordering::Relaxed);
+        self.queues.iter().map(due).min().unwrap_or(NEVER)
+    }
+
+    /// True when a poll will be due.
+    pub(crate) fn will_be_due(&self) -> bool {
+        self.due() != NEVER
+    }
+
+    /// How long the application may be away before a poll is due; `None`: as long as it
+    /// likes.
+    pub(crate) fn until_due(&self, core: &Core) -> Option<Duration> {
+        match self.due() {
+            NEVER => None,
+            due => Some(Duration::from_nanos(
+                due.saturating_sub(nanoseconds(core.now())),
+            )),
+        }
+    }
+
+    /// True when a poll is due ([`tidewall_receive::schedule`]): what a call does before
+    /// it delivers.
+    #[inline]
+    pub(crate) fn is_due(&self, core: &Core) -> bool {
+        let due = self.due();
+        due != NEVER && nanoseconds(core.now()) >= due
+    }
+
+    /// Polls if a poll is due.
+    ///
+    /// # Errors
+    /// What the device reports.
+    #[inline]
+    pub(crate) fn poll_if_due(&self, core: &Core) -> io::Result<()> {
+        if self.is_due(core) {
+            self.round_and_return(core)?;
+        }
+        Ok(())
     }
 
     /// One round on every queue, in order: queue 0 is polled first. A queue
     /// that another thread is polling is left to it, unless the caller `leads`:
     /// who is about to sleep on the devices must be the last to poll them.
     pub(crate) fn round(&self, core: &Core, leads: bool) -> io::Result<Progress> {
-        self.rounds(core, leads, false)
+        let caller = if leads {
+            Caller::Sleeper
+        } else {
+            Caller::Passer
+        };
+        self.rounds(core, caller)
     }
 
     /// As [`Receiver::round`], by a thread that will be back when it has dealt with
-    /// what comes, and sleeps first if it will not: the device's timer is put out
-    /// of the way *before* the poll that starts it. One that expired while these
-    /// frames are dealt with would have the device polled in softirq, ahead of
-    /// everybody and without a budget.
+    /// what comes, and sleeps first if it will not.
     pub(crate) fn round_and_return(&self, core: &Core) -> io::Result<Progress> {
-        self.rounds(core, false, true)
+        self.rounds(core, Caller::Poller)
     }
 
-    fn rounds(&self, core: &Core, leads: bool, returns: bool) -> io::Result<Progress> {
+    /// How a queue is looked after now. `polls`: the driver's poll is known.
+    fn way(&self, core: &Core, queue: &QueueHandle, polls: bool, caller: Caller) -> Way {
+        if self.waiting() != Waiting::Sleep(Duration::ZERO) {
+            // Receive control has set a timer, or forbids to sleep.
+            return Way::Poll;
+        }
+        let masked = queue.masked.load(Ordering::Relaxed);
+        // Under load an armed poll would go on in softirq, ahead of everybody.
+        let many = queue.last_round.load(Ordering::Relaxed) >= MANY as u64;
+        let sleeps = caller == Caller::Sleeper;
+        // Who sleeps on the device while we work needs its interrupt, too.
+        let interrupts = sleeps || self.leadership.is_taken();
+        if !queue.delivers {
+            return if interrupts && !many {
+                Way::Arm
+            } else {
+                Way::Poll
+            };
+        }
+        let found = queue.last_round.load(Ordering::Relaxed) > 0;
+        match masked {
+            _ if !polls => Way::Look,
+            true if many || !interrupts => Way::Poll,
+            // Who sleeps has looked once more by then.
+            true if sleeps && found => Way::Poll,
+            _ if sleeps && self.is_flooded(core) => Way::Poll,
+            true => Way::Arm,
+            false if caller == Caller::Poller || many || self.looks.are_busy() => Way::Poll,
+            false => Way::Look,
+        }
+    }
+
+    fn rounds(&self, core: &Core, caller: Caller) -> io::Result<Progress> {
         if self.architecture.has_threads() || core.netdev.check().is_err() {
             return Ok(Progress::default());
         }
-        // A leader that sleeps while we poll needs the interrupt too. Where
-        // receive control coalesces, the device's timer takes its place, and who
-        // does not sleep needs neither: a full armed poll goes on in softirq.
-        let arm = self.waiting() == Waiting::Sleep(Duration::ZERO)
-            && (leads || self.leadership.is_taken());
+        let leads = caller == Caller::Sleeper;
         let mut progress = Progress::default();
         let mut failed = Ok(());
         let now = nanoseconds(core.now());
@@ -93,19 +181,26 @@ impl Receiver {
                 None if leads => queue.poller.lock(),
                 None => continue,
             };
-            // Arming is for a device that has nothing for us: under load its
-            // poll would go on in softirq, ahead of everybody.
-            let busy = queue.last_round.load(Ordering::Relaxed) >= FLOODED_ROUND;
-            let interrupt = if arm && !busy {
-                Interrupt::Armed
-            } else {
-                Interrupt::Masked
-            };
-            if returns {
-                poller.set_moderation(InterruptModeration::BusyPoll);
-            }
             let mut ready = Ready::default();
-            let round = match poller.round(interrupt, &mut ready.channels) {
+            let round = match self.way(core, queue, poller.napi().ids[0] != 0, caller) {
+                Way::Look => {
+                    let round = poller.collect(&mut ready.channels);
+                    self.looks.note(now, round.frames, self.wake_up);
+                    Ok(round)
+                }
+                Way::Poll => self.poll(core, queue, &mut poller, &mut ready, caller),
+                Way::Arm => {
+                    poller.set_moderation(InterruptModeration::Enabled);
+                    let round = poller.round(Interrupt::Armed, &mut ready.channels);
+                    // One that used up its budget goes on in softirq.
+                    let full = !matches!(&round, Ok(round) if round.driven < POLL_MAX.into());
+                    queue.masked.store(full, Ordering::Relaxed);
+                    queue.due.store(NEVER, Ordering::Relaxed);
+                    self.looks.begin();
+                    round
+                }
+            };
+            let round = match round {
                 Ok(round) => round,
                 Err(error) => {
                     // What the device had delivered before is sorted already.
@@ -114,27 +209,11 @@ impl Receiver {
                     continue;
                 }
             };
-            // A poll that found work defers the interrupt again, no matter
-            // for whom.
-            let armed = interrupt == Interrupt::Armed && round.driven == 0;
-            queue.masked.store(!armed, Ordering::Relaxed);
-            progress.armed &= armed;
-            queue.last_round.store(round.driven, Ordering::Relaxed);
+            progress.armed &= !queue.masked.load(Ordering::Relaxed);
+            let found = round.driven.max(round.frames as u64);
+            queue.last_round.store(found, Ordering::Relaxed);
             if round.exhausted {
                 self.timer_batches.store(0, Ordering::Relaxed);
-            }
-            let full = round.exhausted || round.frames >= MANY;
-            let steady = self.polls_steadily(core);
-            let restarts = (steady || full) && poller.set_moderation(InterruptModeration::BusyPoll);
-            if restarts && full {
-                // The timer that runs is the short one, and what has come takes
-                // longer than that: another poll starts it anew.
-                if let Ok(second) = poller.round(Interrupt::Masked, &mut ready.channels) {
-                    self.control(core, queue, &mut poller, &second.seen(), false);
-                    progress.frames += second.frames;
-                    queue.masked.store(true, Ordering::Relaxed);
-                    progress.armed = false;
-                }
             }
             if self.deferral.came(round.frames, &mut poller) {
                 core.netdev.link.wake.signal();
@@ -159,6 +238,42 @@ impl Receiver {
             self.leadership.wake_leader();
         }
         failed.map(|()| progress)
+    }
+
+    /// A poll that leaves the device masked. Its timer is put out of the way *before*
+    /// the poll that starts it: one that expired while these frames are dealt with would
+    /// have the device polled in softirq, ahead of everybody and without a budget.
+    fn poll(
+        &self,
+        core: &Core,
+        queue: &QueueHandle,
+        poller: &mut Poller,
+        ready: &mut Ready,
+        caller: Caller,
+    ) -> io::Result<Round> {
+        let coalesces = self.coalesces();
+        if !coalesces || caller == Caller::Poller {
+            poller.set_moderation(InterruptModeration::BusyPoll);
+        }
+        queue.masked.store(true, Ordering::Relaxed);
+        let began = nanoseconds(core.now());
+        let mut round = poller.round(Interrupt::Masked, &mut ready.channels)?;
+        let full = round.exhausted || round.frames >= MANY;
+        if coalesces && full && poller.set_moderation(InterruptModeration::BusyPoll) {
+            // The timer that runs is the short one, and what has come takes
+            // longer than that: another poll starts it anew.
+            if let Ok(second) = poller.round(Interrupt::Masked, &mut ready.channels) {
+                self.control(core, queue, poller, &round.seen(), false);
+                round = Round {
+                    frames: round.frames + second.frames,
+                    ..second
+                };
+            }
+        }
+        let ended = nanoseconds(core.now());
+        let due = poller.polled(began, ended, &round);
+        queue.due.store(due, Ordering::Relaxed);
+        Ok(round)
     }
 
     /// Tells receive control of a round. True when it forbids the queue to take
@@ -199,30 +314,14 @@ impl Receiver {
         ))
     }
 
-    /// Counts a round; true when rounds follow each other so closely that the
-    /// device's own timer has nothing to do.
-    fn polls_steadily(&self, core: &Core) -> bool {
-        let steady = &self.steady;
-        if steady.rounds_since_sleep.fetch_add(1, Ordering::Relaxed) % STEADY_ROUNDS
-            != STEADY_ROUNDS - 1
-        {
-            return false;
-        }
-        let now = core.now().as_nanos() as u64;
-        let before = steady.since.swap(now, Ordering::Relaxed);
-        now.saturating_sub(before) <= STEADY_TIME.as_nanos() as u64
-    }
-
     /// Before a sleep that only the device ends: it may interrupt after
-    /// `interval`, and may not be left alone for long where that is zero, since
-    /// it is the kernel's too. True when a timer runs that is not that long:
-    /// only another poll makes it so.
+    /// `interval`. True when a timer runs that is not that long: only another poll
+    /// makes it so.
     pub(super) fn set_interrupt_interval(&self, interval: Duration) -> bool {
-        if self.architecture.has_threads() {
-            // Theirs to say.
+        if self.architecture.has_threads() || interval.is_zero() {
+            // Theirs to say, or said by the last poll.
             return false;
         }
-        self.steady.rounds_since_sleep.store(0, Ordering::Relaxed);
         let mut changed = false;
         for queue in &self.queues {
             changed |= queue
@@ -230,7 +329,7 @@ impl Receiver {
                 .lock()
                 .set_moderation(InterruptModeration::DeferFor(interval));
         }
-        changed && !interval.is_zero()
+        changed
     }
 
     /// True when the device's timer brings frames in batches of bearable size, so
@@ -263,7 +362,9 @@ impl Receiver {
                 }
                 self.control(core, queue, &mut poller, &round.seen(), true);
                 if round.frames >= POLL_MAX as usize {
+                    // The timer's polls have no budget: from now on we poll.
                     poller.set_moderation(InterruptModeration::BusyPoll);
+                    queue.masked.store(true, Ordering::Relaxed);
                 }
                 if self.coalesces() && round.frames < TIMER_BATCH {
                     self.timer_batches.fetch_add(1, Ordering::Relaxed);

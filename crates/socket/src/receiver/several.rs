@@ -9,12 +9,12 @@ const SEND_AGAIN: Duration = Duration::from_millis(1);
 const DOWN: Duration = Duration::from_millis(100);
 
 /// How a thread waits for several devices.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wait {
+#[derive(Clone, Copy)]
+pub(crate) struct Wait<'a> {
     /// How long it sleeps; `None`: until something comes.
     pub(crate) most: Option<Duration>,
-    /// How long it looks at what comes by itself before it sleeps.
-    pub(crate) spin: Duration,
+    /// Whether it looks at what comes by itself before it sleeps.
+    pub(crate) spin: Option<&'a Spin>,
     /// Frames are still on their way, which the caller has to see to.
     pub(crate) sending: bool,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Wait {
 /// ENODEV when an interface is no more; what a device reports; EINTR.
 pub(crate) fn wait_for_frames(
     cores: &[&Core],
-    wait: Wait,
+    wait: Wait<'_>,
     has_input: impl Fn() -> bool,
 ) -> io::Result<()> {
     let Wait {
@@ -36,7 +36,7 @@ pub(crate) fn wait_for_frames(
         spin,
         sending,
     } = wait;
-    if cores.iter().any(|core| core.receiver.is_busy()) {
+    if cores.iter().any(|core| core.receiver.is_polling()) {
         // Who finds many is back when they are dealt with.
         let mut frames = 0;
         for core in cores {
@@ -90,14 +90,18 @@ pub(crate) fn wait_for_frames(
             continue;
         }
         // Armed, so that the devices deliver by themselves, and a look at memory sees it.
-        let end = (!spin.is_zero()).then(|| Instant::now() + spin);
-        while end.is_some_and(|end| Instant::now() < end) {
-            for core in &up {
-                core.receiver.collect(core);
+        if let Some(spin) = spin {
+            let end = Instant::now() + spin.most;
+            while Instant::now() < end {
+                for core in &up {
+                    core.receiver.collect(core);
+                }
+                if has_input() {
+                    spin.ended(true);
+                    return Ok(());
+                }
             }
-            if has_input() {
-                return Ok(());
-            }
+            spin.ended(false);
         }
         let queues = up.iter().flat_map(|core| &core.receiver.queues);
         let descriptors: Vec<_> = queues

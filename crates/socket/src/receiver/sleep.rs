@@ -5,28 +5,15 @@ use super::*;
 use crate::lock::lock;
 use crate::wait_queue::{Waitable, Waker};
 
-/// How busy the device is, which decides how a thread with nothing to do waits.
+/// The frames that are not for the stack, when somebody last looked.
 ///
-/// A sleeping receiver leaves the device to its interrupt, which after each
-/// poll with work stays masked for T. When frames of others (the kernel's, or
-/// a flood at a port nobody owns) keep it busy, our own frames would wait for T
-/// with them, or be lost with the overflow of the device's ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum LoadLevel {
-    /// Sleep until the interrupt.
-    Quiet,
-    /// Sleep no longer than [`BUSY_SLEEP`].
-    Busy,
-    /// Do not sleep: every poll finds frames.
-    Flooded,
-}
-
-/// What the device had done when somebody last looked.
-#[derive(Debug)]
-pub(super) struct LoadSample {
-    pub(super) at: Duration,
-    pub(super) frames: u64,
-    pub(super) level: LoadLevel,
+/// Interrupts for them come ahead of every thread: where they are many, who sleeps is
+/// not woken for its own.
+#[derive(Debug, Default)]
+pub(super) struct OthersFrames {
+    at: Duration,
+    frames: u64,
+    flood: bool,
 }
 
 /// Rounds without sleep after which the kernel is asked all the same: its descriptors
@@ -35,10 +22,6 @@ const ASK_KERNEL_EVERY: u32 = 64;
 
 /// When to try again what a device did not take.
 const SEND_AGAIN: Duration = Duration::from_millis(1);
-
-/// What falling asleep and being woken adds to a wait, on a halted virtual
-/// processor (docs/results.md: 14 µs).
-const WAKE_UP: Duration = Duration::from_micros(20);
 
 /// A thread that sleeps in the stack.
 struct Sleeper<'a> {
@@ -72,26 +55,19 @@ impl Receiver {
             return Ok(true);
         }
         core.netdev.check()?;
-        let polls = !self.spin.most.is_zero() && !self.architecture.has_threads();
-        let answered = polls && self.answered();
-        let began = core.instant_now();
-        if self.spin.again.load(Ordering::Relaxed) && core.tcp.sending.len() == 0 {
-            // Enabled, so that the device's own interrupt delivers, while we look
-            // at memory only: a poll that keeps the device masked sets a timer
-            // each time, which costs a virtual machine more than it saves here.
-            let end = began + self.spin.most;
-            let mut armed = false;
+        let spins = !self.architecture.has_threads()
+            && self.spin.begins(self.sent())
+            && core.tcp.sending.len() == 0;
+        if spins {
+            let end = core.instant_now() + self.spin.most;
             while core.instant_now() < end {
-                if armed {
-                    self.collect(core);
-                } else {
-                    armed = self.round(core, true)?.armed;
-                }
+                self.round_and_return(core)?;
                 if has_input() {
+                    self.spin.ended(true);
                     return Ok(true);
                 }
             }
-            self.spin.again.store(false, Ordering::Relaxed);
+            self.spin.ended(false);
         }
         let waker = thread_waker()?;
         waker.clear_if_signalled();
@@ -118,24 +94,19 @@ impl Receiver {
         // From now on nobody may be here who sees to connections.
         core.tcp.helper.wake();
         // Who woke us for it wakes nobody else.
-        let result = match result {
+        match result {
             Ok(true) => Ok(true),
             _ if has_input() => Ok(true),
             other => other,
-        };
-        let short = began.elapsed() <= self.spin.most + WAKE_UP;
-        if answered && short && matches!(result, Ok(true)) {
-            self.spin.again.store(true, Ordering::Relaxed);
         }
-        result
     }
 
-    /// True when something was sent since the last sleep: an answer to it may be
-    /// what is waited for.
-    fn answered(&self) -> bool {
-        let sent = self.queues.iter().map(|q| q.sent.load(Ordering::Relaxed));
-        let sent = sent.fold(0, u64::wrapping_add);
-        self.spin.sent_before_sleep.swap(sent, Ordering::Relaxed) != sent
+    /// Frames sent so far.
+    fn sent(&self) -> u64 {
+        self.queues
+            .iter()
+            .map(QueueHandle::sent)
+            .fold(0, u64::wrapping_add)
     }
 
     fn sleep_entered(
@@ -165,10 +136,10 @@ impl Receiver {
                 return Ok(true);
             }
             // Where threads receive, there is nothing to poll.
-            let (level, waiting) = if sleeper.leads && !self.architecture.has_threads() {
-                (self.load_level(core), self.waiting())
+            let waiting = if sleeper.leads && !self.architecture.has_threads() {
+                self.waiting()
             } else {
-                (LoadLevel::Quiet, Waiting::Sleep(Duration::ZERO))
+                Waiting::Sleep(Duration::ZERO)
             };
             let interval = match waiting {
                 Waiting::Sleep(interval) => interval,
@@ -186,7 +157,7 @@ impl Receiver {
                 // Its timer runs: it will interrupt.
                 Waiting::Sleep(_) => false,
             };
-            let spins = sends || again || level == LoadLevel::Flooded;
+            let spins = sends || again;
             if spins {
                 if deadline.is_some_and(|deadline| core.instant_now() >= deadline) {
                     return Ok(false);
@@ -203,9 +174,6 @@ impl Receiver {
                 },
                 None => None,
             };
-            if level == LoadLevel::Busy {
-                timeout = Some(timeout.map_or(BUSY_SLEEP, |t| t.min(BUSY_SLEEP)));
-            }
             if progress.stopped {
                 timeout = Some(timeout.map_or(STOPPED_SLEEP, |t| t.min(STOPPED_SLEEP)));
             }
@@ -226,12 +194,12 @@ impl Receiver {
             }
             if spins {
                 timeout = Some(Duration::ZERO);
-            } else if sleeper.leads
-                && level == LoadLevel::Quiet
-                && self.set_interrupt_interval(interval)
-            {
-                self.timer_batches.store(0, Ordering::Relaxed);
-                continue;
+            } else if sleeper.leads {
+                if self.set_interrupt_interval(interval) {
+                    self.timer_batches.store(0, Ordering::Relaxed);
+                    continue;
+                }
+                self.looks.begin();
             }
             descriptors.clear();
             descriptors.push(sleeper.waker.descriptor());
@@ -271,43 +239,37 @@ impl Receiver {
         }
     }
 
-    /// How busy the device has been with frames that are not ours since the last
-    /// time somebody was about to sleep. Receive control sees to our own.
-    fn load_level(&self, core: &Core) -> LoadLevel {
+    /// True while so many frames come that are not for the stack that a thread which
+    /// sleeps would find a number of them when it is woken. Receive control sees to our
+    /// own.
+    pub(super) fn is_flooded(&self, core: &Core) -> bool {
         if !self.deferral.is_on() {
-            // Every frame interrupts.
-            return LoadLevel::Quiet;
+            // The interrupts are the kernel's.
+            return false;
         }
-        let mut load = lock(&self.load);
+        let mut others = lock(&self.others);
         let now = core.now();
-        let elapsed = now.saturating_sub(load.at);
-        if elapsed >= LOAD_WINDOW {
-            let frames: u64 = self
-                .queues
-                .iter()
-                .map(|queue| {
-                    let count = |counter| queue.shared.driver().counter(counter);
-                    count(Counter::Frames)
-                        .wrapping_sub(count(Counter::Channel))
-                        .wrapping_sub(count(Counter::ChannelFull))
-                })
-                .fold(0, u64::wrapping_add);
-            // Read one after the other, the counters may disagree by a few.
-            let rate =
-                (frames.wrapping_sub(load.frames) as i64).max(0) as f64 / elapsed.as_secs_f64();
-            let level = match rate {
-                rate if rate >= FLOODED_FROM => LoadLevel::Flooded,
-                rate if rate >= BUSY_FROM => LoadLevel::Busy,
-                _ => LoadLevel::Quiet,
+        let elapsed = now.saturating_sub(others.at);
+        let wake_up = self.wake_up.time();
+        if elapsed >= wake_up {
+            let count = |queue: &QueueHandle| {
+                let count = |counter| queue.shared.driver().counter(counter);
+                count(Counter::Frames)
+                    .wrapping_sub(count(Counter::Channel))
+                    .wrapping_sub(count(Counter::ChannelFull))
             };
-            if level >= load.level || elapsed >= LOAD_HYSTERESIS {
-                *load = LoadSample {
+            let frames = self.queues.iter().map(count).fold(0, u64::wrapping_add);
+            // Read one after the other, the counters may disagree by a few.
+            let came = (frames.wrapping_sub(others.frames) as i64).max(0) as f64;
+            let flood = came * wake_up.as_secs_f64() >= FLOOD * elapsed.as_secs_f64();
+            if flood || !others.flood || elapsed >= FLOOD_HYSTERESIS {
+                *others = OthersFrames {
                     at: now,
                     frames,
-                    level,
+                    flood,
                 };
             }
         }
-        load.level
+        others.flood
     }
 }

@@ -37,7 +37,7 @@ use crate::ip::{FRAGMENT_LIMIT, Ip};
 use crate::link::LinkWatch;
 use crate::lock::{Mutex, rank};
 use crate::netdev::NetDevice;
-use crate::receiver::{QueueHandle, Receiver, TrafficClass};
+use crate::receiver::{QueueHandle, Receiver, TrafficClass, WakeUp};
 use crate::snapshot::{DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::channels::Channels;
@@ -255,6 +255,11 @@ impl Stack {
             transmit_queues.max(1),
             architecture,
             receiving.spin,
+            if parts.has_kernel {
+                WakeUp::measure()
+            } else {
+                WakeUp::default()
+            },
             !receiving.classes.is_empty(),
         );
         let ip = Ip::new(

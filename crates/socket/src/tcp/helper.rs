@@ -28,6 +28,9 @@ const QUIET_TICKS: u32 = 3;
 /// the device.
 const LONGEST: Duration = Duration::from_millis(250);
 
+/// Rounds that may find frames before it sleeps all the same.
+const ROUNDS_TO_ARM: u32 = 4;
+
 /// The thread, and how it is woken.
 pub(crate) struct Helper {
     allowed: bool,
@@ -171,8 +174,16 @@ impl Helper {
             for queue in &core.receiver.queues {
                 descriptors.extend(queue.poller.lock().descriptors());
             }
-            // So that the device says when something comes.
-            let _ = core.receiver.round(core, true);
+            // So that the device says when something comes: armed with the last.
+            for _ in 0..ROUNDS_TO_ARM {
+                if core
+                    .receiver
+                    .round(core, true)
+                    .is_ok_and(|round| round.armed)
+                {
+                    break;
+                }
+            }
         }
         let next = core.tcp.next_timer(core.now());
         Some(next.map_or(LONGEST, |next| next.clamp(TICK, LONGEST)))

@@ -174,6 +174,7 @@ impl TcpStream {
         let timeout = self.read_timeout.get();
         let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
+        core.receiver.poll_if_due(core)?;
         let mut polled = false;
         loop {
             let mut deferred = Deferred::default();
@@ -219,7 +220,7 @@ impl TcpStream {
                 }
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            if !polled && core.receiver.is_busy() && !core.receiver.device_polls() {
+            if !polled && core.receiver.is_polling() && !core.receiver.device_polls() {
                 polled = true;
                 core.tcp.before_sleep(core);
                 core.receiver.round_and_return(core)?;

@@ -295,6 +295,7 @@ impl UdpSocket {
         let deadline = self.read_timeout().map(|timeout| now + timeout);
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
+        core.receiver.poll_if_due(core)?;
         loop {
             self.take_pending()?;
             if self.must_ask_kernel() {
@@ -316,7 +317,7 @@ impl UdpSocket {
                 }
             }
             if !polled
-                && (nonblocking || (core.receiver.is_busy() && !core.receiver.device_polls()))
+                && (nonblocking || (core.receiver.is_polling() && !core.receiver.device_polls()))
             {
                 polled = true;
                 if nonblocking {

@@ -159,10 +159,18 @@ impl SocketInner {
         let mut given = self.drain_outside(core, limit, each);
         for queue in 0..core.receiver.queue_count() {
             while given < limit {
-                let (taken, delivered) = self.drain_channel(core, queue, limit - given, each);
+                let mut most = limit - given;
+                if core.receiver.will_be_due() {
+                    most = most.min(BETWEEN_LOOKS);
+                }
+                let (taken, delivered) = self.drain_channel(core, queue, most, each);
                 given += delivered;
                 if taken == 0 {
                     break;
+                }
+                if given < limit && core.receiver.poll_if_due(core).is_err() {
+                    // The next call reports it.
+                    return given;
                 }
             }
         }
@@ -363,6 +371,10 @@ impl SocketInner {
         }
     }
 }
+
+/// Most datagrams that the application is given before it is looked whether a poll is
+/// due, where one will be.
+const BETWEEN_LOOKS: usize = 4;
 
 /// Frames taken out of a channel for the application's closure. Whatever that
 /// does, all of them go back, and their credit: a closure that panics has seen

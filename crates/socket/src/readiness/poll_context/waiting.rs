@@ -9,9 +9,6 @@ use crate::readiness::SignalSet;
 use crate::stack::Core;
 use crate::wait_queue::CURRENT_CONTEXT;
 
-/// How long the application may be away while the device is flooded: the ring of
-/// a veth, 256 frames, fills in 128 µs at two million frames/s.
-const AWAY_UNDER_FLOOD: Duration = Duration::from_micros(128);
 /// Waits after which the device is polled in any case.
 const POLL_EVERY: u32 = 16;
 
@@ -34,7 +31,7 @@ impl Drop for Inside<'_> {
 }
 
 /// What an event costs the application, which bounds how many it is given at once
-/// under a flood.
+/// while the device is polled.
 #[derive(Default)]
 pub(super) struct EventCost {
     /// A moving average, ns.
@@ -46,10 +43,10 @@ pub(super) struct EventCost {
 }
 
 impl EventCost {
-    /// Notes what the application was given, and when. Its cost matters under a
-    /// flood only: without one the clock is not read.
+    /// Notes what the application was given, and when. Its cost matters only where a
+    /// poll will be due: otherwise the clock is not read.
     fn note_return(&self, core: &Core, events: usize) {
-        if core.receiver.is_flooded() && events > 0 {
+        if events > 0 && core.receiver.will_be_due() {
             let now = core.now().as_nanos() as u64;
             self.returned_at.store(now, Ordering::Relaxed);
             self.returned.store(events, Ordering::Relaxed);
@@ -98,7 +95,7 @@ impl PollContext {
         let more = core.tcp.send(core, false);
         core.tcp.run_timers(core);
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
-        let busy = more || core.receiver.is_busy() && !core.receiver.device_polls();
+        let busy = more || core.receiver.is_polling() && !core.receiver.device_polls();
         // An application that leaves what is ready may not keep the device from
         // being polled.
         if busy || wait.is_multiple_of(POLL_EVERY) {
@@ -173,15 +170,14 @@ impl PollContext {
         }
     }
 
-    /// How many events the application may have at once, of `most`. While the
-    /// device is flooded it must be polled again before its ring is full: 32
-    /// requests of 20 µs each are as long as 256 frames at 400,000/s, and what is
-    /// lost then are segments of connections, too.
+    /// How many events the application may have at once, of `most`: as many as it will
+    /// have dealt with when the device is due to be polled again, by what one cost
+    /// lately. What is lost when the ring is full are segments of connections, too.
     pub(crate) fn most_events(&self, core: &Core, most: usize) -> usize {
-        if !core.receiver.is_flooded() {
+        let Some(away) = core.receiver.until_due(core) else {
             return most;
-        }
+        };
         let cost = self.cost.average.load(Ordering::Relaxed).max(1);
-        (AWAY_UNDER_FLOOD.as_nanos() as u64 / cost).clamp(1, most as u64) as usize
+        (away.as_nanos() as u64 / cost).clamp(1, most.max(1) as u64) as usize
     }
 }
