@@ -89,19 +89,22 @@ fn deferral(
              /sys/class/net/{name}/napi_defer_hard_irqs"
         )
     };
-    match (owner, timeout == 0 || defer == 0) {
-        (Some(stack), true) if stack.architecture == "ni-lrp" && stack.deferred => {
+    match owner {
+        // The timeout is the stack's: zero while a thread sleeps.
+        Some(stack) if defer == 0 && stack.architecture == "ni-lrp" && stack.deferred => {
             Finding::problem(
                 CHECK,
                 format!(
                     "{values}: the device interrupts a busy receiver, and overload will starve it"
                 ),
-                set(1_000_000, 1),
+                set(timeout, 1),
             )
         }
-        (Some(_), _) => Finding::ok(CHECK, values),
-        (None, true) => Finding::ok(CHECK, format!("{values}: the kernel's usual")),
-        (None, false) => Finding::warning(
+        Some(_) => Finding::ok(CHECK, values),
+        None if timeout == 0 || defer == 0 => {
+            Finding::ok(CHECK, format!("{values}: the kernel's usual"))
+        }
+        None => Finding::warning(
             CHECK,
             format!("{values}, but no stack is live: what the kernel receives may wait that long"),
             set(0, 0),
