@@ -57,11 +57,15 @@ enum Way {
 }
 
 impl Receiver {
-    /// True while a device has to be polled for what it has.
+    /// True while a device has to be polled for what it has, or had something.
     pub(crate) fn is_polling(&self) -> bool {
-        self.queues
-            .iter()
-            .any(|queue| !queue.delivers || queue.masked.load(Ordering::Relaxed))
+        self.queues.iter().any(|queue| {
+            if queue.delivers {
+                queue.masked.load(Ordering::Relaxed)
+            } else {
+                queue.last_round.load(Ordering::Relaxed) > 0
+            }
+        })
     }
 
     /// When the first queue is due to be polled, ns since the start; [`NEVER`] if none.
