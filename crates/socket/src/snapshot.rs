@@ -14,6 +14,7 @@ use tidewall_receive::poller::Shared;
 use tidewall_sys::netlink::Rtnetlink;
 
 pub use crate::causes::StackCounters;
+pub use crate::forward::{SwitchMember, SwitchSnapshot};
 use crate::lock::lock;
 use crate::stack::Core;
 
@@ -50,6 +51,9 @@ pub struct StackSnapshot {
     /// TCP connections.
     #[serde(default)]
     pub tcp: TcpSnapshot,
+    /// The switch whose peers come by this interface.
+    #[serde(default)]
+    pub switch: Option<SwitchSnapshot>,
     /// What the stages after the channel count.
     #[serde(flatten)]
     pub counters: StackCounters,
@@ -441,6 +445,8 @@ impl StackSnapshot {
     }
 
     pub(crate) fn take(core: &Core) -> Self {
+        // Before the clock is read: an answer may take its time.
+        let switch = core.forward.get().and_then(|forward| forward.status());
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let queues = core.receiver.queues.iter().map(|queue| {
             let number = queue.shared.queue();
@@ -526,6 +532,7 @@ impl StackSnapshot {
             queues: queues.collect(),
             sockets: sockets.chain(listeners).collect(),
             tcp: TcpSnapshot::take(core),
+            switch,
             counters: StackCounters::take(core),
             warnings: core.netdev.warnings(&core.receiver.queues),
         };

@@ -296,6 +296,12 @@ impl Switch {
         }
     }
 
+    /// What it was set up with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// What was counted.
     #[must_use]
     pub fn counters(&self) -> &Counters {

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::bed::Bed;
-use common::{Running, Service, fails, signal, text};
+use common::{Running, Service, fails, signal, text, tidewall};
 use rustix::net::{SendFlags, send};
 use tidewall_wire::acp::{HEADER_LEN, Header, Kind};
 
@@ -374,6 +374,18 @@ fn members_go_and_come_while_a_connection_lives() {
         peer.first.trim_end().to_owned()
     };
     assert_eq!(step("some", &mut peer), "step {1, 2}");
+    let shown = text(&tidewall(&["stat", &switch.id()]).stdout);
+    // The columns are as wide as what is in them.
+    let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "switch 10.99.0.99:6000: 1 connections, fullest ring in ",
+        " frames-in 100 ",
+        " sent-in-place ",
+    ] {
+        assert!(words.contains(part), "{part} is not in {shown}");
+    }
+    let json = text(&tidewall(&["stat", "--json", &switch.id()]).stdout);
+    assert!(json.contains("\"frames-out\":50"), "{json}");
     star.file(1, "");
     signal("-HUP", &switch.process);
     switch.line_with("1 members");

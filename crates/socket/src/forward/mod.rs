@@ -19,6 +19,7 @@
 
 mod claims;
 mod output;
+mod status;
 #[cfg(test)]
 mod tests;
 
@@ -45,6 +46,8 @@ use crate::receiver::{Spin, Wait, wait_for_frames};
 use crate::stack::{Core, EmbeddedConfig, Stack};
 use claims::Claims;
 pub use output::{Heading, Output, OutputCounters};
+use status::Status;
+pub use status::{SwitchMember, SwitchSnapshot};
 
 /// Frames that may wait in the channel of a queue: what four whole polls bring.
 const CHANNEL_LIMIT: u32 = 512;
@@ -204,6 +207,22 @@ impl Forwarder {
         self.output.resolve(interface, remote, local);
     }
 
+    /// From now on `stat` of the first interface's stack waits for
+    /// [`Forwarder::answer_stat`], two seconds at most.
+    pub fn begin_stat(&self) {
+        if let Some(input) = self.inputs.first() {
+            input.endpoint.status.set_answers(true);
+        }
+    }
+
+    /// Has `make` say what `stat` shows of the switch, if somebody asks; to be called now
+    /// and then, which costs next to nothing while nobody does.
+    pub fn answer_stat(&self, make: impl FnOnce() -> SwitchSnapshot) {
+        if let Some(input) = self.inputs.first() {
+            input.endpoint.status.answer(make);
+        }
+    }
+
     /// What sends, for what no segment has caused.
     pub fn output(&mut self) -> &mut Output {
         &mut self.output
@@ -305,6 +324,7 @@ impl Input {
 
 impl Drop for Input {
     fn drop(&mut self) {
+        self.endpoint.status.set_answers(false);
         let Ok(core) = self.stack.here() else { return };
         self.claims.release(core);
         let _binding = lock(&core.binding);
@@ -421,9 +441,15 @@ impl Arrived<'_> {
 pub(crate) struct ForwardEndpoint {
     /// Segments that came through the kernel while polls were unknown.
     kernel_delivered: Mutex<Vec<(KernelDelivered, Vec<u8>)>, rank::Leaf>,
+    status: Status,
 }
 
 impl ForwardEndpoint {
+    /// What the switch says of itself; none where there is none.
+    pub(crate) fn status(&self) -> Option<SwitchSnapshot> {
+        self.status.ask()
+    }
+
     /// Takes a segment that came through the kernel. False: it is another's.
     pub(crate) fn take(&self, from: KernelDelivered, bytes: &[u8]) -> bool {
         if from.protocol != Protocol::Tcp {

@@ -10,7 +10,7 @@ use tidewall_protocol::DropReason;
 use super::explain::{Counts, Entry, Place};
 
 use Counts::{Loss, Way};
-use Place::{Device, Driver, Kernel, Protocol, Reassembly, Ring, Socket, Transmit};
+use Place::{Device, Driver, Kernel, Protocol, Reassembly, Ring, Socket, Switch, Transmit};
 
 const fn entry(
     place: Place,
@@ -46,7 +46,8 @@ pub static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
         entry(Protocol, reason.name(), Loss, meaning, advice)
     });
     let lists = driver.into_iter().chain(kernel).chain(engines);
-    lists.chain(OTHERS.iter().copied()).collect()
+    let others = OTHERS.iter().chain(SWITCH);
+    lists.chain(others.copied()).collect()
 });
 
 /// Those that are in no list.
@@ -211,5 +212,156 @@ const OTHERS: &[Entry] = &[
         Loss,
         "A send refused because every transmit frame was under way.",
         "The device sends more slowly than the application: send in batches, wait after WouldBlock.",
+    ),
+];
+
+/// Of a transport switch.
+const SWITCH: &[Entry] = &[
+    entry(
+        Switch,
+        "frames-in-repeated",
+        Way,
+        "Frames of peers that came again and went to the same member again.",
+        "Many: paths lose frames; see the drops here, and each interface's.",
+    ),
+    entry(
+        Switch,
+        "null-frames",
+        Way,
+        "Null frames sent in place of frames that went to another member.",
+        "Frames are lost between peers and the switch.",
+    ),
+    entry(
+        Switch,
+        "acknowledgments-delayed",
+        Way,
+        "Acknowledgments of members that did not move what the peer is told, since another member is behind.",
+        "Many: one member is slower than the others, and a module that steers by load (speed, least-outstanding) may do better.",
+    ),
+    entry(
+        Switch,
+        "reset-framing",
+        Loss,
+        "A connection reset because a segment was not whole frames, or repeated frames had other bounds.",
+        "See that the end speaks ACP, one frame a call, and that nothing on the path joins or cuts segments: ethtool -K IF tso off gso off gro off.",
+    ),
+    entry(
+        Switch,
+        "reset-module",
+        Loss,
+        "A connection reset by its module: it panicked, asked for it, or named a member that takes no frames.",
+        "The frames are not what the module reads, or the member that it needs is missing.",
+    ),
+    entry(
+        Switch,
+        "reset-member",
+        Loss,
+        "A connection reset because a member died, or none was left.",
+        "Where frames may be repeated at another member: lost = \"resend\" in the configuration.",
+    ),
+    entry(
+        Switch,
+        "reset-timeout",
+        Loss,
+        "A connection reset because it was silent for too long, or its handshake was not completed in time.",
+        "Ends that are silent for hours use keep-alives; for handshakes see that members answer.",
+    ),
+    entry(
+        Switch,
+        "reset-acknowledgment",
+        Loss,
+        "A connection reset because an end acknowledged what was never sent.",
+        "A broken or hostile end: look where its segments come from with tidewall trace.",
+    ),
+    entry(
+        Switch,
+        "reset-by-end",
+        Loss,
+        "A connection that an end has reset.",
+        "Nothing here: see the end's own log.",
+    ),
+    entry(
+        Switch,
+        "dropped-no-connection",
+        Loss,
+        "Segments that belong to no connection; answered with a reset.",
+        "Some after a restart of the switch; many are a scan or a flood.",
+    ),
+    entry(
+        Switch,
+        "dropped-refused",
+        Loss,
+        "SYNs refused: they did not ask for ACP, or there was no member.",
+        "For kernel ends with a framing library: kernel-ends = true. Otherwise see the members below.",
+    ),
+    entry(
+        Switch,
+        "dropped-table-full",
+        Loss,
+        "SYNs dropped because the table of connections or the range of ports is full.",
+        "A wider range in the configuration's ports.",
+    ),
+    entry(
+        Switch,
+        "dropped-ring-full",
+        Loss,
+        "Frames dropped because the frame ring was full.",
+        "The round trip holds more frames than the ring: a larger ring in the configuration, or larger frames.",
+    ),
+    entry(
+        Switch,
+        "dropped-too-long",
+        Loss,
+        "Segments longer than was agreed on in the handshake.",
+        "Something on the path joins segments or does not cut them: ethtool -K IF tso off gso off gro off, at the ends too.",
+    ),
+    entry(
+        Switch,
+        "dropped-window",
+        Loss,
+        "Frames beyond the window that was announced.",
+        "A few are probes of windows. Many: an end that ignores windows.",
+    ),
+    entry(
+        Switch,
+        "dropped-member-window",
+        Loss,
+        "Frames dropped because their member's window had no room.",
+        "The module steers to members without room: take one that does not, or speed up that member.",
+    ),
+    entry(
+        Switch,
+        "dropped-unacceptable",
+        Loss,
+        "Segments whose sequence numbers, acknowledgment or flags are out of place.",
+        "A few are old duplicates; many are a broken or hostile end.",
+    ),
+    entry(
+        Switch,
+        "not-sent-unresolved",
+        Loss,
+        "Frames dropped while the next hop's link address was looked for.",
+        "Some at the beginning. Many: the next hop does not answer ARP or neighbour discovery.",
+    ),
+    entry(
+        Switch,
+        "not-sent-unreachable",
+        Loss,
+        "Frames dropped because no route leads to the end by its interface.",
+        "See: ip route get ADDRESS.",
+    ),
+    entry(
+        Switch,
+        "not-sent-full",
+        Loss,
+        "Frames dropped because the device took no more.",
+        "The outgoing link is slower than the incoming: ends slow down by it.",
+    ),
+    entry(
+        Switch,
+        "not-sent-refused",
+        Loss,
+        "Frames longer than the outgoing interface's MTU.",
+        "Give all interfaces of the switch one MTU.",
     ),
 ];

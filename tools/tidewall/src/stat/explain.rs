@@ -21,13 +21,15 @@ pub enum Place {
     Reassembly,
     /// The socket.
     Socket,
+    /// The transport switch.
+    Switch,
     /// Sending.
     Transmit,
 }
 
 impl Place {
     /// All, in the order in which a frame passes them.
-    pub const ALL: [Place; 8] = [
+    pub const ALL: [Place; 9] = [
         Place::Device,
         Place::Driver,
         Place::Kernel,
@@ -35,6 +37,7 @@ impl Place {
         Place::Protocol,
         Place::Reassembly,
         Place::Socket,
+        Place::Switch,
         Place::Transmit,
     ];
 
@@ -48,6 +51,7 @@ impl Place {
             Place::Protocol => "protocol",
             Place::Reassembly => "reassembly",
             Place::Socket => "socket",
+            Place::Switch => "switch",
             Place::Transmit => "transmit",
         }
     }
@@ -79,9 +83,12 @@ pub struct Entry {
 
 /// The entry of a counter.
 pub fn find(place: Place, name: &str) -> Option<&'static Entry> {
-    ENTRIES
-        .iter()
-        .find(|entry| entry.place == place && entry.name == name)
+    entries(place).find(|entry| entry.name == name)
+}
+
+/// The entries of a place.
+pub fn entries(place: Place) -> impl Iterator<Item = &'static Entry> {
+    ENTRIES.iter().filter(move |entry| entry.place == place)
 }
 
 /// All entries as text for `tidewall stat --explain`; `word` keeps those whose
@@ -89,15 +96,14 @@ pub fn find(place: Place, name: &str) -> Option<&'static Entry> {
 pub fn text(word: &str, width: usize) -> String {
     let mut text = String::new();
     for place in Place::ALL {
-        let entries: Vec<&Entry> = ENTRIES
-            .iter()
-            .filter(|entry| entry.place == place && entry.name.contains(word))
+        let named: Vec<&Entry> = entries(place)
+            .filter(|entry| entry.name.contains(word))
             .collect();
-        if entries.is_empty() {
+        if named.is_empty() {
             continue;
         }
         text.push_str(&format!("{}\n", place.name()));
-        for entry in entries {
+        for entry in named {
             let loss = if entry.counts == Counts::Loss {
                 " (lost)"
             } else {
@@ -128,13 +134,7 @@ mod tests {
 
     #[test]
     fn every_counter_of_the_stack_is_explained_and_no_other() {
-        let names = |place| -> BTreeSet<&str> {
-            ENTRIES
-                .iter()
-                .filter(|entry| entry.place == place)
-                .map(|entry| entry.name)
-                .collect()
-        };
+        let names = |place| -> BTreeSet<&str> { entries(place).map(|entry| entry.name).collect() };
         assert_eq!(
             names(Driver),
             Counter::ALL.iter().map(|counter| counter.name()).collect()

@@ -5,6 +5,7 @@ pub mod control;
 pub mod explain;
 mod processor;
 mod screen;
+mod switch;
 mod tcp;
 pub mod view;
 

@@ -12,7 +12,7 @@ use super::causes::ENTRIES;
 use super::control;
 use super::explain::{self, Counts, Place};
 use super::processor::Shares;
-use super::tcp;
+use super::{switch, tcp};
 use crate::table::{Table, wrap};
 use crate::units::{age, count, per_second};
 
@@ -84,6 +84,7 @@ fn details(pair: &Pair) -> String {
     }
     text.push_str(&sockets(pair));
     text.push_str(&tcp::text(pair));
+    text.push_str(&switch::text(pair));
     text.push_str(&losses_text(pair));
     text
 }
@@ -289,6 +290,13 @@ fn losses(pair: &Pair) -> Vec<Loss> {
     add(Place::Socket, None, "socket-full", &|stack| {
         stack.counters.socket_full
     });
+    let switched = now.switch.iter().flat_map(|switch| switch.counters.keys());
+    for name in switched.filter(|name| explain::find(Place::Switch, name).is_some()) {
+        add(Place::Switch, None, name, &|stack| {
+            let switch = stack.switch.as_ref();
+            switch.map_or(0, |it| switch::counter(it, name))
+        });
+    }
     losses.sort_by(|a, b| {
         (a.place, a.queue)
             .cmp(&(b.place, b.queue))

@@ -11,6 +11,8 @@ use tidewall_switch::{Emission, Member, MemberId, Payload, Switch};
 use tidewall_wire::acp;
 use tidewall_wire::tcp::Flags;
 
+use super::status;
+
 /// Place of the interface that peers come by.
 const PEERS: usize = 0;
 /// Connections that have ended and may keep their place in the driver program's table.
@@ -37,6 +39,7 @@ impl Driver {
     /// `sides`: by which of the forwarder's interfaces a segment from each of the
     /// switch's addresses leaves, the virtual address first.
     pub fn new(switch: Switch, forwarder: Forwarder, sides: Vec<(IpAddr, usize)>) -> Self {
+        forwarder.begin_stat();
         Driver {
             switch,
             forwarder,
@@ -94,6 +97,9 @@ impl Driver {
         if switch.next_deadline().is_some_and(|due| due <= now) {
             self.with(|switch, now, emit| switch.poll(now, emit));
         }
+        let (switch, output) = (&self.switch, self.forwarder.output().counters());
+        self.forwarder
+            .answer_stat(|| status::snapshot(switch, output));
         Ok(())
     }
 

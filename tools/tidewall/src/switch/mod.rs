@@ -1,11 +1,12 @@
 //! `tidewall switch`: one connection, many servers, nobody in between who ends it.
 //!
 //! `config` reads the file, `driver` moves segments between the interfaces and the
-//! machine (crates/switch), `health` finds out who answers.
+//! machine (crates/switch), `health` finds out who answers, `status` says to `tidewall stat` how it is.
 
 mod config;
 mod driver;
 mod health;
+mod status;
 
 use std::fs::File;
 use std::io::Read;

@@ -1,0 +1,150 @@
+//! What an operator sees of who forwards: asked for by the control thread, answered by
+//! the thread that forwards, between two rounds. Nothing is gathered while nobody asks.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::lock::{Mutex, lock, rank};
+
+/// How long an answer may take: many of the longest waits of a switch.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// One moment of a transport switch. Counters only grow; take two for rates.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SwitchSnapshot {
+    /// The virtual address and port.
+    pub address: String,
+    /// Connections, those that linger after their end included.
+    pub connections: u64,
+    /// Of these, those that the sums and maxima below are of: the switch looks at no
+    /// more than it can while segments wait.
+    pub examined: u64,
+    /// Frames that the ring of a connection and direction has room for.
+    pub ring: u64,
+    /// Frames in the fullest ring of what peers sent.
+    pub ring_in: u64,
+    /// Stretches in the fullest ring of what members sent.
+    pub ring_out: u64,
+    /// Holes in what peers sent that are open now.
+    pub holes: u64,
+    /// Bytes of peers that are not acknowledged to them.
+    pub unacknowledged_in: u64,
+    /// Bytes of members that peers have not acknowledged.
+    pub unacknowledged_out: u64,
+    /// What happened, by name; only those that are not zero.
+    pub counters: BTreeMap<String, u64>,
+    /// One entry a member.
+    pub members: Vec<SwitchMember>,
+}
+
+/// A member of a switch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SwitchMember {
+    /// Its address and port.
+    pub address: String,
+    /// It takes part in new connections.
+    pub up: bool,
+    /// Connections on which frames flow to it, of those that were examined.
+    pub open: u64,
+    /// Frames sent to it there that it has not acknowledged.
+    pub outstanding: u64,
+    /// What happened, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// Where a question waits for its answer.
+#[derive(Default)]
+pub(super) struct Status {
+    /// There is a question: all that is looked at in each round.
+    wanted: AtomicBool,
+    asked: Mutex<Asked, rank::Leaf>,
+}
+
+#[derive(Default)]
+struct Asked {
+    /// Somebody answers.
+    answers: bool,
+    by: Option<SyncSender<SwitchSnapshot>>,
+}
+
+impl Status {
+    /// From now on questions wait for [`Status::answer`], or, if not `answers`, none does.
+    pub(super) fn set_answers(&self, answers: bool) {
+        *lock(&self.asked) = Asked { answers, by: None };
+    }
+
+    /// Asks, and waits; none where nobody answers.
+    pub(super) fn ask(&self) -> Option<SwitchSnapshot> {
+        let answer = {
+            let mut asked = lock(&self.asked);
+            if !asked.answers {
+                return None;
+            }
+            let (sender, answer) = sync_channel(1);
+            asked.by = Some(sender);
+            answer
+        };
+        self.wanted.store(true, Ordering::Release);
+        answer.recv_timeout(LIMIT).ok()
+    }
+
+    /// Answers who has asked, if anybody has.
+    pub(super) fn answer(&self, make: impl FnOnce() -> SwitchSnapshot) {
+        if !self.wanted.load(Ordering::Relaxed) {
+            return;
+        }
+        self.wanted.store(false, Ordering::Relaxed);
+        let by = lock(&self.asked).by.take();
+        if let Some(by) = by {
+            // Who no longer waits needs none.
+            let _ = by.try_send(make());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_question_is_answered_by_the_thread_that_forwards() {
+        let status = Arc::new(Status::default());
+        assert_eq!(status.ask(), None);
+        status.set_answers(true);
+        status.answer(|| unreachable!("nobody has asked"));
+        let asking = status.clone();
+        let asking = std::thread::spawn(move || asking.ask());
+        let snapshot = SwitchSnapshot {
+            connections: 3,
+            ..SwitchSnapshot::default()
+        };
+        while !asking.is_finished() {
+            status.answer(|| snapshot.clone());
+            std::thread::yield_now();
+        }
+        assert_eq!(asking.join().unwrap(), Some(snapshot));
+    }
+
+    /// Who ends keeps nobody waiting.
+    #[test]
+    fn a_question_ends_with_who_would_answer() {
+        let status = Arc::new(Status::default());
+        status.set_answers(true);
+        let asking = status.clone();
+        let asking = std::thread::spawn(move || asking.ask());
+        while !status.wanted.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        status.set_answers(false);
+        assert_eq!(asking.join().unwrap(), None);
+        assert_eq!(status.ask(), None);
+    }
+}

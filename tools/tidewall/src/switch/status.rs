@@ -1,0 +1,98 @@
+//! What `tidewall stat` is told of a switch.
+
+use std::collections::BTreeMap;
+
+use tidewall_socket::forward::OutputCounters;
+use tidewall_socket::snapshot::{SwitchMember, SwitchSnapshot};
+use tidewall_switch::{FlowInfo, Switch};
+
+/// Connections that are looked at for one answer, some milliseconds of the thread that
+/// forwards.
+const EXAMINED: usize = 4096;
+
+/// The switch and what its interfaces did with what it sent.
+pub fn snapshot(switch: &Switch, output: OutputCounters) -> SwitchSnapshot {
+    let mut snapshot = SwitchSnapshot::default();
+    snapshot.address = switch.config().address.to_string();
+    snapshot.ring = switch.config().ring.into();
+    snapshot.connections = switch.len() as u64;
+    let mut ids = Vec::new();
+    for (id, member, up, counters) in switch.members() {
+        let mut entry = SwitchMember::default();
+        entry.address = member.address.to_string();
+        entry.up = up;
+        entry.counters = named(counters.each());
+        ids.push(id);
+        snapshot.members.push(entry);
+    }
+    for flow in switch.flows().take(EXAMINED) {
+        snapshot.examined += 1;
+        snapshot.ring_in = snapshot.ring_in.max(flow.ring_in as u64);
+        snapshot.ring_out = snapshot.ring_out.max(flow.ring_out as u64);
+        snapshot.holes += flow.holes as u64;
+        snapshot.unacknowledged_in += flow.unacknowledged_in;
+        snapshot.unacknowledged_out += flow.unacknowledged_out;
+        let FlowInfo { members, .. } = flow;
+        for end in members {
+            let place = ids.iter().position(|&id| id == end.id);
+            if let Some(entry) = place.and_then(|place| snapshot.members.get_mut(place)) {
+                entry.open += u64::from(end.open);
+                entry.outstanding += u64::from(end.outstanding);
+            }
+        }
+    }
+    snapshot.counters = named(switch.counters().each().chain(sent(output)));
+    snapshot
+}
+
+/// Names as `tidewall stat` has them; what never happened is left out.
+fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
+    counters
+        .filter(|&(_, count)| count > 0)
+        .map(|(name, count)| (name.replace('_', "-"), count))
+        .collect()
+}
+
+fn sent(output: OutputCounters) -> [(&'static str, u64); 7] {
+    [
+        ("sent_in_place", output.in_place),
+        ("sent_copied", output.copied),
+        ("not_sent_unresolved", output.unresolved),
+        ("not_sent_unreachable", output.unreachable),
+        ("not_sent_full", output.full),
+        ("not_sent_refused", output.refused),
+        ("device_down", output.down),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tidewall_switch::Counters;
+
+    use super::*;
+    use crate::stat::explain::{Counts, Place, entries};
+
+    /// What is dropped or reset is a loss that `stat` knows and explains; nothing else is.
+    #[test]
+    fn losses_of_a_switch_are_explained() {
+        let all = Counters::default();
+        let names = all.each().chain(sent(OutputCounters::default()));
+        let losses: BTreeSet<String> = names
+            .map(|(name, _)| name.replace('_', "-"))
+            .filter(|name| {
+                ["dropped-", "reset-", "not-sent-"]
+                    .iter()
+                    .any(|kind| name.starts_with(kind))
+            })
+            .collect();
+        let explained = entries(Place::Switch);
+        let lost = explained.filter(|entry| entry.counts == Counts::Loss);
+        assert_eq!(
+            lost.map(|entry| entry.name.to_owned())
+                .collect::<BTreeSet<_>>(),
+            losses
+        );
+    }
+}
