@@ -33,7 +33,7 @@ use crate::bench::{Bench, Measured};
 use crate::capacity::{Bed, Capacity, Probed};
 use crate::environment::Environment;
 use crate::progress::Progress;
-use crate::result::{Axes, Claim, Point, ResultFile, Series, set_beside_bare};
+use crate::result::{self, Axes, Claim, Point, ResultFile, Series, set_beside_bare};
 use crate::sweep::{self, Around, Curve, Plan, Sample};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
@@ -363,18 +363,29 @@ fn quickest_linux<'a>(
 }
 
 /// Of the loads up to `share` of `bare`'s capacity, the largest part of what was
-/// offered that died in the device's rings, with everybody else's.
-fn ring_losses<'a>(series: impl Iterator<Item = &'a Series>, share: f64) -> Option<f64> {
+/// offered that died in ni-lrp's device rings, with everybody else's. A load of which
+/// `bare` lost some there itself was beyond what the bed took by then.
+fn ring_losses(series: &[Series], settings: &[Option<&str>], share: f64) -> Option<f64> {
     let lost = |point: &Point| {
         let rings = ["device ring", "receive ring"].map(|ring| point.drops.get(ring));
         rings.into_iter().flatten().sum::<f64>() / point.x
     };
-    series
-        .flat_map(|series| &series.points)
-        .filter(|point| point.x > 0.0 && point.share.is_some_and(|offered| offered <= share))
-        .map(lost)
-        .max_by(f64::total_cmp)
+    let of = |&setting: &Option<&str>| {
+        let bare = result::find(series, "bare", setting);
+        let ours = result::find(series, "ni-lrp", setting)?;
+        let points = ours.points.iter();
+        let counts = points.filter(|point| {
+            let takes = |share| Some(lost(bare?.offered(share)?) <= RING_LOSS);
+            let within = point.share.filter(|&offered| offered <= share);
+            point.x > 0.0 && within.is_some_and(|share| takes(share).unwrap_or(true))
+        });
+        counts.map(lost).max_by(f64::total_cmp)
+    };
+    settings.iter().filter_map(of).max_by(f64::total_cmp)
 }
+
+/// Share of what was offered that may be lost in a ring while it is emptied in time.
+const RING_LOSS: f64 = 0.001;
 
 /// The paper's points of each system, drawn as many times theirs as `scale` says
 /// of each axis.
