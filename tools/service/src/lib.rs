@@ -5,7 +5,8 @@
 //! stacks that provide it ([`tidewall`] and [`linux`], [`tidewall_stream`], [`linux_stream`]), the
 //! older ways to wait for connections ([`SelectHost`], [`PollHost`]), the
 //! event loop of echo, acknowledge and discard services over the one
-//! ([`serve`]), a web server and a forwarding proxy over the other ([`http`]), and
+//! ([`serve`]), a web server and a forwarding proxy over the other ([`http`]), the transport switch's
+//! loop ([`switch`]), and
 //! the shared page in which they count ([`counters`]). Does not live here: load, test beds
 //! and anything that measures. A comparison is honest only while the loop
 //! knows nothing of which stack it runs on; keep it so.
@@ -34,6 +35,7 @@ mod select_host;
 mod services;
 mod sockets;
 mod stream;
+pub mod switch;
 pub mod tidewall;
 pub mod tidewall_stream;
 mod work;

@@ -1,5 +1,6 @@
 //! The experiments, one file each.
 
+mod anypoint;
 mod http_base;
 mod lrp_base;
 pub(crate) mod lrp_http_blast;
@@ -297,7 +298,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 19] = [
+pub static EXPERIMENTS: [Experiment; 21] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -315,6 +316,8 @@ pub static EXPERIMENTS: [Experiment; 19] = [
     select_cpu::EXPERIMENT,
     select_static::EXPERIMENT,
     select_cold::EXPERIMENT,
+    anypoint::bandwidth::EXPERIMENT,
+    anypoint::steer::EXPERIMENT,
     tcp_bulk::EXPERIMENT,
     tcp_loss::EXPERIMENT,
 ];

@@ -14,11 +14,14 @@ mod child;
 mod cpu;
 pub mod flows;
 mod forwarding;
+mod frames;
 mod hold;
 mod load;
 mod program;
 mod service;
+mod splitting;
 mod streams;
+mod switching;
 mod tcp;
 mod usage;
 mod waiting;
@@ -44,8 +47,11 @@ use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
 pub use forwarding::{ForwardJob, ForwardReport, ForwardSide};
+pub use frames::{FrameJob, FrameRole, FrameSegment};
 pub use program::Program;
 pub(crate) use service::{Account, Drops};
+pub use splitting::{SplitJob, SplitWaiting};
+pub use switching::{SwitchJob, SwitchModule};
 pub(crate) use usage::Times;
 pub use usage::{Usage, Watch};
 pub use waiting::Waiting;
@@ -72,6 +78,12 @@ pub enum Job {
     /// Forward between two interfaces and do nothing else, until asked for the report or
     /// the standard input ends.
     Forward(ForwardJob),
+    /// Be an end of connections of frames.
+    Frames(FrameJob),
+    /// Be a proxy of connections of frames.
+    Split(SplitJob),
+    /// Be a transport switch.
+    Switch(SwitchJob),
     /// Serve or fetch bulk and objects; true: ahead of whatever else runs on the
     /// machine.
     Flow(flows::FlowJob, bool),
@@ -280,6 +292,9 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::SynLimit(per_second) => limit_syns(per_second),
         Job::Bridge(spec) => bridging::run(spec),
         Job::Forward(job) => forwarding::run(&job),
+        Job::Frames(job) => frames::run(&job),
+        Job::Split(job) => splitting::run(&job),
+        Job::Switch(job) => switching::run(&job),
         Job::Flow(job, ahead) => flows::run(&job, ahead),
         Job::Spin => spin(),
     }
@@ -430,6 +445,27 @@ mod tests {
                 bytes: 100_000,
                 congestion: "cubic".into(),
             })),
+            Job::Frames(FrameJob {
+                role: FrameRole::Members(vec![("10.79.1.2:6001".parse().unwrap(), 750)]),
+                gives: Some(FrameSegment {
+                    frames: 2,
+                    size: 700,
+                }),
+            }),
+            Job::Split(SplitJob {
+                listen: "10.79.0.1:6000".parse().unwrap(),
+                members: vec!["10.79.1.2:6001".parse().unwrap()],
+                waiting: SplitWaiting::Select,
+            }),
+            Job::Switch(SwitchJob {
+                interfaces: ["tw-i".into(), "tw-o".into()],
+                address: "10.79.0.99:6000".parse().unwrap(),
+                members: vec!["10.79.1.2:6001".parse().unwrap()],
+                local: "10.79.1.1".parse().unwrap(),
+                segment: 1460,
+                module: SwitchModule::Speed,
+                copies: 2,
+            }),
             Job::Spin,
         ];
         for job in jobs {

@@ -88,9 +88,25 @@ fn state(switch: &SwitchSnapshot) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use tidewall_service::switch::counter_names;
     use tidewall_socket::snapshot::StackSnapshot;
 
     use super::*;
+
+    /// What is dropped or reset is a loss that is explained; nothing else is.
+    #[test]
+    fn losses_of_a_switch_are_explained() {
+        let is_loss = |name: &String| {
+            let kinds = ["dropped-", "reset-", "not-sent-"];
+            kinds.iter().any(|kind| name.starts_with(kind))
+        };
+        let explained = explain::entries(Place::Switch);
+        let lost = explained.filter(|entry| entry.counts == Counts::Loss);
+        let lost: BTreeSet<String> = lost.map(|entry| entry.name.to_owned()).collect();
+        assert_eq!(lost, counter_names().filter(is_loss).collect());
+    }
 
     fn stack(seconds: u64, frames: u64) -> StackSnapshot {
         let mut switch = SwitchSnapshot::default();

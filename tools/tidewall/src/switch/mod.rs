@@ -1,28 +1,21 @@
 //! `tidewall switch`: one connection, many servers, nobody in between who ends it.
 //!
-//! `config` reads the file, `driver` moves segments between the interfaces and the
-//! machine (crates/switch), `health` finds out who answers, `status` says to `tidewall stat` how it is.
+//! `config` reads the file, `tidewall_service::switch` moves segments between the interfaces and the
+//! machine (crates/switch), `health` finds out who answers.
 
 mod config;
-mod driver;
 mod health;
-mod status;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidewall_protocol::tcp::Secrets;
-use tidewall_socket::EmbeddedConfig;
-use tidewall_socket::forward::Forwarder;
-use tidewall_switch::{Config, Member, Switch};
+use tidewall_service::switch::{Driver, OpenError};
+use tidewall_switch::{Config, Member};
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use config::{MemberSetup, Setup};
-use driver::Driver;
 use health::Checks;
 
 /// How often it looks for signals and for what the health checks have found.
@@ -213,62 +206,33 @@ fn describe(setup: &Setup, segment_size: u16) -> Outcome {
 }
 
 fn start(setup: &Setup, interfaces: &[String], segment_size: u16) -> Result<Driver, Failure> {
-    let what = |what: String| move |error: std::io::Error| Failure::io(&what, &error);
-    let configs = interfaces.iter().map(EmbeddedConfig::new).collect();
-    let mut forwarder =
-        Forwarder::open(configs).map_err(what(format!("opening {}", interfaces.join(", "))))?;
-    for warning in forwarder.stacks().flat_map(|stack| stack.warnings()) {
-        eprintln!("tidewall: {warning}");
-    }
-    for (number, interface) in interfaces.iter().enumerate() {
-        let has_members = setup.members.iter().any(|it| it.interface == *interface);
-        if has_members {
-            forwarder
-                .claim_ports(number, setup.ports.clone())
-                .map_err(what(format!("ports towards members on {interface}")))?;
-        }
-    }
-    let virtual_address = setup.address;
-    forwarder
-        .add_address(0, virtual_address.ip())
-        .and_then(|()| forwarder.claim(0, virtual_address))
-        .map_err(what(virtual_address.to_string()))?;
+    let failure = |OpenError { what, error }| Failure::io(&what, &error);
     let module = setup.module.clone();
     let config = Config {
         segment_size,
         ring: setup.ring,
         ports: setup.ports.clone(),
         kernel_ends: setup.kernel_ends,
-        ..Config::new(virtual_address)
+        ..Config::new(setup.address)
     };
-    let secrets = secrets().map_err(what("reading /dev/urandom".to_owned()))?;
-    let switch = Switch::new(config, secrets, Box::new(move || module.make()))
-        .map_err(|error| Failure::usage(error.to_string()))?;
-    let mut driver = Driver::new(switch, forwarder, vec![(virtual_address.ip(), 0)]);
+    let has_members = |interface: &str| setup.members.iter().any(|it| it.interface == interface);
+    let modules = Box::new(move || module.make());
+    let mut driver = Driver::open(interfaces, has_members, config, modules).map_err(failure)?;
+    for warning in driver.forwarder().stacks().flat_map(|it| it.warnings()) {
+        eprintln!("tidewall: {warning}");
+    }
     for member in &setup.members {
-        add(&mut driver, member, interfaces).map_err(what(member.address.to_string()))?;
+        add(&mut driver, member, interfaces)
+            .map_err(|error| Failure::io(&member.address.to_string(), &error))?;
     }
     Ok(driver)
 }
 
-fn secrets() -> std::io::Result<Secrets> {
-    let mut random = File::open("/dev/urandom")?;
-    let mut key = || {
-        let mut key = [0; 16];
-        random.read_exact(&mut key).map(|()| key)
-    };
-    Ok(Secrets {
-        sequence: key()?,
-        cookie: key()?,
-    })
-}
-
-/// Adds a member and has its link address looked for.
+/// Adds a member.
 fn add(driver: &mut Driver, member: &MemberSetup, interfaces: &[String]) -> std::io::Result<()> {
     let side = interfaces.iter().position(|it| *it == member.interface);
     let side = side.ok_or(std::io::ErrorKind::InvalidInput)?;
     let MemberSetup { address, local, .. } = *member;
-    driver.forwarder().resolve(side, address.ip(), local);
     driver.add_member(Member { address, local }, side).map(drop)
 }
 

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use tidewall_socket::forward::OutputCounters;
 use tidewall_socket::snapshot::{SwitchMember, SwitchSnapshot};
-use tidewall_switch::{FlowInfo, Switch};
+use tidewall_switch::{Counters, FlowInfo, Switch};
 
 /// Connections that are looked at for one answer, some milliseconds of the thread that
 /// forwards.
 const EXAMINED: usize = 4096;
 
 /// The switch and what its interfaces did with what it sent.
-pub fn snapshot(switch: &Switch, output: OutputCounters) -> SwitchSnapshot {
+pub(super) fn snapshot(switch: &Switch, output: OutputCounters) -> SwitchSnapshot {
     let mut snapshot = SwitchSnapshot::default();
     snapshot.address = switch.config().address.to_string();
     snapshot.ring = switch.config().ring.into();
@@ -65,34 +65,10 @@ fn sent(output: OutputCounters) -> [(&'static str, u64); 7] {
     ]
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use tidewall_switch::Counters;
-
-    use super::*;
-    use crate::stat::explain::{Counts, Place, entries};
-
-    /// What is dropped or reset is a loss that `stat` knows and explains; nothing else is.
-    #[test]
-    fn losses_of_a_switch_are_explained() {
-        let all = Counters::default();
-        let names = all.each().chain(sent(OutputCounters::default()));
-        let losses: BTreeSet<String> = names
-            .map(|(name, _)| name.replace('_', "-"))
-            .filter(|name| {
-                ["dropped-", "reset-", "not-sent-"]
-                    .iter()
-                    .any(|kind| name.starts_with(kind))
-            })
-            .collect();
-        let explained = entries(Place::Switch);
-        let lost = explained.filter(|entry| entry.counts == Counts::Loss);
-        assert_eq!(
-            lost.map(|entry| entry.name.to_owned())
-                .collect::<BTreeSet<_>>(),
-            losses
-        );
-    }
+/// The names of all that is counted of a switch, as `tidewall stat` has them.
+pub fn counter_names() -> impl Iterator<Item = String> {
+    let all = Counters::default();
+    let names = all.each().chain(sent(OutputCounters::default()));
+    let names: Vec<String> = names.map(|(name, _)| name.replace('_', "-")).collect();
+    names.into_iter()
 }

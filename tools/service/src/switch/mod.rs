@@ -1,22 +1,32 @@
-//! The machine over real interfaces: segments in, emissions out.
+//! The transport switch over real interfaces: the machine (crates/switch), segments in,
+//! emissions out.
+
+mod status;
 
 use std::collections::HashSet;
-use std::io;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{FourTuple, Time};
+use tidewall_protocol::tcp::{FourTuple, Secrets, Time};
+use tidewall_socket::EmbeddedConfig;
 use tidewall_socket::forward::{Arrived, Forwarder, Heading, Output};
-use tidewall_switch::{Emission, Member, MemberId, Payload, Switch};
+use tidewall_switch::modules::Modules;
+use tidewall_switch::{Config, Emission, Member, MemberId, Payload, Switch};
 use tidewall_wire::acp;
 use tidewall_wire::tcp::Flags;
 
-use super::status;
+pub use status::counter_names;
 
 /// Place of the interface that peers come by.
 const PEERS: usize = 0;
 /// Connections that have ended and may keep their place in the driver program's table.
 const ENDED: usize = 4096;
+
+/// Sees the payload of each segment.
+pub type Inspect = Box<dyn FnMut(&[u8])>;
 
 /// A switch and the interfaces that it stands between.
 pub struct Driver {
@@ -24,6 +34,30 @@ pub struct Driver {
     forwarder: Forwarder,
     wiring: Wiring,
     began: Instant,
+    inspect: Option<Inspect>,
+}
+
+/// Why a switch could not be opened.
+#[derive(Debug)]
+pub struct OpenError {
+    /// What was tried.
+    pub what: String,
+    /// What the system says.
+    pub error: io::Error,
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.error)
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// Says what was tried of an error.
+fn trying(what: impl Into<String>) -> impl FnOnce(io::Error) -> OpenError {
+    let what = what.into();
+    move |error| OpenError { what, error }
 }
 
 /// Where what the switch emits goes.
@@ -36,26 +70,63 @@ struct Wiring {
 }
 
 impl Driver {
-    /// `sides`: by which of the forwarder's interfaces a segment from each of the
-    /// switch's addresses leaves, the virtual address first.
-    pub fn new(switch: Switch, forwarder: Forwarder, sides: Vec<(IpAddr, usize)>) -> Self {
+    /// Takes the queues of these interfaces, of which peers come by the first; adds the
+    /// virtual address to that, and takes its port there and the ports towards members
+    /// of every interface that `has_members`. There are no members yet.
+    ///
+    /// # Errors
+    /// What was tried, and what the system says; EINVAL for a configuration that is out
+    /// of bounds.
+    pub fn open(
+        interfaces: &[String],
+        has_members: impl Fn(&str) -> bool,
+        config: Config,
+        modules: Box<dyn Modules>,
+    ) -> Result<Self, OpenError> {
+        let virtual_address = config.address;
+        let configs = interfaces.iter().map(EmbeddedConfig::new).collect();
+        let mut forwarder = Forwarder::open(configs)
+            .map_err(trying(format!("opening {}", interfaces.join(", "))))?;
+        for (number, interface) in interfaces.iter().enumerate() {
+            if has_members(interface) {
+                forwarder
+                    .claim_ports(number, config.ports.clone())
+                    .map_err(trying(format!("ports towards members on {interface}")))?;
+            }
+        }
+        forwarder
+            .add_address(PEERS, virtual_address.ip())
+            .and_then(|()| forwarder.claim(PEERS, virtual_address))
+            .map_err(trying(virtual_address.to_string()))?;
+        let secrets = secrets().map_err(trying("reading /dev/urandom"))?;
+        let switch = Switch::new(config, secrets, modules)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+            .map_err(trying("the configuration"))?;
         forwarder.begin_stat();
-        Driver {
+        Ok(Driver {
             switch,
             forwarder,
             wiring: Wiring {
-                sides,
+                sides: vec![(virtual_address.ip(), PEERS)],
                 emissions: Vec::new(),
                 null: Vec::new(),
             },
             began: Instant::now(),
-        }
+            inspect: None,
+        })
     }
 
+    /// Has `inspect` see the payload of every segment before it goes on.
+    pub fn set_inspect(&mut self, inspect: Inspect) {
+        self.inspect = Some(inspect);
+    }
+
+    /// The machine.
     pub fn switch(&self) -> &Switch {
         &self.switch
     }
 
+    /// The interfaces.
     pub fn forwarder(&mut self) -> &mut Forwarder {
         &mut self.forwarder
     }
@@ -74,12 +145,16 @@ impl Driver {
             forwarder,
             wiring,
             began,
+            inspect,
         } = self;
         let now = began.elapsed();
         forwarder.receive(|output, arrived| {
             let Some(segment) = arrived.segment() else {
                 return;
             };
+            if let Some(inspect) = inspect {
+                inspect(segment.payload);
+            }
             let traffic_class = segment.traffic_class;
             switch.input(now, &segment, &mut |emission| {
                 wiring.emissions.push(emission)
@@ -103,11 +178,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Adds a member: its segments leave by interface `side`.
+    /// Adds a member, whose link address is looked for: its segments leave by interface
+    /// `side`.
     ///
     /// # Errors
     /// EINVAL, in words.
     pub fn add_member(&mut self, member: Member, side: usize) -> io::Result<MemberId> {
+        let remote = member.address.ip();
+        self.forwarder.resolve(side, remote, member.local);
         if !self.wiring.sides.contains(&(member.local, side)) {
             self.wiring.sides.push((member.local, side));
         }
@@ -142,6 +220,18 @@ impl Driver {
         output.flush();
         result
     }
+}
+
+fn secrets() -> io::Result<Secrets> {
+    let mut random = File::open("/dev/urandom")?;
+    let mut key = || {
+        let mut key = [0; 16];
+        random.read_exact(&mut key).map(|()| key)
+    };
+    Ok(Secrets {
+        sequence: key()?,
+        cookie: key()?,
+    })
 }
 
 impl Wiring {

@@ -1,0 +1,128 @@
+//! Figure 5: eight connections, each to one member, segments of one large frame to many
+//! small ones.
+
+use super::super::{Experiment, Run, USUAL, ratio};
+use super::{Between, Case, PROCESSOR};
+use crate::result::{Claim, Point, Series, find};
+use crate::worker::{SplitWaiting, SwitchModule};
+
+pub(in super::super) const EXPERIMENT: Experiment = Experiment {
+    name: "anypoint-bandwidth",
+    paper: "Anypoint, Figure 5",
+    about: "eight streams through a transport switch and through proxies, over frames a segment",
+    x: "frames a segment",
+    y: "MB/s of frames",
+    senders: &["frames over kernel TCP"],
+    measure,
+    claims,
+    ..USUAL
+};
+
+const CONNECTIONS: u32 = 8;
+/// The largest MTU of these devices with the driver program on them, and Ethernet's, with
+/// bytes of frames that a segment then holds beside timestamps.
+const MTUS: [(&str, u16, u16); 2] = [("MTU 3,498", 3498, 3440), ("MTU 1,500", 1500, 1440)];
+const SYSTEMS: [Between; 4] = [
+    Between::Switch(SwitchModule::RoundRobin, 0),
+    Between::Switch(SwitchModule::RoundRobin, 2),
+    Between::Proxy(SplitWaiting::Select),
+    Between::Proxy(SplitWaiting::Epoll),
+];
+
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let frames: &[u16] = if run.options.quick {
+        &[1, 4]
+    } else {
+        &[1, 2, 4, 8]
+    };
+    let mtus = if run.options.quick { 1 } else { MTUS.len() };
+    let case = |(setting, mtu, segment): (&str, u16, u16), frames: u16| Case {
+        setting: setting.to_owned(),
+        x: frames.into(),
+        mtu,
+        segment,
+        frames,
+        connections: CONNECTIONS,
+        members: 1,
+        ..Case::default()
+    };
+    let cases: Vec<Case> = MTUS
+        .iter()
+        .take(mtus)
+        .flat_map(|&mtu| frames.iter().map(move |&frames| case(mtu, frames)))
+        .collect();
+    run.note(
+        "The paper's MTU of 9,000 bytes is beyond what a veth carries with a driver program on it \
+         (3,498): frames are a segment's 3,440 bytes and parts of it, where the paper has 8 KiB to \
+         1 KiB.",
+    );
+    let plan = run.options.plan(6);
+    super::measure(run, &cases, &SYSTEMS, plan)
+}
+
+fn claims(series: &[Series]) -> Vec<Claim> {
+    let curve = |system| find(series, system, Some(MTUS[0].0));
+    let at = |system: &'static str, frames: f64| {
+        curve(system).and_then(|curve: &Series| curve.at(frames))
+    };
+    let rate = |system: &'static str, frames: f64| at(system, frames).map(|point: &Point| point.y);
+    let over = |system: &'static str, frames: f64| {
+        ratio(rate(system, frames), rate("select-proxy", frames))
+    };
+    let cost = |system| at(system, 1.0).and_then(|it| it.values.get(PROCESSOR).copied());
+    let sizes: Vec<f64> = curve("switch-copies")
+        .iter()
+        .flat_map(|curve| curve.points.iter().map(|point| point.x))
+        .collect();
+    let all: Option<Vec<f64>> = sizes.iter().map(|&x| over("switch-copies", x)).collect();
+    let mean = all
+        .filter(|all| !all.is_empty())
+        .map(|all| all.iter().sum::<f64>() / all.len() as f64);
+    vec![
+        Claim::at_least(
+            "largest",
+            "largest frames: switch over the select proxy",
+            over("switch", 1.0),
+            1.68,
+        )
+        .paper(106.0 / 63.0),
+        Claim::at_least(
+            "copies",
+            "switch with two more copies over the select proxy, mean over sizes",
+            mean,
+            1.29,
+        )
+        .paper(1.29),
+        Claim::new(
+            "epoll",
+            "largest frames: switch over the epoll proxy",
+            ratio(rate("switch", 1.0), rate("epoll-proxy", 1.0)),
+        ),
+        Claim::new(
+            "processor",
+            "largest frames: processor time a byte, select proxy over switch",
+            ratio(cost("select-proxy"), cost("switch")),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    #[test]
+    fn claims_compare_at_the_largest_frames_and_over_all() {
+        let setting = Some(MTUS[0].0);
+        let series = [
+            curve("switch", setting, &[(1.0, 300.0), (4.0, 200.0)]),
+            curve("switch-copies", setting, &[(1.0, 150.0), (4.0, 110.0)]),
+            curve("select-proxy", setting, &[(1.0, 100.0), (4.0, 100.0)]),
+        ];
+        let claims = claims(&series);
+        assert_eq!(claims[0].measured, Some(3.0));
+        assert!((claims[1].measured.unwrap() - 1.3).abs() < 1e-9);
+        assert_eq!((claims[0].holds, claims[1].holds), (Some(true), Some(true)));
+        assert_eq!(claims[2].measured, None);
+    }
+}

@@ -1,0 +1,138 @@
+//! The experiments of Anypoint: frames of peers through an intermediary to members.
+
+pub(super) mod bandwidth;
+mod star;
+pub(super) mod steer;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::Run;
+use crate::interrupt;
+use crate::result::Series;
+use crate::sweep::{Plan, Sample, point};
+use crate::verdict::{is_decided, judge};
+use star::{Between, Star};
+
+/// Processor time that a byte takes.
+const PROCESSOR: &str = "processor ns a byte";
+/// Share of its processor that the intermediary used.
+const BUSY: &str = "processor busy";
+/// What is measured at once.
+const WINDOW: Duration = Duration::from_millis(700);
+
+/// One point: what is sent, and by whom.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Case {
+    setting: String,
+    /// Its place on the horizontal axis.
+    x: f64,
+    mtu: u16,
+    /// Bytes of a segment's frames.
+    segment: u16,
+    /// Frames in it.
+    frames: u16,
+    connections: u32,
+    members: u8,
+    /// How long the first member takes over each frame, µs.
+    slowed_us: u64,
+    /// Members send.
+    outbound: bool,
+}
+
+impl Case {
+    /// Bytes of a frame, its header included.
+    fn size(&self) -> u16 {
+        self.segment / self.frames.max(1)
+    }
+}
+
+/// Measures every case on every system, round by round, until the plan is over or all
+/// claims are decided. Neighbours in time are compared: systems one right after the
+/// other, in alternating order.
+fn measure(
+    run: &mut Run<'_>,
+    cases: &[Case],
+    systems: &[Between],
+    plan: Plan,
+) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    let star = Star::new(&run.bench.testbed)?;
+    let mut measured: BTreeMap<(usize, usize), Vec<Sample>> = BTreeMap::new();
+    for round in 0..plan.rounds {
+        let per_round = begun.elapsed() / round.max(1);
+        let in_time = begun.elapsed() + per_round <= plan.budget;
+        if round >= plan.least && (!in_time || is_decided(&judge(run.claims, &run.series))) {
+            break;
+        }
+        let steps = (cases.len() * systems.len()) as u64;
+        let what = format!("{}, round {}", run.name, round + 1);
+        run.progress.begin(&what, steps);
+        for (number, case) in cases.iter().enumerate() {
+            let mut order: Vec<usize> = (0..systems.len()).collect();
+            if (round as usize + number) % 2 == 1 {
+                order.reverse();
+            }
+            for place in order {
+                let Some(&between) = systems.get(place) else {
+                    continue;
+                };
+                interrupt::check()?;
+                let outcome = star.measure(case, between, WINDOW)?;
+                let megabytes = outcome.rate / 1e6;
+                let mut values = BTreeMap::from([(BUSY.to_owned(), outcome.busy)]);
+                if outcome.rate > 0.0 {
+                    values.insert(PROCESSOR.to_owned(), outcome.busy * 1e9 / outcome.rate);
+                }
+                let (name, setting, x) = (between.name(), &case.setting, case.x);
+                run.progress
+                    .step(&format!("{name} {setting}, {x}: {megabytes:.1} MB/s"));
+                measured.entry((place, number)).or_default().push(Sample {
+                    round,
+                    x,
+                    y: megabytes,
+                    values,
+                    ..Sample::default()
+                });
+            }
+        }
+        run.progress.end();
+        run.series = curves(cases, systems, &measured);
+    }
+    let described = systems.iter().map(|it| (it.name(), it.about()));
+    run.described = Some(
+        described
+            .map(|(name, about)| (name.to_owned(), about.to_owned()))
+            .collect(),
+    );
+    run.note(
+        "The intermediary has one processor, for its own work and for what the kernel receives for \
+         it; peer and members share the other one, and may be what is busy first. GSO, TSO and GRO \
+         are off everywhere, as a switch of frames needs it. HAProxy and sockmap are not measured.",
+    );
+    Ok(())
+}
+
+/// A curve a system and setting.
+fn curves(
+    cases: &[Case],
+    systems: &[Between],
+    measured: &BTreeMap<(usize, usize), Vec<Sample>>,
+) -> Vec<Series> {
+    let mut series: Vec<Series> = Vec::new();
+    for (&(system, case), samples) in measured {
+        let (Some(system), Some(case)) = (systems.get(system), cases.get(case)) else {
+            continue;
+        };
+        let (name, setting) = (system.name(), case.setting.as_str());
+        let same = |it: &&mut Series| it.system == name && it.setting.as_deref() == Some(setting);
+        match series.iter_mut().find(same) {
+            Some(found) => found.points.extend(point(samples)),
+            None => series.push(Series {
+                points: point(samples).into_iter().collect(),
+                ..Series::named(name, setting)
+            }),
+        }
+    }
+    series
+}

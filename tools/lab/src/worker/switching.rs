@@ -1,0 +1,112 @@
+//! The worker that is a transport switch: the loop of `tidewall switch`, and, to tell what
+//! copies alone cost a proxy, as many of each payload as are asked for.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tidewall_service::switch::{Driver, Inspect};
+use tidewall_switch::modules::{Lost, Module, RoundRobin, Speed};
+use tidewall_switch::{Config, Member};
+
+use super::service::until_input_ends;
+
+/// How often it looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+/// Ports towards members.
+const PORTS: std::ops::RangeInclusive<u16> = 61_000..=65_535;
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchJob {
+    /// Where peers come from, and where members are.
+    pub interfaces: [String; 2],
+    /// What peers connect to.
+    pub address: SocketAddr,
+    /// The members.
+    pub members: Vec<SocketAddr>,
+    /// Its own address there.
+    pub local: IpAddr,
+    /// Payload of a segment, bytes.
+    pub segment: u16,
+    /// Which module steers.
+    pub module: SwitchModule,
+    /// Copies of each payload that are made and thrown away.
+    pub copies: u32,
+}
+
+/// Who steers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SwitchModule {
+    /// Each member in turn.
+    RoundRobin,
+    /// Whoever has most room in its window.
+    Speed,
+}
+
+impl SwitchModule {
+    fn make(self) -> Box<dyn Module> {
+        match self {
+            SwitchModule::RoundRobin => Box::new(RoundRobin::new(Lost::Reset)),
+            SwitchModule::Speed => Box::new(Speed::new(Lost::Reset)),
+        }
+    }
+}
+
+/// Runs until the end of the input.
+pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
+    let [peers, members] = &job.interfaces;
+    let config = Config {
+        segment_size: job.segment,
+        ports: PORTS,
+        kernel_ends: true,
+        ..Config::new(job.address)
+    };
+    let module = job.module;
+    let mut driver = Driver::open(
+        &[peers.clone(), members.clone()],
+        |interface| interface == members,
+        config,
+        Box::new(move || module.make()),
+    )?;
+    for &address in &job.members {
+        let local = job.local;
+        driver.add_member(Member { address, local }, 1)?;
+    }
+    if job.copies > 0 {
+        driver.set_inspect(copier(job.copies));
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let ended = stop.clone();
+    println!("ready");
+    std::thread::spawn(move || {
+        let _ = until_input_ends(|_| Ok(()));
+        ended.store(true, Ordering::Relaxed);
+    });
+    while !stop.load(Ordering::Relaxed) {
+        match driver.turn(LOOK) {
+            Err(error) if error.kind() != std::io::ErrorKind::Interrupted => {
+                return Err(error.into());
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Copies from where the last copy went, each to another place, as between a kernel and a
+/// program.
+fn copier(copies: u32) -> Inspect {
+    let mut buffers = vec![Vec::new(); copies as usize];
+    Box::new(move |payload| {
+        let mut from = payload;
+        for buffer in &mut buffers {
+            buffer.clear();
+            buffer.extend_from_slice(from);
+            from = std::hint::black_box(buffer);
+        }
+    })
+}
