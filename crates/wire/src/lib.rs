@@ -1,5 +1,5 @@
 //! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, TCP, ACP, ICMP and ICMPv6, parsed and
-//! emitted.
+//! emitted; and of RESP, which is read to steer frames by.
 //!
 //! What may not live here: state, sockets, clocks, allocation on the way of a
 //! packet, and any decision about what to do with a packet (that is
@@ -28,6 +28,7 @@ mod fast_open;
 pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
+pub mod resp;
 pub mod tcp;
 mod transport;
 pub mod udp;

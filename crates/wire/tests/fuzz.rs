@@ -16,6 +16,7 @@ use tidewall_wire::ethernet::{self, EtherType, MacAddress};
 use tidewall_wire::icmp::{self, Message, v4, v6};
 use tidewall_wire::ipv4::{self, FragmentOffset};
 use tidewall_wire::ipv6::{self, Fragment};
+use tidewall_wire::resp;
 use tidewall_wire::udp::{self, Addresses, Checksum};
 use tidewall_wire::{Protocol, checksum};
 
@@ -58,6 +59,11 @@ fn fuzz_icmp() {
 #[test]
 fn fuzz_acp() {
     fuzz("acp", acp_frames);
+}
+
+#[test]
+fn fuzz_resp() {
+    fuzz("resp", resp_values);
 }
 
 #[test]
@@ -219,6 +225,40 @@ fn icmp_message(bytes: &[u8]) {
 
 /// The frames of a segment lie one behind the other, and built again are the same
 /// but for what null frames have in them.
+/// A value ends at the same place wherever its bytes are cut, and a command that has a key
+/// and has ended has as many arguments as it says.
+fn resp_values(bytes: &[u8]) {
+    let ends = |piece: usize| {
+        let (mut scanner, mut at, mut ends) = (resp::Scanner::new(), 0, Vec::new());
+        while at < bytes.len() {
+            let end = bytes.len().min(at + piece);
+            match scanner.scan(&bytes[at..end]) {
+                Ok((taken, ended)) => {
+                    at += taken;
+                    assert!(taken > 0 && (ended || at == end));
+                    ends.extend(ended.then_some(at));
+                }
+                Err(error) => return (ends, Some(error)),
+            }
+        }
+        (ends, None)
+    };
+    let (whole, error) = ends(bytes.len().max(1));
+    assert_eq!(ends(1), (whole.clone(), error));
+    assert_eq!(ends(3), (whole.clone(), error));
+    if let Some(mut arguments) = resp::arguments(bytes) {
+        let (said, read) = (arguments.left(), arguments.by_ref().count());
+        assert_eq!(said, read + arguments.left());
+        if arguments.left() == 0 && said <= 64 {
+            assert!(
+                !whole.is_empty() || error == Some(resp::Error::TooLong),
+                "{bytes:?}"
+            );
+            assert!(resp::key(bytes).is_some());
+        }
+    }
+}
+
 fn acp_frames(bytes: &[u8]) {
     let mut again = vec![0; bytes.len()];
     let mut builder = acp::Builder::new(&mut again);
@@ -423,6 +463,27 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
             "acp",
             "header-within-payload",
             b"\xac\x00\x00\x08\xac\x00\x00\x00\xac\x02\x00\x00".to_vec(),
+        ),
+        (
+            "resp",
+            "commands",
+            b"*2\r\n$3\r\nGET\r\n$3\r\nabc\r\n*3\r\n$3\r\nset\r\n$2\r\nab\r\n$1\r\nx\r\n".to_vec(),
+        ),
+        (
+            "resp",
+            "nested",
+            b"*2\r\n*2\r\n$1\r\nx\r\n*0\r\n:1\r\n*-1\r\n$-1\r\n+OK\r\n-ERR\r\n".to_vec(),
+        ),
+        ("resp", "deep", b"*1\r\n".repeat(17)),
+        (
+            "resp",
+            "length-lies",
+            b"*4294967295\r\n$536870912\r\nabc\r\n".to_vec(),
+        ),
+        (
+            "resp",
+            "eval",
+            b"*4\r\n$4\r\neval\r\n$1\r\ns\r\n$1\r\n1\r\n$1\r\nk\r\n".to_vec(),
         ),
         ("mac_address", "good", b"02:00:5e:10:00:01".to_vec()),
         ("mac_address", "sign", b"02:00:5e:10:00:+1".to_vec()),
