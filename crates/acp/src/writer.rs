@@ -56,15 +56,42 @@ impl FrameWriter {
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EMSGSIZE))?;
         self.flush()?;
         let bytes = header.bytes();
-        let taken = self.write(&[IoSlice::new(&bytes), IoSlice::new(payload)])?;
-        if taken < header.size() {
-            self.rest.extend(bytes.iter().chain(payload).skip(taken));
-            match self.flush() {
-                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-                _ => {}
+        self.segment(&[&bytes, payload])
+    }
+
+    /// Sends the first of these frames, which have their headers, as many as one segment
+    /// carries: how many bytes that is, for the call with the others.
+    ///
+    /// # Errors
+    /// As [`FrameWriter::send`]; EMSGSIZE also where no whole frame begins the bytes.
+    pub fn send_frames(&mut self, frames: &[u8]) -> io::Result<usize> {
+        self.flush()?;
+        let most = self.frame_max()? + HEADER_LEN;
+        let mut length = 0;
+        while let Some(header) = frames.get(length..).and_then(<[u8]>::first_chunk) {
+            let size = Header::parse(*header).map_or(usize::MAX, |header| header.size());
+            match length.checked_add(size) {
+                Some(end) if end <= most.min(frames.len()) => length = end,
+                _ => break,
             }
         }
-        Ok(())
+        match frames.get(..length) {
+            Some(segment) if length > 0 => self.segment(&[segment]).map(|()| length),
+            _ => Err(io::Error::from_raw_os_error(libc::EMSGSIZE)),
+        }
+    }
+
+    /// Sends what fills a segment or less of it, in one call; a part that the kernel does
+    /// not take is kept.
+    fn segment(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
+        let slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        let taken = self.write(&slices)?;
+        self.rest
+            .extend(pieces.iter().copied().flatten().skip(taken));
+        match self.flush() {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Sends what the kernel did not take of the last frame.

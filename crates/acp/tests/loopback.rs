@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use tidewall_acp::{FrameStream, limit_segments};
+use tidewall_wire::acp::{HEADER_LEN, Header};
 
 /// Nothing here takes so long.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -66,6 +67,34 @@ fn a_frame_is_no_longer_than_a_segment() {
     client.send(b"").unwrap();
     assert_eq!(server.receive().unwrap().unwrap().len(), most);
     assert_eq!(server.receive().unwrap(), Some(&b""[..]));
+}
+
+#[test]
+fn frames_that_have_their_headers_share_segments() {
+    let (client, mut server) = connected(Some(1000));
+    let (_reader, mut writer) = client.split();
+    let most = writer.frame_max().unwrap();
+    let mut frames = Vec::new();
+    for at in 0..50 {
+        let payload = frame(at, most);
+        frames.extend(Header::data(payload.len()).unwrap().bytes());
+        frames.extend(payload);
+    }
+    let (mut rest, mut calls) = (&frames[..], 0);
+    while !rest.is_empty() {
+        let sent = writer.send_frames(rest).unwrap();
+        assert!(sent <= most + HEADER_LEN);
+        rest = &rest[sent..];
+        calls += 1;
+    }
+    assert!(calls < 50, "{calls}");
+    for at in 0..50 {
+        assert_eq!(server.receive().unwrap().unwrap(), frame(at, most), "{at}");
+    }
+    for no_frame in [&b""[..], b"\xac\x00", b"\xac\x00\x00\x09x", b"HTTP"] {
+        let error = writer.send_frames(no_frame).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
+    }
 }
 
 #[test]
