@@ -2,7 +2,7 @@
 # Installs what this machine lacks: clang and the kernel headers for the driver
 # program, iproute2 and ethtool for the test beds, tshark as judge of captures,
 # nft for the kernel's SYN proxy, curl, wrk, ab and h2load as clients of the web
-# server, Squid and nginx for the lab to compare with, perf, valgrind to count
+# server, Squid and nginx for the lab to compare with, Redis behind a switch, perf, valgrind to count
 # instructions, Python for the lane of kernels, and Rust where there is none.
 # Without root only what building needs is asked for: the tests that need more are
 # skipped, by name.
@@ -34,6 +34,8 @@ if [ "$(id -u)" = 0 ]; then
 	want h2load nghttp2-client
 	want squid squid
 	want nginx nginx-light
+	want redis-server redis-server
+	want redis-cli redis-tools
 	want setpriv util-linux
 	want perf linux-perf
 	want python3 python3
@@ -55,6 +57,6 @@ if [ ! -e "$policy" ]; then
 	chmod +x "$policy"
 fi
 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $need >/dev/null
-for service in squid nginx; do
+for service in squid nginx redis-server; do
 	case "$need " in *" $service"[\ -]*) systemctl disable -q "$service" 2>/dev/null || : ;; esac
 done

@@ -14,6 +14,7 @@
 #![deny(unsafe_code)]
 
 mod blast;
+mod bridge;
 mod doctor;
 mod end;
 mod impair;
@@ -53,6 +54,7 @@ struct Arguments {
 enum Command {
     Serve(serve::Arguments),
     Switch(switch::Arguments),
+    AcpBridge(bridge::Arguments),
     Load(load::Arguments),
     Blast(blast::Arguments),
     Lab(lab::Arguments),
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Switch(arguments) => switch::run(&arguments),
+        Command::AcpBridge(arguments) => bridge::run(&arguments),
         Command::Load(arguments) => load::run(&arguments),
         Command::Blast(arguments) => blast::run(&arguments),
         Command::Lab(arguments) => lab::run(arguments),

@@ -1,0 +1,321 @@
+//! The client's side: messages of a program into frames, replies put into the order
+//! asked.
+
+use std::collections::VecDeque;
+
+use tidewall_wire::resp;
+
+use super::commands::{Merge, Plan, array, error, merge, plan};
+use super::queue::{Header, Messages, QUEUE_MAX, Queue, Scanner, push_frames};
+
+/// The most bytes of one command, and so of what is read and not sent.
+pub const COMMAND_MAX: usize = 4 << 20;
+/// Parts of requests that no reply has come for; beyond, no command is read.
+const PARTS_MAX: usize = 1024;
+/// Bytes of replies that wait for earlier ones; beyond, no command is read.
+const HELD_PAUSE: usize = 1 << 20;
+/// The most bytes of replies that wait for earlier ones.
+const HELD_MAX: usize = 64 << 20;
+
+/// What a request waits for.
+#[derive(Debug)]
+struct Part {
+    reply: Vec<u8>,
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Request {
+    merge: Merge,
+    /// So many of the parts, in order, are this request's.
+    parts: usize,
+}
+
+/// A program's connection.
+#[derive(Debug)]
+pub struct Client {
+    messages: Messages,
+    frame_max: usize,
+    input: Queue,
+    scanner: Scanner,
+    /// Bytes of the input that the scanner has seen: all of one message that has not ended.
+    scanned: usize,
+    /// The id of the next part.
+    next: u32,
+    requests: VecDeque<Request>,
+    parts: VecDeque<Part>,
+    /// Bytes of replies in the parts.
+    held: usize,
+    /// There may be messages in the input that limits keep there.
+    paused: bool,
+    /// The program says nothing any more.
+    ended: bool,
+    /// No message is taken any more.
+    closing: bool,
+}
+
+impl Client {
+    pub fn new(messages: Messages, frame_max: usize) -> Self {
+        Self {
+            messages,
+            frame_max,
+            input: Queue::default(),
+            scanner: Scanner::new(messages),
+            scanned: 0,
+            next: 0,
+            requests: VecDeque::new(),
+            parts: VecDeque::new(),
+            held: 0,
+            paused: false,
+            ended: false,
+            closing: false,
+        }
+    }
+
+    /// Whether more of the program's bytes may be read.
+    pub const fn wants_bytes(&self) -> bool {
+        !self.paused && !self.closing
+    }
+
+    /// Every message was answered, and no other will be taken.
+    pub fn is_done(&self) -> bool {
+        self.closing && self.requests.is_empty()
+    }
+
+    /// The program has said all that it will: to be followed by [`Client::resume`].
+    pub const fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// Segments became known only when the connection stood.
+    pub const fn set_frame_max(&mut self, frame_max: usize) {
+        self.frame_max = frame_max;
+    }
+
+    /// Takes bytes of the program's.
+    pub fn bytes(
+        &mut self,
+        bytes: &[u8],
+        frames: &mut Queue,
+        program: &mut Queue,
+    ) -> Result<(), String> {
+        self.input.push(bytes);
+        self.resume(frames, program)
+    }
+
+    /// Makes frames of messages that have come, as far as limits allow.
+    pub fn resume(&mut self, frames: &mut Queue, program: &mut Queue) -> Result<(), String> {
+        loop {
+            self.paused = frames.len() >= QUEUE_MAX
+                || program.len() >= QUEUE_MAX
+                || self.parts.len() >= PARTS_MAX
+                || self.held >= HELD_PAUSE;
+            if self.paused || self.closing || !self.message(frames)? {
+                break;
+            }
+            self.answer(program);
+        }
+        self.closing |= self.ended && !self.paused;
+        self.answer(program);
+        Ok(())
+    }
+
+    /// Takes a message out of the input; false if no whole one is there.
+    fn message(&mut self, frames: &mut Queue) -> Result<bool, String> {
+        let input = self.input.as_slice();
+        let inline = self.messages == Messages::Resp && !input.starts_with(b"*");
+        if inline {
+            return Ok(self.inline(frames));
+        }
+        let (taken, ended) = match self
+            .scanner
+            .scan(input.get(self.scanned..).unwrap_or_default())
+        {
+            Ok(scan) => scan,
+            Err(what) if self.messages == Messages::Resp => {
+                self.refuse(&format!("Protocol error: {what}"));
+                return Ok(true);
+            }
+            Err(what) => return Err(what),
+        };
+        let length = self.scanned + taken;
+        self.scanned = if ended { 0 } else { length };
+        if length > COMMAND_MAX {
+            let what = format!("a message of more than {COMMAND_MAX} bytes");
+            return match self.messages {
+                Messages::Resp => {
+                    self.refuse(&what);
+                    Ok(true)
+                }
+                Messages::Length => Err(what),
+            };
+        }
+        if !ended {
+            return Ok(false);
+        }
+        match self.messages {
+            Messages::Resp => self.command(length, frames),
+            Messages::Length => {
+                let message = self.input.as_slice().get(..length).unwrap_or_default();
+                if message.len() + super::queue::HEADER_LEN > self.frame_max {
+                    return Err(format!(
+                        "a message of {length} bytes is longer than a frame"
+                    ));
+                }
+                let id = self.next;
+                push_frames(frames, self.frame_max, id, true, &[], message);
+                self.ask(Merge::One, 1);
+            }
+        }
+        self.input.consume(length);
+        Ok(true)
+    }
+
+    /// A command as people type it: words on a line.
+    fn inline(&mut self, frames: &mut Queue) -> bool {
+        let input = self.input.as_slice();
+        let Some(length) = input.iter().position(|&byte| byte == b'\n') else {
+            if input.len() > QUEUE_MAX {
+                self.refuse("Protocol error: a line is too long");
+                return true;
+            }
+            return false;
+        };
+        let words = input.get(..length).unwrap_or_default();
+        let words: Vec<_> = words
+            .split(u8::is_ascii_whitespace)
+            .filter(|word| !word.is_empty())
+            .collect();
+        let command = array(&words);
+        if !words.is_empty() {
+            self.carry_out(plan(&command), &command, frames);
+        }
+        self.input.consume(length + 1);
+        true
+    }
+
+    /// The command that the input begins with.
+    fn command(&mut self, length: usize, frames: &mut Queue) {
+        let input = std::mem::take(&mut self.input);
+        let command = input.as_slice().get(..length).unwrap_or_default();
+        self.carry_out(plan(command), command, frames);
+        self.input = input;
+    }
+
+    fn carry_out(&mut self, plan: Plan, command: &[u8], frames: &mut Queue) {
+        match plan {
+            Plan::Whole => match self.send(command, 0, frames) {
+                true => self.ask(Merge::One, 1),
+                false => self.say(error("the key is longer than a frame")),
+            },
+            Plan::Parts(merge, parts) => {
+                // All or none: a request that was sent in part would have done a part.
+                if parts.iter().any(|part| !self.fits(part)) {
+                    self.say(error("a key is longer than a frame"));
+                    return;
+                }
+                for (ahead, part) in (0..).zip(&parts) {
+                    self.send(part, ahead, frames);
+                }
+                self.ask(merge, parts.len());
+            }
+            Plan::Answer(reply) => self.say(reply),
+            Plan::Quit(reply) => {
+                self.say(reply);
+                self.closing = true;
+            }
+        }
+    }
+
+    /// What goes before each part of a command that is longer than a frame: one that
+    /// the switch sends where it sends the command.
+    fn route(&self, command: &[u8]) -> Vec<u8> {
+        if command.len() + super::queue::HEADER_LEN <= self.frame_max {
+            return Vec::new();
+        }
+        let key = resp::key(command).unwrap_or_default();
+        array(&[b"GET", key])
+    }
+
+    fn fits(&self, command: &[u8]) -> bool {
+        self.route(command).len() + super::queue::HEADER_LEN < self.frame_max
+    }
+
+    /// Sends a command as the part that is `ahead` behind the next.
+    fn send(&self, command: &[u8], ahead: u32, frames: &mut Queue) -> bool {
+        let id = self.next.wrapping_add(ahead);
+        let route = self.route(command);
+        push_frames(frames, self.frame_max, id, true, &route, command)
+    }
+
+    /// Waits for the replies of a request that was sent.
+    fn ask(&mut self, merge: Merge, parts: usize) {
+        self.requests.push_back(Request { merge, parts });
+        for _ in 0..parts {
+            self.next = self.next.wrapping_add(1);
+            self.parts.push_back(Part {
+                reply: Vec::new(),
+                ended: false,
+            });
+        }
+    }
+
+    /// A reply that is known already, in its turn. It takes an id that is never sent.
+    fn say(&mut self, reply: Vec<u8>) {
+        self.ask(Merge::One, 1);
+        if let Some(part) = self.parts.back_mut() {
+            self.held += reply.len();
+            *part = Part { reply, ended: true };
+        }
+    }
+
+    /// An error behind which nothing can be read.
+    fn refuse(&mut self, what: &str) {
+        self.say(error(what));
+        self.closing = true;
+    }
+
+    /// Takes a frame of the switch's: (a part of) a reply.
+    pub fn frame(&mut self, payload: &[u8], program: &mut Queue) -> Result<(), String> {
+        let (header, bytes) = Header::parse(payload).ok_or("a frame without a bridge's header")?;
+        // Ids go on by one; what is not among those that wait is a great number.
+        let oldest = self.next.wrapping_sub(self.parts.len() as u32);
+        let place = header.id.wrapping_sub(oldest) as usize;
+        let part = self.parts.get_mut(place).filter(|part| !part.ended);
+        let part = part.ok_or("a reply that nothing was asked for")?;
+        part.reply.extend_from_slice(bytes);
+        part.ended = header.last;
+        self.held += bytes.len();
+        self.answer(program);
+        if self.held > HELD_MAX {
+            return Err(format!(
+                "more than {HELD_MAX} bytes of replies wait for one"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Gives the program what is due: all of the oldest requests that is there.
+    fn answer(&mut self, program: &mut Queue) {
+        while let Some(Request { merge: how, parts }) = self.requests.front() {
+            if let (Merge::One, Some(part)) = (how, self.parts.front_mut()) {
+                program.push(&part.reply);
+                self.held -= part.reply.len();
+                part.reply.clear();
+                if !part.ended {
+                    return;
+                }
+                self.parts.pop_front();
+            } else {
+                let mine = self.parts.iter().take(*parts);
+                if !mine.clone().all(|part| part.ended) {
+                    return;
+                }
+                program.push(&merge(*how, mine.map(|part| part.reply.as_slice())));
+                let gone = self.parts.drain(..*parts);
+                self.held -= gone.map(|part| part.reply.len()).sum::<usize>();
+            }
+            self.requests.pop_front();
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The member's side: requests out of frames to a server, its replies into frames.
+
+use std::collections::VecDeque;
+
+use super::queue::{Header, Messages, QUEUE_MAX, Queue, Scanner, push_frames};
+
+/// Requests that a server has not answered; beyond, no frame is read.
+const OUTSTANDING_MAX: usize = 16 << 10;
+
+/// A peer's connection to one server, which answers in the order asked.
+#[derive(Debug)]
+pub struct Member {
+    frame_max: usize,
+    scanner: Scanner,
+    /// The requests that are not answered yet, the oldest first.
+    ids: VecDeque<u32>,
+}
+
+impl Member {
+    pub const fn new(messages: Messages, frame_max: usize) -> Self {
+        Self {
+            frame_max,
+            scanner: Scanner::new(messages),
+            ids: VecDeque::new(),
+        }
+    }
+
+    /// Nothing is owed to the peer.
+    pub fn is_idle(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    pub fn wants_frames(&self) -> bool {
+        self.ids.len() < OUTSTANDING_MAX
+    }
+
+    /// Takes a frame of the switch's: its bytes go to the server.
+    pub fn frame(&mut self, payload: &[u8], server: &mut Queue) -> Result<(), String> {
+        let (header, bytes) = Header::parse(payload).ok_or("a frame without a bridge's header")?;
+        server.push(bytes);
+        if header.last {
+            self.ids.push_back(header.id);
+        }
+        Ok(())
+    }
+
+    /// Takes what the server has answered.
+    pub fn bytes(&mut self, mut bytes: &[u8], frames: &mut Queue) -> Result<(), String> {
+        while !bytes.is_empty() {
+            let id = *self.ids.front().ok_or("the server answers unasked")?;
+            let (taken, ended) = self.scanner.scan(bytes)?;
+            let (now, later) = bytes.split_at(taken.min(bytes.len()));
+            bytes = later;
+            if !push_frames(frames, self.frame_max, id, ended, &[], now) {
+                return Err("segments have no room for a frame".to_owned());
+            }
+            if ended {
+                self.ids.pop_front();
+                if self.ids.is_empty() {
+                    self.ids.shrink_to(QUEUE_MAX / 64);
+                }
+            }
+        }
+        Ok(())
+    }
+}
