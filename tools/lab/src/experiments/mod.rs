@@ -298,7 +298,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 21] = [
+pub static EXPERIMENTS: [Experiment; 22] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -317,6 +317,7 @@ pub static EXPERIMENTS: [Experiment; 21] = [
     select_static::EXPERIMENT,
     select_cold::EXPERIMENT,
     anypoint::bandwidth::EXPERIMENT,
+    anypoint::split::EXPERIMENT,
     anypoint::steer::EXPERIMENT,
     tcp_bulk::EXPERIMENT,
     tcp_loss::EXPERIMENT,

@@ -1,6 +1,7 @@
 //! The experiments of Anypoint: frames of peers through an intermediary to members.
 
 pub(super) mod bandwidth;
+pub(super) mod split;
 mod star;
 pub(super) mod steer;
 
@@ -38,12 +39,20 @@ struct Case {
     slowed_us: u64,
     /// Members send.
     outbound: bool,
+    /// Of the path between peer and intermediary, there and back; `None`: they are joined
+    /// by a link alone.
+    round_trip_ms: Option<u64>,
 }
 
 impl Case {
     /// Bytes of a frame, its header included.
     fn size(&self) -> u16 {
         self.segment / self.frames.max(1)
+    }
+
+    /// True when it can be had without anybody between: sent by one member.
+    fn is_for(&self, between: Between) -> bool {
+        between != Between::Nobody || self.outbound
     }
 }
 
@@ -57,7 +66,8 @@ fn measure(
     plan: Plan,
 ) -> anyhow::Result<()> {
     let begun = Instant::now();
-    let star = Star::new(&run.bench.testbed)?;
+    let is_long = cases.iter().any(|case| case.round_trip_ms.is_some());
+    let star = Star::new(&run.bench.testbed, is_long)?;
     let mut measured: BTreeMap<(usize, usize), Vec<Sample>> = BTreeMap::new();
     for round in 0..plan.rounds {
         let per_round = begun.elapsed() / round.max(1);
@@ -78,6 +88,9 @@ fn measure(
                     continue;
                 };
                 interrupt::check()?;
+                if !case.is_for(between) {
+                    continue;
+                }
                 let outcome = star.measure(case, between, WINDOW)?;
                 let megabytes = outcome.rate / 1e6;
                 let mut values = BTreeMap::from([(BUSY.to_owned(), outcome.busy)]);

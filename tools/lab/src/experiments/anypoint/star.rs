@@ -7,7 +7,8 @@
 //!
 //! What the ends do runs on the client's processor, what the intermediary does on the
 //! server's: kernel TCP's receiving is steered (RPS), a switch polls its devices itself. No
-//! device joins or cuts segments.
+//! device joins or cuts segments. Where paths are long there is a namespace more between
+//! the peer and the intermediary, tw-PID-al, with a bridge that delays (tw-x, tw-y).
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use anyhow::Context;
 use tidewall_manager::restore::Undo;
 
 use super::Case;
+use crate::bridge::{Impair, Spec};
 use crate::command::{absolute, run, run_line};
 use crate::interrupt;
 use crate::testbed::{Testbed, cpu_mask};
@@ -28,6 +30,12 @@ use crate::worker::{
 const INTERFACES: [&str; 2] = ["tw-i", "tw-o"];
 /// Interfaces of the peer and of the members.
 const ENDS: [&str; 2] = ["tw-p", "tw-m"];
+/// Interfaces of the bridge: towards the peer and towards the intermediary.
+const PATH: [&str; 2] = ["tw-x", "tw-y"];
+/// Bits/s of a long path, which the bridge forwards without being noticed.
+pub(super) const RATE: u64 = 100_000_000;
+/// Its queue, bytes.
+const QUEUE: u32 = 500_000;
 /// What peers of a switch connect to.
 const VIRTUAL: SocketAddr = SocketAddr::new(ip(0, 99), 6000);
 /// What peers of a proxy connect to.
@@ -52,6 +60,8 @@ pub(super) enum Between {
     Switch(SwitchModule, u32),
     /// A proxy.
     Proxy(SplitWaiting),
+    /// The kernel's forwarding: a connection to the first member alone.
+    Nobody,
 }
 
 impl Between {
@@ -61,6 +71,7 @@ impl Between {
             Between::Switch(..) => "switch-copies",
             Between::Proxy(SplitWaiting::Select) => "select-proxy",
             Between::Proxy(SplitWaiting::Epoll) => "epoll-proxy",
+            Between::Nobody => "direct",
         }
     }
 
@@ -76,6 +87,7 @@ impl Between {
                  whole frames written on, blocking; receiving steered to its processor (RPS)"
             }
             Between::Proxy(SplitWaiting::Epoll) => "the same with epoll(7)",
+            Between::Nobody => "one connection to one member, forwarded by the kernel",
         }
     }
 }
@@ -93,19 +105,22 @@ pub(super) struct Star {
     peer: String,
     middle: String,
     members: String,
+    /// Where the bridge is to run, if paths are long.
+    path: Option<String>,
     /// Processors of the ends and of the intermediary.
     cpus: [usize; 2],
     _namespaces: Vec<Undo>,
 }
 
 impl Star {
-    pub(super) fn new(testbed: &Testbed) -> anyhow::Result<Self> {
+    pub(super) fn new(testbed: &Testbed, is_long: bool) -> anyhow::Result<Self> {
         let config = testbed.config();
         let process = std::process::id();
         let [peer, middle, members] = ["p", "s", "m"].map(|it| format!("tw-{process}-a{it}"));
+        let path = is_long.then(|| format!("tw-{process}-al"));
         let ip = absolute("ip")?;
         let mut namespaces = Vec::new();
-        for name in [&peer, &middle, &members] {
+        for name in [&peer, &middle, &members].into_iter().chain(&path) {
             let undo = testbed.restorer();
             namespaces.push(undo.on_exit_run(&[&ip, "netns", "del", name])?);
             run(&ip, &["netns", "add", name])?;
@@ -114,6 +129,7 @@ impl Star {
             peer,
             middle,
             members,
+            path,
             cpus: [config.client_cpu, config.server_cpu],
             _namespaces: namespaces,
         };
@@ -129,12 +145,36 @@ impl Star {
         let namespace = [&self.peer, &self.members][number];
         let middle = &self.middle;
         let mac = |host: u8| format!("02:79:00:00:0{number}:0{host}");
-        run_line(&format!(
-            "{ip} -n {namespace} link add {end} address {} type veth peer name {other} \
-             netns {middle} address {}",
-            mac(2),
-            mac(1)
-        ))?;
+        let pair = |inside: &str, name: &str, link: u8, other: (&str, &str), its_link: u8| {
+            run_line(&format!(
+                "{ip} -n {inside} link add {name} address {} type veth peer name {} netns {} \
+                 address {}",
+                mac(link),
+                other.1,
+                other.0,
+                mac(its_link)
+            ))
+        };
+        match self.path.as_deref().filter(|_| number == 0) {
+            None => pair(namespace, end, 2, (middle, other), 1).map(drop)?,
+            Some(path) => {
+                let [near, far] = PATH;
+                pair(namespace, end, 2, (path, near), 3)?;
+                pair(middle, other, 1, (path, far), 4)?;
+                let script = PATH.map(|it| {
+                    format!(
+                        "ip link set {it} addrgenmode none; \
+                         ethtool -K {it} tx off tso off gso off gro off; ip link set {it} up; "
+                    )
+                });
+                inside_shell(path, &script.concat())?;
+            }
+        }
+        // What a bridge forwards has its checksums.
+        let middle_off = match self.path {
+            Some(_) => "tx off tso off gso off gro off",
+            None => "tso off gso off gro off",
+        };
         for (inside, interface, own, peer, cpu, off) in [
             (
                 namespace,
@@ -144,7 +184,7 @@ impl Star {
                 self.cpus[0],
                 "tx off tso off gso off gro off",
             ),
-            (middle, other, 1, 2, self.cpus[1], "tso off gso off gro off"),
+            (middle, other, 1, 2, self.cpus[1], middle_off),
         ] {
             let script = format!(
                 "ip link set lo up; ip link set {interface} addrgenmode none; \
@@ -158,6 +198,13 @@ impl Star {
             );
             inside_shell(inside, &script)?;
         }
+        // For a connection with nobody between.
+        let other_link = 1 - number;
+        inside_shell(
+            namespace,
+            &format!("ip route add 10.79.{other_link}.0/24 via 10.79.{number}.1"),
+        )?;
+        inside_shell(middle, "echo 1 > /proc/sys/net/ipv4/ip_forward")?;
         if number == 0 {
             let known = format!(
                 "ip neigh replace {} lladdr {} dev {end} nud permanent",
@@ -177,6 +224,9 @@ impl Star {
             (&self.middle, INTERFACES[1]),
         ] {
             run_line(&format!("ip -n {namespace} link set {interface} mtu {mtu}"))?;
+        }
+        for (path, interface) in self.path.iter().flat_map(|it| PATH.map(|name| (it, name))) {
+            run_line(&format!("ip -n {path} link set {interface} mtu {mtu}"))?;
         }
         Ok(())
     }
@@ -219,7 +269,7 @@ impl Star {
                     module,
                     copies,
                 };
-                (Job::Switch(job), VIRTUAL)
+                (Some(Job::Switch(job)), VIRTUAL)
             }
             Between::Proxy(waiting) => {
                 let job = SplitJob {
@@ -227,8 +277,9 @@ impl Star {
                     members: addresses,
                     waiting,
                 };
-                (Job::Split(job), PROXY)
+                (Some(Job::Split(job)), PROXY)
             }
+            Between::Nobody => (None, SocketAddr::new(ip(1, 2), PORT)),
         };
         let peer = FrameJob {
             role: FrameRole::Peer(address, case.connections),
@@ -237,11 +288,25 @@ impl Star {
         let name = between.name();
         let mut members =
             Child::start_ready(place(&self.members, 0), &Job::Frames(members), "members")?;
-        let middle = Child::start_ready(place(&self.middle, 1), &job, name)?;
+        let middle = job.map(|job| Child::start_ready(place(&self.middle, 1), &job, name));
+        let middle = middle.transpose()?;
+        let path = self.path.as_ref().zip(case.round_trip_ms);
+        let path = path.map(|(namespace, round_trip)| {
+            let job = Job::Bridge(bridge(round_trip));
+            Child::start_ready(place(namespace, 0), &job, "the bridge")
+        });
+        let _path = path.transpose()?;
         let mut peer = Child::start_ready(place(&self.peer, 0), &Job::Frames(peer), "the peer")
-            .with_context(|| format!("{name} said{}", middle.said()))?;
+            .with_context(|| {
+                format!(
+                    "{name}{}",
+                    middle.as_ref().map_or_else(String::new, Child::said)
+                )
+            })?;
         let watch = Watch {
-            process: middle.process(),
+            process: middle
+                .as_ref()
+                .map_or_else(std::process::id, Child::process),
             cpu: self.cpus[1],
         };
         let mut bytes = || -> anyhow::Result<u64> {
@@ -253,7 +318,9 @@ impl Star {
             let counts: Vec<u64> = taker.ask_for("bytes", ANSWER)?;
             Ok(counts.iter().sum())
         };
-        rest(WARM_UP)?;
+        // Slow start over a long path takes many round trips.
+        let round_trips = Duration::from_millis(20 * case.round_trip_ms.unwrap_or(0));
+        rest(WARM_UP + round_trips)?;
         let (times, first) = (Times::read(watch), bytes()?);
         rest(window)?;
         let (later, last) = (Times::read(watch), bytes()?);
@@ -262,6 +329,23 @@ impl Star {
             rate: last.saturating_sub(first) as f64 / usage.seconds,
             busy: 1.0 - usage.left(),
         })
+    }
+}
+
+/// A path of so many milliseconds there and back.
+fn bridge(round_trip: u64) -> Spec {
+    let impair = Impair {
+        rate: Some(RATE),
+        delay_us: round_trip * 500,
+        queue: Some(QUEUE),
+        ..Impair::default()
+    };
+    Spec {
+        left: PATH[0].to_owned(),
+        right: vec![PATH[1].to_owned()],
+        from_left: impair,
+        from_right: impair,
+        ..Spec::default()
     }
 }
 
