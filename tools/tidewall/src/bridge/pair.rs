@@ -295,3 +295,63 @@ impl Pair {
 fn said(what: &'static str) -> impl Fn(io::Error) -> String {
     move |error| format!("{what}: {error}")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+
+    use super::super::queue::Header;
+    use super::*;
+
+    /// Two ends of a connection over loopback.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        near.set_nonblocking(true).unwrap();
+        (near, far)
+    }
+
+    /// What was kept back goes out in the turn in which replies have made room for it:
+    /// no event would bring another turn.
+    #[test]
+    fn what_limits_kept_back_is_sent_when_replies_come() {
+        const COMMANDS: usize = 1500;
+        let (near, switch) = connection();
+        let (plain, mut program) = connection();
+        let plain = File::from(OwnedFd::from(plain));
+        let mut pair = Pair::new(near, plain, true, Messages::Resp).unwrap();
+        pair.event(End::Frames, false, true).unwrap();
+        program.write_all(&b"GET a\r\n".repeat(COMMANDS)).unwrap();
+        while pair.turn().unwrap() == Next::Again {}
+        let (mut reader, mut writer) = FrameStream::new(switch).unwrap().split();
+        let asked = |reader: &mut FrameReader<TcpStream>| {
+            let payload = reader.receive().unwrap().unwrap();
+            Header::parse(payload).unwrap().0.id
+        };
+        let reply = |id| {
+            [
+                &Header {
+                    id,
+                    last: true,
+                    route: 0,
+                }
+                .bytes()[..],
+                b"$-1\r\n",
+            ]
+            .concat()
+        };
+        // As many as may be unanswered.
+        let first: Vec<_> = (0..1024).map(|_| asked(&mut reader)).collect();
+        assert_eq!(first, (0..1024).collect::<Vec<_>>());
+        writer.send(&reply(0)).unwrap();
+        pair.event(End::Frames, true, false).unwrap();
+        while pair.turn().unwrap() == Next::Again {}
+        assert_eq!(asked(&mut reader), 1024);
+        let mut answer = [0; 5];
+        program.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"$-1\r\n");
+    }
+}
