@@ -3,7 +3,7 @@
 //!
 //! RHIP reacts when a buffer is half full. Three things are known before that:
 //! - *where more gains nothing*: beyond 128 frames a round a larger budget only
-//!   costs cache misses (docs/results.md, rhip-budget);
+//!   costs cache misses (`tidewall lab run rhip-budget`);
 //! - *how fast frames come*, so that the longest interval that cannot overflow
 //!   the device's ring is arithmetic, not a search;
 //! - *whether somebody waits*: a stack that sends answers requests, and each

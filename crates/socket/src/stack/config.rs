@@ -181,10 +181,10 @@ impl EmbeddedConfig {
     }
 
     /// How long, at most, a blocking call polls before it sleeps; zero: not at all.
-    /// 20 µs by default. It does so after a wait that would have ended within that time
-    /// and in which an answer was owed, and until one does not: a client that asks again
-    /// at once is answered without a wake-up (3.6 µs for 19.8 µs, docs/results.md), and
-    /// an idle stack polls for nobody.
+    /// 20 µs by default. It does so where something was sent since the wait before, and
+    /// the seldomer the more often that was for nothing: a client that asks again at once
+    /// is answered without a wake-up (`tidewall lab run lrp-base`), and an idle stack
+    /// polls for nobody.
     ///
     /// Why: answers are owed at intervals longer than that. Wrong: processor time of a
     /// service that seldom hears anything.
