@@ -20,11 +20,16 @@ use tidewall_wire::ipv4::FragmentOffset;
 use tidewall_wire::udp::Addresses;
 use tidewall_wire::{Protocol, checksum, ipv4, ipv6};
 
+#[path = "tcp/frames.rs"]
+mod frames;
 #[path = "tcp/fuzzed.rs"]
 mod fuzzed;
 #[path = "tcp/link.rs"]
 #[allow(dead_code, reason = "shared with the test `tcp`")]
 mod link;
+#[path = "tcp/random.rs"]
+#[allow(dead_code, reason = "shared with the test `tcp`")]
+mod random;
 
 use fuzzed::{tcp_input, tcp_pair, tcp_peer, tcp_sent, tcp_thaw};
 

@@ -33,7 +33,7 @@ const DELIVERS: u64 = 16;
 const OVERLOAD: u32 = 64;
 /// Frames in a row of one socket, after which the queue is taken for its own.
 const ALONE: u64 = 1 << 16;
-/// [`Schedule::due`] when nothing is.
+/// What [`Schedule::polled`] returns where no poll is due.
 pub const NEVER: u64 = u64::MAX;
 
 /// What is known of a queue's polls. Times are ns since any fixed moment.

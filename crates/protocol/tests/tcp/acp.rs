@@ -13,7 +13,8 @@ use tidewall_protocol::{DropReason, errno};
 use tidewall_wire::acp::{self, Builder, HEADER_LEN, VERSION};
 use tidewall_wire::tcp::{Flags, Options};
 
-use crate::link::{FAIR, Frames, Host, Link, Weather, flow, pattern};
+use crate::frames::Frames;
+use crate::link::{FAIR, Host, Link, Weather, flow, pattern};
 use crate::peer::{ACK, OURS, Peer, RST, SYN, THEIRS, both, ms, plain};
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -10,27 +10,8 @@ use tidewall_protocol::tcp::{
 };
 use tidewall_wire::tcp::{Flags, Header, Options};
 
-/// Small and fast: xorshift64*.
-#[derive(Clone)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit.max(1)
-    }
-    pub fn percent(&mut self, chance: u8) -> bool {
-        self.below(100) < u64::from(chance)
-    }
-}
+use crate::frames::Frames;
+pub use crate::random::Random;
 
 /// A segment on the wire.
 #[derive(Clone, Debug)]
@@ -91,30 +72,6 @@ pub const FAIR: Weather = Weather {
     jitter: Duration::from_millis(30),
     payload_max: usize::MAX,
 };
-
-/// What an application does with a connection of frames.
-#[derive(Clone, Debug, Default)]
-pub struct Frames {
-    pub to_send: Vec<Vec<u8>>,
-    pub sent: usize,
-    pub received: Vec<Vec<u8>>,
-}
-
-impl Frames {
-    fn send(&mut self, connection: &mut Connection) -> Result<bool, Errno> {
-        while let Some(frame) = self.to_send.get(self.sent) {
-            match connection.write_frame(&[frame.as_slice()], false) {
-                Ok(()) => self.sent += 1,
-                Err(Errno::AGAIN) => {
-                    assert!(!connection.writable(), "the longest frame fits");
-                    return Ok(false);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(true)
-    }
-}
 
 /// One host and the application above it.
 pub struct Host {
