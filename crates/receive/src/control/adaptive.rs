@@ -149,8 +149,10 @@ impl Policy for Adaptive {
 
     fn round(&mut self, round: &Round) {
         let over = round.met_buffer() && round.buffer_use > UPPER;
-        if over && self.limits.preempts {
-            self.relieve();
+        if over {
+            if self.limits.preempts {
+                self.relieve();
+            }
         } else if round.frames > self.limits.ring / 4 * 3 {
             // The ring nearly overflowed in this interval; it may in the next.
             self.interval = self.interval.min(self.longest / 2);
