@@ -112,6 +112,11 @@ impl Ring {
         self.order.len()
     }
 
+    /// The most frames that it holds.
+    pub(crate) const fn limit(&self) -> u16 {
+        self.limit
+    }
+
     /// Frames that still find room.
     pub(crate) fn room(&self) -> u16 {
         self.limit - self.order.len() as u16

@@ -246,17 +246,16 @@ impl Flow {
             return Err(Reset::Framing);
         }
         let limit = usize::from(context.config.ring);
-        // Half of the ring is for what comes in order: frames beyond a hole leave it
-        // only after those that are missing have found room.
         let first_missing = inbound
             .holes
             .first()
             .map_or(inbound.next, |hole| hole.start);
-        let full = if csn == first_missing {
-            inbound.ring.room() == 0
+        let kept_free = if csn == first_missing {
+            0
         } else {
-            inbound.ring.len() >= limit / 2
+            inbound.kept_free(csn.max(inbound.next))
         };
+        let full = inbound.ring.room() <= kept_free;
         let crowded = csn > inbound.next && inbound.holes.len() >= limit
             || was_missing && self.any(|end| end.sink.gaps.len() >= 4 * limit);
         if full || crowded {

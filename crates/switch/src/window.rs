@@ -1,7 +1,7 @@
 //! Windows: what the peer may send, given the members' windows and the ring's room; and
 //! what each member may send, given the peer's.
 
-use crate::flow::{End, Flow};
+use crate::flow::{End, Flow, Inbound};
 use crate::modules::Windows;
 
 /// Frames over which sizes are averaged.
@@ -35,6 +35,23 @@ impl Mean {
     fn bytes(self, frames: u64) -> u64 {
         frames * u64::from(self.size) * 7 / 8
     }
+
+    /// How many frames so many bytes are.
+    const fn frames(self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.size as u64)
+    }
+}
+
+impl Inbound {
+    /// Places of the ring that stay free for what is missing before `end`: as many
+    /// frames as that is if they are as large as others, half of the ring at most, and
+    /// one at least. A ring without a place for the missing frame would never move on;
+    /// with one, missing frames come through one after another.
+    pub(crate) fn kept_free(&self, end: u64) -> u16 {
+        let missing = self.holes.bytes_within(self.left, self.next) + (end - self.next);
+        let most = (self.ring.limit() / 2).max(1);
+        u16::try_from(self.mean.frames(missing)).map_or(most, |frames| frames.clamp(1, most))
+    }
 }
 
 impl Flow {
@@ -66,7 +83,11 @@ impl Flow {
     /// Bytes that the inbound ring has room for, if frames stay as large as they are.
     pub(crate) fn ring_room(&self) -> u64 {
         let inbound = &self.inbound;
-        match u64::from(inbound.ring.room()) {
+        let kept_free = match inbound.holes.is_empty() {
+            true => 0,
+            false => inbound.kept_free(inbound.next),
+        };
+        match u64::from(inbound.ring.room().saturating_sub(kept_free)) {
             0 => 0,
             // A window that no frame fits would stop the peer for good, also for what
             // the field rounds off.
