@@ -47,7 +47,7 @@ impl Flow {
             sink.fin_acked = true;
             end.retry = None;
             context.rearm = true;
-            self.inbound.announced.due |= self.inbound.fin == Some(self.inbound.left);
+            self.inbound.announced.due |= self.fin_is_through();
         }
         while let Some(frame) = self
             .ends

@@ -39,7 +39,8 @@ pub struct Config {
     /// four minutes).
     pub idle_timeout: Duration,
     /// How long a connection that one side has closed may be silent (ibidem: four
-    /// minutes).
+    /// minutes); four times as long while something is not acknowledged, as two
+    /// retransmissions of it may be two minutes apart and be lost.
     pub closing_timeout: Duration,
     /// How long a connection is remembered that both sides have closed, so that
     /// repeated FINs are answered.

@@ -20,6 +20,11 @@ use crate::{MemberId, config};
 /// The first wait for an answer to what the switch itself sends (RFC 6298 §2.1).
 pub(crate) const RETRY_FIRST: Duration = Duration::from_secs(1);
 
+/// How many times [`Config::closing_timeout`] a closing connection may be silent while
+/// something is outstanding: with the default as long as Linux repeats (`tcp_retries2`,
+/// a quarter of an hour), two minutes apart at most (`TCP_RTO_MAX`).
+const OUTSTANDING: u32 = 4;
+
 /// What a connection needs of the switch while it does something.
 pub(crate) struct Context<'a> {
     pub(crate) now: Time,
@@ -385,12 +390,27 @@ impl Flow {
         self.ends.iter().any(which)
     }
 
+    /// Something was handed on that is not acknowledged: who has sent it repeats it.
+    fn is_outstanding(&self) -> bool {
+        let (inbound, outbound) = (&self.inbound, &self.outbound);
+        inbound.left < inbound.next
+            || outbound.acked < outbound.next
+            || inbound.fin.is_some() && !self.fin_is_through()
+            || outbound.fin.is_some() && !outbound.fin_acked
+    }
+
     /// When [`Flow::expire`](Self::expire) has something to do, at the latest.
     pub(crate) fn deadline(&self, config: &Config) -> Time {
         let whole = match self.phase {
             Phase::Opening | Phase::Answered => self.since + config.handshake_timeout,
             Phase::Open if self.inbound.fin.is_some() || self.outbound.fin.is_some() => {
-                self.active + config.closing_timeout
+                // Whoever repeats what is outstanding may wait minutes between two tries.
+                let times = if self.is_outstanding() {
+                    OUTSTANDING
+                } else {
+                    1
+                };
+                self.active + config.closing_timeout * times
             }
             Phase::Open => self.active + config.idle_timeout,
             Phase::Closed => self.since + config.linger,

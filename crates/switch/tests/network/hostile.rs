@@ -40,6 +40,26 @@ fn a_frame_that_lies_or_spans_segments_resets_its_connection_alone() {
 }
 
 #[test]
+fn a_members_frame_that_lies_resets_its_connection_alone() {
+    let long = data(&[1; 100]);
+    let cases: [&[u8]; 4] = [&long[..50], b"no frame", &[0xac, 7, 0, 0], &long[..2]];
+    for bytes in cases {
+        let mut raw = Raw::open(2);
+        let (peer, isn) = (raw.peer, raw.isn);
+        let syns = raw.syn_from("203.0.113.9:1".parse().expect("an address"));
+        raw.answer(&syns);
+        raw.peer(1, 1, Flags::ACK, &[]);
+        let emissions = raw.member(2, 1, 1, Flags::ACK, bytes);
+        assert_eq!(raw.resets(&emissions), 3, "{emissions:?}");
+        assert_eq!(raw.switch.counters().reset_framing, 1);
+        (raw.peer, raw.isn) = (peer, isn);
+        let emissions = raw.member(0, 1, 1, Flags::ACK, &data(b"frame"));
+        let to_peer = emissions.iter().filter(|emission| emission.flow == peer);
+        assert_eq!(to_peer.count(), 1, "the other goes on");
+    }
+}
+
+#[test]
 fn good_frames_before_a_bad_one_get_through() {
     let mut raw = Raw::open(1);
     let good = data(b"good");
@@ -127,6 +147,41 @@ fn a_member_that_withholds_acknowledgments_fills_the_ring_and_no_more() {
 }
 
 #[test]
+fn a_peer_that_withholds_acknowledgments_fills_the_ring_and_no_more() {
+    let mut limited = config();
+    limited.ring = 20;
+    let mut raw = Raw::open_with(limited, round_robin(Lost::Reset), 2);
+    let (peer, isn, length) = (raw.peer, raw.isn, data(&[5; 40]).len() as u32);
+    let frame = data(&[5; 40]);
+    // In turn, so that each is a stretch of its own.
+    for number in 0..200 {
+        for member in 0..2 {
+            raw.member(member, 1 + number * length, 1, Flags::ACK, &frame);
+            let flow = raw.switch.flows().next().expect("a connection");
+            assert!(flow.ring_out <= 20, "{flow:?}");
+        }
+    }
+    let counters = *raw.switch.counters();
+    let dropped = counters.dropped_ring_full + counters.dropped_window;
+    assert!(dropped >= 360, "{counters:?}");
+    // Another connection has all of its own.
+    let syns = raw.syn_from("203.0.113.9:1".parse().expect("an address"));
+    raw.answer(&syns);
+    raw.peer(1, 1, Flags::ACK, &[]);
+    let emissions = raw.member(2, 1, 1, Flags::ACK, &frame);
+    assert!(
+        emissions
+            .iter()
+            .any(|it| it.flow == raw.peer && it.payload.len() == frame.len())
+    );
+    (raw.peer, raw.isn) = (peer, isn);
+    // When the peer acknowledges after all, there is room for what members repeat.
+    raw.peer(1, 1 + 2 * length, Flags::ACK, &[]);
+    let flow = raw.switch.flows().find(|flow| flow.peer == peer);
+    assert_eq!(flow.expect("a connection").ring_out, 18);
+}
+
+#[test]
 fn a_member_without_a_window_closes_the_peers() {
     let mut raw = Raw::open(2);
     let frame = data(&[5; 800]);
@@ -195,6 +250,44 @@ fn silence_ends_a_connection() {
     assert_eq!(raw.resets(&emissions), 2);
     assert_eq!(raw.switch.counters().reset_timeout, 1);
     assert_eq!(raw.switch.next_deadline(), None);
+}
+
+/// A sender at its longest timeout repeats every two minutes, and may lose some of that.
+#[test]
+fn what_is_outstanding_at_the_end_has_time_to_be_repeated() {
+    let mut raw = Raw::open(1);
+    let begun = raw.now;
+    raw.peer(1, 1, Flags::ACK | Flags::FIN, &[]);
+    let second = Duration::from_secs(1);
+    let silent = |times: u32| begun + config().closing_timeout * times;
+    assert!(
+        raw.poll(silent(4) - second).is_empty(),
+        "it repeats nothing"
+    );
+    assert_eq!(raw.switch.len(), 1);
+    let emissions = raw.poll(silent(4) + second);
+    assert_eq!(raw.resets(&emissions), 2);
+    // With nothing outstanding it is only half closed.
+    let mut raw = Raw::open(1);
+    raw.peer(1, 1, Flags::ACK | Flags::FIN, &[]);
+    raw.member(0, 1, 2, Flags::ACK, &[]);
+    assert!(raw.poll(silent(1) - second).is_empty());
+    let emissions = raw.poll(silent(1) + second);
+    assert_eq!(raw.resets(&emissions), 2);
+}
+
+/// The peer's FIN is acknowledged by the last member; the others' acknowledgments would
+/// be duplicates, which have the peer repeat it.
+#[test]
+fn the_peer_hears_once_that_its_end_has_come() {
+    let mut raw = Raw::open(4);
+    raw.peer(1, 1, Flags::ACK | Flags::FIN, &[]);
+    for member in 0..3 {
+        let emissions = raw.member(member, 1, 2, Flags::ACK, &[]);
+        assert_eq!(raw.acks(&emissions), [], "{member}");
+    }
+    let emissions = raw.member(3, 1, 2, Flags::ACK, &[]);
+    assert_eq!(raw.acks(&emissions), [2]);
 }
 
 #[test]
