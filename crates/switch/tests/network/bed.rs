@@ -134,10 +134,6 @@ impl Bed {
     pub fn add_member(&mut self) -> usize {
         let number = self.hosts.len() + 1;
         let address: SocketAddr = format!("10.0.1.{number}:6379").parse().expect("an address");
-        let member = Member {
-            address,
-            local: SWITCH.parse().expect("an address"),
-        };
         let seeds = [self.random.bits(), self.random.bits()];
         self.hosts.push(Host {
             id: MemberId(0),
@@ -149,13 +145,29 @@ impl Bed {
             links: seeds.map(|seed| Link::new(self.impairment.clone(), seed)),
             buffer: 100_000,
         });
+        self.join(number - 1);
+        number - 1
+    }
+
+    /// A machine becomes a member.
+    fn join(&mut self, host: usize) {
+        let member = Member {
+            address: self.hosts[host].address,
+            local: SWITCH.parse().expect("an address"),
+        };
         let mut emissions = Vec::new();
         let id = self
             .switch
             .add_member(self.now, member, &mut |emission| emissions.push(emission));
-        self.hosts[number - 1].id = id.expect("a member");
+        self.hosts[host].id = id.expect("a member");
         self.deliver(emissions, None);
-        number - 1
+    }
+
+    /// A machine that died is there again, and knows nothing of what was.
+    pub fn restart(&mut self, host: usize) {
+        self.hosts[host].connections.clear();
+        self.hosts[host].alive = true;
+        self.join(host);
     }
 
     pub fn remove_member(&mut self, host: usize) {
@@ -169,11 +181,12 @@ impl Bed {
     /// The machine is gone; the switch hears of it by a health check.
     pub fn kill(&mut self, host: usize) {
         self.hosts[host].alive = false;
-        let dead = self.hosts[host].connections.values().map(|end| FourTuple {
+        let connections = self.hosts[host].connections.values();
+        let dead = connections.map(|end| FourTuple {
             local: end.flow.remote,
             remote: end.flow.local,
         });
-        self.model.dead.extend(dead);
+        self.model.kill(&dead.collect::<Vec<_>>());
         let mut emissions = Vec::new();
         let id = self.hosts[host].id;
         self.switch

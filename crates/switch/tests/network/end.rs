@@ -139,6 +139,11 @@ impl End {
         self.closed = true;
     }
 
+    /// Bytes that were written and are not acknowledged.
+    pub fn outstanding(&self) -> u32 {
+        self.written - self.una.min(self.written)
+    }
+
     /// All was acknowledged, the FIN too.
     pub fn is_done(&self) -> bool {
         self.una == self.written + u32::from(self.closed) && self.fin_sent == self.closed

@@ -4,6 +4,7 @@
 
 mod bed;
 mod end;
+mod endurance;
 mod engine;
 mod handshakes;
 mod hostile;

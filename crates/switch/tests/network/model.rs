@@ -1,6 +1,6 @@
 //! What the switch may do, from the outside: checked at each of its segments.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use tidewall_protocol::tcp::FourTuple;
 use tidewall_switch::{Emission, Payload};
@@ -15,6 +15,13 @@ struct Given {
     member: FourTuple,
     lsn: u32,
     length: u32,
+}
+
+impl Given {
+    fn is_acknowledged(&self, acked: &HashMap<FourTuple, u32>) -> bool {
+        let acked = acked.get(&self.member).copied().unwrap_or(self.lsn);
+        acked.wrapping_sub(self.lsn.wrapping_add(self.length)) < 1 << 31
+    }
 }
 
 /// One direction of a connection from its SYN on: each byte that was ever sent there.
@@ -59,14 +66,31 @@ pub struct Model {
     /// Places where null frames are to come instead.
     former: Vec<Given>,
     peer_initial: u32,
-    /// Connections that are dead: their frames may go elsewhere.
-    pub dead: Vec<FourTuple>,
+    /// Where frames begin that a dead member left.
+    orphans: BTreeSet<u32>,
     pub null_frames: u64,
     /// The module lets frames be sent again, to others.
     pub resends: bool,
 }
 
 impl Model {
+    /// Connections to a member that died. What it has not acknowledged may go elsewhere, and
+    /// is not acknowledged to the peer before it did.
+    pub fn kill(&mut self, connections: &[FourTuple]) {
+        let (acked, orphans) = (&self.acked, &mut self.orphans);
+        self.given.retain(|&csn, given| {
+            let dies = connections.contains(&given.member);
+            if dies && !given.is_acknowledged(acked) {
+                orphans.insert(csn);
+            }
+            !dies
+        });
+        for flow in connections {
+            self.sent.remove(flow);
+            self.acked.remove(flow);
+        }
+    }
+
     /// A packet goes into the switch.
     pub fn input(&mut self, packet: &Packet, from_peer: bool) {
         if from_peer && packet.header.flags.contains(Flags::SYN) {
@@ -133,9 +157,8 @@ impl Model {
     /// Each frame is at exactly one member, at one place.
     fn given_to_member(&mut self, csn: u32, member: FourTuple, lsn: u32, length: u32) {
         let at = csn.wrapping_sub(self.peer_initial);
-        if let Some(before) = self.given.remove(&at)
-            && !self.dead.contains(&before.member)
-        {
+        self.orphans.remove(&at);
+        if let Some(before) = self.given.remove(&at) {
             if self.resends && (before.member, before.lsn) != (member, lsn) {
                 self.former.push(before);
             } else {
@@ -163,13 +186,16 @@ impl Model {
             && *first.key() < told
         {
             let (csn, given) = first.remove_entry();
-            let acked = self.acked.get(&given.member).copied().unwrap_or(given.lsn);
-            let end = given.lsn.wrapping_add(given.length);
             assert!(
-                acked.wrapping_sub(end) < 1 << 31,
+                given.is_acknowledged(&self.acked),
                 "frame {csn} is acknowledged to the peer, and not by {:?}",
                 given.member
             );
         }
+        let orphan = self.orphans.first().filter(|&&csn| csn < told);
+        assert_eq!(
+            orphan, None,
+            "acknowledged to the peer, and to nobody given"
+        );
     }
 }

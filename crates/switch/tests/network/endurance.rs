@@ -1,0 +1,105 @@
+//! A long transfer, during which members die and come all the while.
+
+use std::time::{Duration, Instant};
+
+use tidewall_simulator::link::{Impairment, Loss, Reorder};
+use tidewall_switch::modules::Lost;
+
+use super::bed::{Bed, config, round_robin};
+use super::end::State;
+use super::transfer::{frame, number};
+
+/// Payload of each frame.
+const LENGTH: usize = 990;
+/// What the peer writes ahead.
+const AHEAD: u32 = 64_000;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What members have got so far.
+struct Got {
+    /// How often each frame arrived.
+    times: Vec<u8>,
+    /// The last that each machine got since it began.
+    last: Vec<Option<u32>>,
+    out_of_order: u64,
+}
+
+impl Got {
+    /// Takes and checks what has arrived.
+    fn take(&mut self, bed: &mut Bed) {
+        for (host, last) in bed.hosts.iter_mut().zip(&mut self.last) {
+            let ends = host.connections.values_mut();
+            for bytes in ends.flat_map(|end| end.got.drain(..)) {
+                let number = number(&bytes);
+                assert!(bytes == frame(number, LENGTH), "every byte of {number}");
+                self.times[number as usize] += 1;
+                self.out_of_order += u64::from(last.is_some_and(|last| last > number));
+                *last = Some(last.map_or(number, |last| last.max(number)));
+            }
+        }
+    }
+}
+
+/// A member is killed and one comes every second, while links lose and reorder one packet
+/// in a hundred: every byte arrives, once and in order at each member, but for frames that
+/// the switch took from a dead one and gave to another, which their module has allowed.
+/// `TIDEWALL_SWITCH_BYTES` says how much goes through, such as 1000000000.
+#[test]
+fn every_byte_arrives_while_members_die_and_come() {
+    let bytes = std::env::var("TIDEWALL_SWITCH_BYTES").ok();
+    let bytes: usize = bytes.map_or(20_000_000, |bytes| bytes.parse().expect("a number"));
+    let count = bytes.div_ceil(LENGTH) as u32;
+    let impairment = Impairment {
+        delay: Duration::from_micros(100),
+        loss: Loss::Random { probability: 0.01 },
+        reorder: Reorder {
+            probability: 0.01,
+            delay: Duration::from_millis(1),
+        },
+        ..Impairment::default()
+    };
+    let began = Instant::now();
+    let mut bed = Bed::new(config(), round_robin(Lost::Resend), 4, impairment, 5);
+    bed.model.resends = true;
+    let mut got = Got {
+        times: vec![0; count as usize],
+        last: vec![None; bed.hosts.len()],
+        out_of_order: 0,
+    };
+    let (mut next, mut kills, mut dead) = (0, 0, None);
+    let begun = bed.now;
+    let mut change = begun + SECOND;
+    bed.run_until(Duration::from_secs(1_000_000), |bed| {
+        while next < count && bed.peer.outstanding() < AHEAD {
+            bed.peer.write(&frame(next, LENGTH));
+            next += 1;
+        }
+        got.take(bed);
+        if bed.now >= change {
+            change += SECOND;
+            let kill = kills % bed.hosts.len();
+            bed.kill(kill);
+            kills += 1;
+            if let Some(host) = dead.replace(kill) {
+                got.last[host] = None;
+                bed.restart(host);
+            }
+        }
+        next == count && bed.peer.is_done()
+    });
+    got.take(&mut bed);
+    let counters = *bed.switch.counters();
+    let again: u64 = got.times.iter().map(|&times| u64::from(times) - 1).sum();
+    println!(
+        "{bytes} bytes in {:?} of the links' time, {:?} here: {kills} members killed; {again} \
+         frames again, {} out of order; {counters:?}",
+        bed.now - begun,
+        began.elapsed(),
+        got.out_of_order
+    );
+    assert_eq!(bed.peer.state, State::Open);
+    assert!(got.times.iter().all(|&times| times > 0), "every frame");
+    assert!(again <= counters.frames_reassigned);
+    assert!(got.out_of_order <= counters.frames_reassigned);
+    assert!(kills > 0, "long enough for a member to die");
+}
