@@ -9,10 +9,17 @@ use tidewall_wire::acp::{HEADER_LEN, Header};
 
 use crate::send_at_once;
 
+/// What a segment carries wherever the path's MTU goes: Linux takes none below 552 bytes
+/// for IPv4 (`net.ipv4.route.min_pmtu`; for IPv6 1,280), less the headers with timestamps.
+const SEGMENT_SURE: usize = 500;
+
 /// The sending half of a connection of frames over a kernel's TCP.
 #[derive(Debug)]
 pub struct FrameWriter {
     stream: TcpStream,
+    /// A segment carries so much for sure, so that shorter ones need no question to the
+    /// kernel; zero until one was sent, as only then the peer's limit is known.
+    sure: usize,
     /// What the kernel did not take of the last frame.
     rest: Vec<u8>,
 }
@@ -24,8 +31,11 @@ impl FrameWriter {
     /// What the kernel reports.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         send_at_once(&stream)?;
-        let rest = Vec::new();
-        Ok(Self { stream, rest })
+        Ok(Self {
+            stream,
+            sure: 0,
+            rest: Vec::new(),
+        })
     }
 
     /// The connection.
@@ -51,41 +61,58 @@ impl FrameWriter {
     /// kernel take a part only, the frame counts as sent, and its rest leaves before
     /// anything else: with the next call, or [`FrameWriter::flush`].
     pub fn send(&mut self, payload: &[u8]) -> io::Result<()> {
-        let header = Header::data(payload.len())
-            .filter(|_| self.frame_max().is_ok_and(|most| payload.len() <= most))
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::EMSGSIZE))?;
+        let header = Header::data(payload.len()).ok_or_else(too_long)?;
+        let most = self.segment_max(header.size())?;
+        if header.size() > most {
+            return Err(too_long());
+        }
         self.flush()?;
         let bytes = header.bytes();
-        self.segment(&[&bytes, payload])
+        self.segment([&bytes, payload], most)
     }
 
-    /// Sends the first of these frames, which have their headers, as many as one segment
-    /// carries: how many bytes that is, for the call with the others.
+    /// Sends these frames, which have their headers, as many in each segment as it
+    /// carries, until the kernel takes no more: how many bytes that were, for the call
+    /// with the others.
     ///
     /// # Errors
     /// As [`FrameWriter::send`]; EMSGSIZE also where no whole frame begins the bytes.
     pub fn send_frames(&mut self, frames: &[u8]) -> io::Result<usize> {
         self.flush()?;
-        let most = self.frame_max()? + HEADER_LEN;
-        let mut length = 0;
-        while let Some(header) = frames.get(length..).and_then(<[u8]>::first_chunk) {
-            let size = Header::parse(*header).map_or(usize::MAX, |header| header.size());
-            match length.checked_add(size) {
-                Some(end) if end <= most.min(frames.len()) => length = end,
-                _ => break,
+        let most = self.segment_max(frames.len())?;
+        let mut sent = 0;
+        loop {
+            let rest = frames.get(sent..).unwrap_or_default();
+            let segment = whole_frames(rest, most);
+            if segment.is_empty() {
+                return if sent > 0 { Ok(sent) } else { Err(too_long()) };
             }
-        }
-        match frames.get(..length) {
-            Some(segment) if length > 0 => self.segment(&[segment]).map(|()| length),
-            _ => Err(io::Error::from_raw_os_error(libc::EMSGSIZE)),
+            match self.segment([segment, &[]], most) {
+                Ok(()) => sent += segment.len(),
+                Err(error) if sent > 0 && error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(sent);
+                }
+                Err(error) => return Err(error),
+            }
+            if self.has_rest() {
+                return Ok(sent);
+            }
         }
     }
 
+    /// What a segment carries at least: `wanted` bytes, or as much as there is to know.
+    fn segment_max(&self, wanted: usize) -> io::Result<usize> {
+        if wanted <= self.sure {
+            return Ok(self.sure);
+        }
+        Ok(self.frame_max()? + HEADER_LEN)
+    }
+
     /// Sends what fills a segment or less of it, in one call; a part that the kernel does
-    /// not take is kept.
-    fn segment(&mut self, pieces: &[&[u8]]) -> io::Result<()> {
-        let slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
-        let taken = self.write(&slices)?;
+    /// not take is kept. `most`: what a segment carries.
+    fn segment(&mut self, pieces: [&[u8]; 2], most: usize) -> io::Result<()> {
+        let taken = self.write(&pieces.map(IoSlice::new))?;
+        self.sure = most.min(SEGMENT_SURE);
         self.rest
             .extend(pieces.iter().copied().flatten().skip(taken));
         match self.flush() {
@@ -122,5 +149,42 @@ impl FrameWriter {
                 result => return Ok(result?),
             }
         }
+    }
+}
+
+/// The frames that begin these bytes, as many as `most` bytes hold.
+fn whole_frames(frames: &[u8], most: usize) -> &[u8] {
+    let mut length = 0;
+    while let Some(header) = frames.get(length..).and_then(<[u8]>::first_chunk) {
+        let size = Header::parse(*header).map_or(usize::MAX, |header| header.size());
+        match length.checked_add(size) {
+            Some(end) if end <= most.min(frames.len()) => length = end,
+            _ => break,
+        }
+    }
+    frames.get(..length).unwrap_or_default()
+}
+
+fn too_long() -> io::Error {
+    io::Error::from_raw_os_error(libc::EMSGSIZE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_holds_as_many_whole_frames_as_fit() {
+        let frame = |length| {
+            let mut bytes = Header::data(length).unwrap().bytes().to_vec();
+            bytes.resize(HEADER_LEN + length, 7);
+            bytes
+        };
+        let frames = [frame(10), frame(20), frame(30)].concat();
+        for (most, length) in [(13, 0), (14, 14), (37, 14), (38, 38), (72, 72), (500, 72)] {
+            assert_eq!(whole_frames(&frames, most).len(), length, "{most}");
+        }
+        assert_eq!(whole_frames(&frames[..60], 500).len(), 38);
+        assert_eq!(whole_frames(b"HTTP", 500), b"");
     }
 }
