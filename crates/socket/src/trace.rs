@@ -23,7 +23,9 @@ pub struct Line {
     pub frame: u32,
     /// Microseconds since the stack started.
     pub microseconds: u64,
-    /// The stage: `delivered`, `dropped`, `fragment`, `icmp-error`.
+    /// The stage: `delivered`, `dropped`, `fragment`, `icmp-error`; of what is forwarded
+    /// `received` and `sent`, and what whoever forwards adds
+    /// ([`Arrived::trace`](crate::forward::Arrived::trace)).
     pub stage: String,
     /// What happened there.
     pub what: String,

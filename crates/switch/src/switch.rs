@@ -323,6 +323,21 @@ impl Switch {
         self.flows.iter().map(|(_, flow)| FlowInfo::of(flow))
     }
 
+    /// A snapshot of the connection that a segment with these addresses belongs to, and
+    /// the member whose side of it that is, if it is not the peer's.
+    #[must_use]
+    pub fn flow_of(&self, tuple: &FourTuple) -> Option<(FlowInfo, Option<MemberId>)> {
+        let place = self.index.get(&Key(*tuple))?;
+        let flow = self.flow(place.flow)?;
+        Some((FlowInfo::of(flow), place.member.map(MemberId)))
+    }
+
+    /// True while segments with these addresses belong to a connection.
+    #[must_use]
+    pub fn contains(&self, tuple: &FourTuple) -> bool {
+        self.index.contains_key(&Key(*tuple))
+    }
+
     /// Connections, those that linger included.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -272,9 +272,11 @@ impl Input {
         let core = self.stack.core();
         let mut count = 0;
         let mut hand = |content: Content<'_>| {
+            let trace = content.trace();
             let mut arrived = Arrived {
                 interface,
                 core,
+                trace,
                 content,
             };
             count += 1;
@@ -288,8 +290,10 @@ impl Input {
             let bytes = &bytes;
             hand(Content::Bytes { from, bytes });
         }
+        let of_admitted = self.admitted();
         let sets = self.sets.iter_mut();
         for (id, channel) in sets.flat_map(|set| set.channels.iter_mut().map(|it| (set.id, it))) {
+            let admitted = Some(id) == of_admitted;
             if channel.looks_empty() {
                 continue;
             }
@@ -301,11 +305,21 @@ impl Input {
                     break;
                 };
                 let frame = match place(core, &shared, &frame) {
-                    Some(place) => hand(Content::InFrame {
-                        frame: Some(frame),
-                        shared: &shared,
-                        place,
-                    }),
+                    Some(place) => {
+                        core.trace.line(place.trace, "received", || {
+                            let kind = if admitted {
+                                "admitted connections"
+                            } else {
+                                "its port"
+                            };
+                            format!("queue {}, channel of {kind}", shared.queue())
+                        });
+                        hand(Content::InFrame {
+                            frame: Some(frame),
+                            shared: &shared,
+                            place,
+                        })
+                    }
                     None => Some(frame),
                 };
                 match frame {
@@ -345,16 +359,21 @@ fn place(core: &Core, shared: &Shared, frame: &Frame) -> Option<Place> {
                 network: metadata.network.into(),
                 transport: metadata.transport.into(),
                 end: metadata.end.into(),
+                trace: metadata.trace,
             });
         }
         Some(Kind::Datagram) => DropReason::Truncated,
         Some(Kind::IcmpError) => {
+            core.trace
+                .line(metadata.trace, "icmp-error", || "not translated".to_owned());
             core.causes.icmp_error();
             return None;
         }
         // Whole frames are in whole segments, and segments not in fragments.
         _ => DropReason::Fragment,
     };
+    core.trace
+        .line(metadata.trace, "dropped", || cause.name().to_owned());
     core.causes.protocol(cause);
     None
 }
@@ -364,12 +383,16 @@ struct Place {
     network: usize,
     transport: usize,
     end: usize,
+    /// The number of a frame that is followed, else 0.
+    trace: u32,
 }
 
 /// A segment that has come.
 pub struct Arrived<'a> {
     interface: usize,
     core: &'a Core,
+    /// As [`Place::trace`]; stays when the frame has gone.
+    trace: u32,
     content: Content<'a>,
 }
 
@@ -387,10 +410,30 @@ enum Content<'a> {
     },
 }
 
+impl Content<'_> {
+    fn trace(&self) -> u32 {
+        match self {
+            Content::InFrame { place, .. } => place.trace,
+            Content::Bytes { .. } => 0,
+        }
+    }
+}
+
 impl Arrived<'_> {
     /// Place of the interface that it came by in the list of those that were opened.
     pub fn interface(&self) -> usize {
         self.interface
+    }
+
+    /// True while `tidewall trace` follows its frame.
+    pub fn is_followed(&self) -> bool {
+        self.trace != 0
+    }
+
+    /// Adds a stage to what `tidewall trace` shows of its frame, if that is followed;
+    /// also once the segment was forwarded.
+    pub fn trace(&self, stage: &str, what: impl FnOnce() -> String) {
+        self.core.trace.line(self.trace, stage, what);
     }
 
     /// The segment; `None`, and counted by cause, if its lengths or its checksum are
@@ -399,7 +442,10 @@ impl Arrived<'_> {
         let options = &self.core.ip.input_options;
         self.parse(options).map_or_else(
             |cause| {
-                cause.inspect(|&cause| self.core.causes.protocol(cause));
+                if let Some(cause) = cause {
+                    self.trace("dropped", || cause.name().to_owned());
+                    self.core.causes.protocol(cause);
+                }
                 None
             },
             Some,

@@ -2,8 +2,8 @@
 //! emissions out.
 
 mod status;
+mod trace;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,7 +22,9 @@ pub use status::counter_names;
 
 /// Place of the interface that peers come by.
 const PEERS: usize = 0;
-/// Connections that have ended and may keep their place in the driver program's table.
+/// How often connections that have ended give back their places in the driver program's
+/// table, and how many may be there before that time.
+const SWEEP: Duration = Duration::from_secs(10);
 const ENDED: usize = 4096;
 
 /// Sees the payload of each segment.
@@ -34,6 +36,8 @@ pub struct Driver {
     forwarder: Forwarder,
     wiring: Wiring,
     began: Instant,
+    /// When ended connections last gave back their places.
+    swept: Time,
     inspect: Option<Inspect>,
 }
 
@@ -62,6 +66,8 @@ fn trying(what: impl Into<String>) -> impl FnOnce(io::Error) -> OpenError {
 
 /// Where what the switch emits goes.
 struct Wiring {
+    /// Their names.
+    interfaces: Vec<String>,
     /// By which interface a segment from each of our addresses leaves.
     sides: Vec<(IpAddr, usize)>,
     emissions: Vec<Emission>,
@@ -107,11 +113,13 @@ impl Driver {
             switch,
             forwarder,
             wiring: Wiring {
+                interfaces: interfaces.to_vec(),
                 sides: vec![(virtual_address.ip(), PEERS)],
                 emissions: Vec::new(),
                 null: Vec::new(),
             },
             began: Instant::now(),
+            swept: Time::ZERO,
             inspect: None,
         })
     }
@@ -145,6 +153,7 @@ impl Driver {
             forwarder,
             wiring,
             began,
+            swept,
             inspect,
         } = self;
         let now = began.elapsed();
@@ -156,18 +165,27 @@ impl Driver {
                 inspect(segment.payload);
             }
             let traffic_class = segment.traffic_class;
+            let before = arrived
+                .is_followed()
+                .then(|| trace::before(switch, &segment, arrived));
             switch.input(now, &segment, &mut |emission| {
                 wiring.emissions.push(emission)
             });
             let (flow, flags) = (segment.flow, segment.header.flags);
+            if let Some(before) = before {
+                trace::after(&before, switch, arrived);
+            }
             if wiring.is_let_in(&flow, flags) {
                 output.admit(arrived.interface(), &flow);
             }
             wiring.act(output, Some(arrived), traffic_class);
         });
-        if forwarder.output().admitted(PEERS) > switch.len() + ENDED {
-            let live: HashSet<FourTuple> = switch.flows().map(|flow| flow.peer).collect();
-            forwarder.output().retain(PEERS, |flow| live.contains(flow));
+        let ended = (forwarder.output().admitted(PEERS)).saturating_sub(switch.len());
+        if ended > ENDED || now >= *swept + SWEEP {
+            *swept = now;
+            forwarder
+                .output()
+                .retain(PEERS, |flow| switch.contains(flow));
         }
         if switch.next_deadline().is_some_and(|due| due <= now) {
             self.with(|switch, now, emit| switch.poll(now, emit));
@@ -267,6 +285,11 @@ impl Wiring {
             let Some(side) = self.side(flow.local.ip()) else {
                 continue;
             };
+            let followed = arrived.as_deref().filter(|arrived| arrived.is_followed());
+            let before = followed.map(|arrived| {
+                trace::translated(&flow, &header, &payload, arrived);
+                output.counters()
+            });
             let heading = Heading {
                 flow,
                 header,
@@ -277,24 +300,28 @@ impl Wiring {
                     0
                 },
             };
-            let range = match payload {
-                Payload::Received(range) => range,
-                Payload::None => 0..0,
-                Payload::Null(size) => {
+            match (payload, arrived.as_deref_mut()) {
+                (Payload::Null(size), arrived) => {
                     let null = null_frame(&mut self.null, size);
                     output.send(side, &heading, null, arrived.as_deref());
-                    continue;
                 }
-            };
-            match arrived.as_deref_mut() {
-                Some(arrived) if Some(number) == in_place => {
-                    output.forward(side, &heading, arrived, range);
+                (payload, Some(arrived)) => {
+                    let range = match payload {
+                        Payload::Received(range) => range,
+                        _ => 0..0,
+                    };
+                    if Some(number) == in_place {
+                        output.forward(side, &heading, arrived, range);
+                    } else {
+                        let part = arrived.payload().get(range).unwrap_or_default();
+                        output.send(side, &heading, part, Some(arrived));
+                    }
                 }
-                Some(arrived) => {
-                    let part = arrived.payload().get(range).unwrap_or_default();
-                    output.send(side, &heading, part, Some(arrived));
-                }
-                None => output.send(side, &heading, &[], None),
+                (_, None) => output.send(side, &heading, &[], None),
+            }
+            if let (Some(before), Some(arrived)) = (before, arrived.as_deref()) {
+                let interface = self.interfaces.get(side).map_or("", String::as_str);
+                trace::sent(before, output.counters(), interface, arrived);
             }
         }
         // Kept for its memory.

@@ -49,11 +49,17 @@ pub(super) fn snapshot(switch: &Switch, output: OutputCounters) -> SwitchSnapsho
 fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
     counters
         .filter(|&(_, count)| count > 0)
-        .map(|(name, count)| (name.replace('_', "-"), count))
+        .map(|(name, count)| (shown(name), count))
         .collect()
 }
 
-fn sent(output: OutputCounters) -> [(&'static str, u64); 7] {
+/// A counter's name as `tidewall stat` has it.
+pub(super) fn shown(name: &str) -> String {
+    name.replace('_', "-")
+}
+
+/// What became of what was to be sent, by name.
+pub(super) fn sent(output: OutputCounters) -> [(&'static str, u64); 7] {
     [
         ("sent_in_place", output.in_place),
         ("sent_copied", output.copied),
@@ -69,6 +75,6 @@ fn sent(output: OutputCounters) -> [(&'static str, u64); 7] {
 pub fn counter_names() -> impl Iterator<Item = String> {
     let all = Counters::default();
     let names = all.each().chain(sent(OutputCounters::default()));
-    let names: Vec<String> = names.map(|(name, _)| name.replace('_', "-")).collect();
+    let names: Vec<String> = names.map(|(name, _)| shown(name)).collect();
     names.into_iter()
 }

@@ -1,0 +1,101 @@
+//! What `tidewall trace` shows of a segment that the switch got: whose it is, what the
+//! machine counted of it, each frame's way, the headers that were written, and what
+//! became of that. Only of frames that are followed.
+
+use tidewall_protocol::tcp::{FourTuple, Segment};
+use tidewall_socket::forward::{Arrived, OutputCounters};
+use tidewall_switch::{Counters, Payload, Switch};
+use tidewall_wire::acp::Frames;
+use tidewall_wire::tcp::Header;
+
+use super::status;
+
+/// Says whose a segment is; what had been counted before it.
+pub(super) fn before(switch: &Switch, segment: &Segment<'_>, arrived: &Arrived<'_>) -> Counters {
+    let from = segment.flow.remote;
+    arrived.trace("flow", || match switch.flow_of(&segment.flow) {
+        None => format!("none of {from}"),
+        Some((flow, member)) => {
+            let whose = match member {
+                Some(_) => format!("member {from} of peer {}", flow.peer.remote),
+                None => format!("peer {from}"),
+            };
+            let (phase, rings) = (flow.phase, (flow.ring_in, flow.ring_out));
+            format!(
+                "{whose}, {phase:?}, ring in {}, out {}, holes {}",
+                rings.0, rings.1, flow.holes
+            )
+        }
+    });
+    *switch.counters()
+}
+
+/// Says what the machine has counted of it, and why it dropped what it dropped.
+pub(super) fn after(before: &Counters, switch: &Switch, arrived: &Arrived<'_>) {
+    let changes = before.each().zip(switch.counters().each());
+    let changed = changes.filter(|((_, before), (_, after))| before != after);
+    for ((name, before), (_, after)) in changed {
+        let stage = match name.split('_').next() {
+            Some("dropped") => "dropped",
+            Some("reset") => "reset",
+            _ => "counted",
+        };
+        let name = status::shown(name);
+        arrived.trace(stage, || format!("{name} {}", after - before));
+    }
+}
+
+/// Says which frames go to whom, behind which header.
+pub(super) fn translated(
+    flow: &FourTuple,
+    header: &Header,
+    payload: &Payload,
+    arrived: &Arrived<'_>,
+) {
+    match payload {
+        Payload::None => {}
+        Payload::Null(size) => arrived.trace("frames", || {
+            format!("a null frame of {size} bytes to {}", flow.remote)
+        }),
+        Payload::Received(range) => arrived.trace("frames", || {
+            let bytes = arrived.payload().get(range.clone()).unwrap_or_default();
+            let frames = Frames::new(bytes).flatten();
+            let sizes: Vec<_> = frames.map(|frame| frame.size().to_string()).collect();
+            let sizes = sizes.join("+");
+            format!("bytes {range:?} of it, {sizes} to {}", flow.remote)
+        }),
+    }
+    arrived.trace("translated", || {
+        let Header {
+            sequence,
+            acknowledgment,
+            flags,
+            window,
+            ..
+        } = header;
+        format!(
+            "{} > {} {flags:?} sequence {sequence}, acknowledgment {acknowledgment}, window {window}",
+            flow.local, flow.remote
+        )
+    });
+}
+
+/// Says what an interface did with it.
+pub(super) fn sent(
+    before: OutputCounters,
+    after: OutputCounters,
+    interface: &str,
+    arrived: &Arrived<'_>,
+) {
+    let changes = status::sent(before).into_iter().zip(status::sent(after));
+    for ((name, before), (_, after)) in changes {
+        if before != after {
+            let name = status::shown(name);
+            let stage = match name.starts_with("sent") {
+                true => "sent",
+                false => "dropped",
+            };
+            arrived.trace(stage, || format!("{name}, {interface}"));
+        }
+    }
+}
