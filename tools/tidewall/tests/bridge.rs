@@ -5,7 +5,6 @@
 mod common;
 
 use std::collections::HashMap;
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
@@ -14,6 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::bed::Bed;
+use common::star::Star;
 use common::{Place, Running, Service, fails, program, text};
 use tidewall_wire::resp;
 
@@ -248,34 +248,13 @@ fn what_is_wrong_is_said() {
 const MEMBERS: usize = 4;
 const VIRTUAL: &str = "10.99.0.99:6379";
 
-/// Namespaces of a client, a switch and four members; in each member's a Redis.
+/// A client, a switch and four members; in each member's namespace a Redis.
 struct Ensemble {
-    id: String,
     _redis: Vec<Running>,
-    place: Place,
-}
-
-fn shell(script: &str) -> Result<(), String> {
-    let output = Command::new("/bin/sh")
-        .args(["-ec", script])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| error.to_string())?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(text(&output.stderr).trim().to_owned()),
-    }
+    star: Star,
 }
 
 impl Ensemble {
-    fn namespace(&self, number: usize) -> String {
-        format!("tw-br-{}-{number}", self.id)
-    }
-
-    fn switch(&self) -> String {
-        format!("tw-br-{}-s", self.id)
-    }
-
     fn or_skip(test: &str) -> Option<Self> {
         for name in ["redis-server", "redis-cli", "redis-benchmark"] {
             if Command::new(name).arg("--version").output().is_err() {
@@ -283,43 +262,12 @@ impl Ensemble {
                 return None;
             }
         }
-        let id = std::process::id().to_string();
-        let mut ensemble = Self {
-            place: Place::new("bridge-redis"),
-            id,
-            _redis: Vec::new(),
-        };
-        match ensemble.begin() {
-            Ok(()) => Some(ensemble),
-            Err(error) => {
-                tidewall_skip::missing(test, error);
-                None
-            }
-        }
-    }
-
-    fn begin(&mut self) -> Result<(), String> {
-        let switch = self.switch();
-        shell(&format!(
-            "ip netns add {switch}; ip -n {switch} link set lo up"
-        ))?;
-        for number in 0..=MEMBERS {
-            let end = self.namespace(number);
-            shell(&format!(
-                "ip netns add {end}; ip -n {end} link set lo up
-                 ip -n {end} link add out type veth peer name tw-in{number} netns {switch}
-                 ip -n {switch} addr add 10.99.{number}.1/24 dev tw-in{number}
-                 ip -n {switch} link set tw-in{number} up
-                 ip -n {end} addr add 10.99.{number}.2/24 dev out; ip -n {end} link set out up
-                 ip netns exec {end} ethtool -K out tso off gso off gro off"
-            ))?;
-        }
-        for number in 1..=MEMBERS {
-            let socket = self.place.name(&format!("redis{number}"));
+        let star = Star::or_skip(test, "br", 1 + MEMBERS)?;
+        let redis = (1..=MEMBERS).map(|number| {
+            let socket = star.place.name(&format!("redis{number}"));
             let arguments = ["--port", "0", "--unixsocket", &socket, "--save", ""];
-            let mut redis = Bed::other(&self.namespace(number), "redis-server", &arguments);
-            let redis = redis.stdout(Stdio::piped()).spawn();
-            let mut redis = Running(redis.map_err(|error| error.to_string())?);
+            let mut redis = Bed::other(&star.ends[number], "redis-server", &arguments);
+            let mut redis = Running(redis.stdout(Stdio::piped()).spawn().unwrap());
             let mut lines = BufReader::new(redis.0.stdout.take().unwrap()).lines();
             let ready = |line: &Result<String, _>| {
                 line.as_ref().is_ok_and(|it| it.contains("ready to accept"))
@@ -327,30 +275,19 @@ impl Ensemble {
             assert!(lines.any(|line| ready(&line)), "redis-server did not begin");
             // What else it says is read, or it would wait.
             thread::spawn(move || lines.for_each(drop));
-            self._redis.push(redis);
-        }
-        Ok(())
-    }
-
-    fn file(&self) -> String {
-        let mut text = format!(
-            "address = '{VIRTUAL}'\ninterface = 'tw-in0'\nkernel-ends = true\nmodule = 'key-value'\n\
-             key = [8, 9]\n"
-        );
-        for number in 1..=MEMBERS {
-            text += &format!(
-                "[[member]]\naddress = '10.99.{number}.2:6379'\ninterface = 'tw-in{number}'\n"
-            );
-        }
-        let path = self.place.name("switch.toml");
-        fs::write(&path, text).unwrap();
-        path
+            redis
+        });
+        let redis = redis.collect();
+        Some(Self {
+            _redis: redis,
+            star,
+        })
     }
 
     /// What a program in the client's namespace says.
     fn client(&self, name: &str, arguments: &[&str]) -> String {
         let limited = [&["30", name], arguments].concat();
-        let output = Bed::other(&self.namespace(0), "timeout", &limited)
+        let output = Bed::other(&self.star.ends[0], "timeout", &limited)
             .output()
             .unwrap();
         let said = text(&output.stdout);
@@ -363,15 +300,6 @@ impl Ensemble {
     }
 }
 
-impl Drop for Ensemble {
-    fn drop(&mut self) {
-        let ends = (0..=MEMBERS).map(|number| self.namespace(number));
-        for namespace in ends.chain([self.switch()]) {
-            let _ = shell(&format!("ip netns del {namespace} 2>/dev/null || true"));
-        }
-    }
-}
-
 #[test]
 fn redis_over_four_members_looks_like_one() {
     const TEST: &str = "redis_over_four_members_looks_like_one";
@@ -381,15 +309,17 @@ fn redis_over_four_members_looks_like_one() {
     let members: Vec<_> = (1..=MEMBERS)
         .map(|number| {
             let listen = format!("10.99.{number}.2:6379");
-            let to = format!("unix:{}", ensemble.place.name(&format!("redis{number}")));
+            let to = format!(
+                "unix:{}",
+                ensemble.star.place.name(&format!("redis{number}"))
+            );
             let arguments = ["acp-bridge", "member", "--listen", &listen, "--to", &to];
-            Service::start(Bed::command(&ensemble.namespace(number), &arguments))
+            Service::start(Bed::command(&ensemble.star.ends[number], &arguments))
         })
         .collect();
-    let switch = Service::start(Bed::command(
-        &ensemble.switch(),
-        &["switch", &ensemble.file()],
-    ));
+    let file = "module = 'key-value'\nkey = [8, 9]";
+    let file = ensemble.star.file(6379, MEMBERS, file);
+    let switch = Service::start(Bed::command(&ensemble.star.switch, &["switch", &file]));
     assert!(switch.first.contains("key-value for 4"), "{}", switch.first);
     let arguments = [
         "acp-bridge",
@@ -399,7 +329,7 @@ fn redis_over_four_members_looks_like_one() {
         "--to",
         VIRTUAL,
     ];
-    let client = Service::start(Bed::command(&ensemble.namespace(0), &arguments));
+    let client = Service::start(Bed::command(&ensemble.star.ends[0], &arguments));
     let cli = |arguments: &[&str]| ensemble.client("redis-cli", arguments);
 
     let keys: Vec<String> = (0..100).map(|number| format!("key:{number}")).collect();
@@ -412,7 +342,7 @@ fn redis_over_four_members_looks_like_one() {
     // Each server has some of them, and none has another's.
     let mut sum = 0;
     for number in 1..=MEMBERS {
-        let socket = ensemble.place.name(&format!("redis{number}"));
+        let socket = ensemble.star.place.name(&format!("redis{number}"));
         let size = cli(&["-s", &socket, "DBSIZE"]);
         let size: usize = size.trim().parse().unwrap();
         assert!(size > 0);

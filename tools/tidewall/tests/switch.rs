@@ -5,14 +5,14 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::bed::Bed;
-use common::{Running, Service, fails, signal, text, tidewall};
+use common::star::{Star, shell};
+use common::{Running, Service, fails, program, signal, text, tidewall};
 use rustix::net::{SendFlags, send};
 use tidewall_wire::acp::{HEADER_LEN, Header, Kind};
 
@@ -23,140 +23,64 @@ const LIMIT: Duration = Duration::from_secs(20);
 const VIRTUAL: &str = "10.99.0.99:6000";
 const MEMBERS: [&str; 2] = ["10.99.1.2:6000", "10.99.2.2:6000"];
 
-fn shell(script: &str) -> Result<(), String> {
-    let output = Command::new("/bin/sh")
-        .args(["-ec", script])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| error.to_string())?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+fn star(test: &str, name: &str) -> Option<Star> {
+    Star::or_skip(test, name, 3)
+}
+
+/// The configuration, with these changes.
+fn file(star: &Star, members: usize, more: &str) -> String {
+    star.file(6000, members, more)
+}
+
+/// This program again, in an end's namespace, at a test that is one.
+fn end(star: &Star, end: usize, name: &str) -> Command {
+    let program = std::env::current_exe().unwrap();
+    let program = program.to_str().unwrap();
+    let arguments = ["--exact", name, "--ignored", "--nocapture", "--quiet"];
+    let mut command = Bed::other(&star.ends[end], program, &arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+/// A member that serves; it has said that it listens.
+fn member(star: &Star, number: usize) -> Service {
+    let mut command = end(star, number, "end_member");
+    command.env("TW_MEMBER", number.to_string());
+    let mut service = Service::start(command);
+    service.line_with("listens");
+    service
+}
+
+/// A peer that does what it is asked, a line at a time.
+struct Peer {
+    service: Service,
+    lines: ChildStdin,
+}
+
+impl Peer {
+    fn connected(star: &Star) -> Self {
+        let mut service = Service::start(end(star, 0, "end_peer_in_steps"));
+        service.line_with("connected");
+        let lines = service.process.0.stdin.take().unwrap();
+        Self { service, lines }
+    }
+
+    fn step(&mut self, what: &str) -> String {
+        writeln!(self.lines, "{what}").unwrap();
+        self.service.first.clear();
+        self.service.line_with("step");
+        self.service.first.trim_end().to_owned()
+    }
+
+    /// It closes its connection, and waits for the end of the other direction.
+    fn end(self) {
+        drop(self.lines);
+        self.service.ended();
     }
 }
 
-/// Namespaces of a switch and of three ends, which no host joins or cuts segments for.
-struct Star {
-    switch: String,
-    ends: [String; 3],
-    /// What is between each end and the switch, where paths are bad.
-    paths: Vec<Path>,
-    directory: PathBuf,
-}
-
-/// A namespace between an end and the switch, and what forwards there.
-struct Path {
-    namespace: String,
-    _impair: Running,
-}
-
-impl Star {
-    fn new(test: &str) -> Result<Self, String> {
-        let id = format!("{}{test}", std::process::id());
-        let directory = std::env::temp_dir().join(format!("tw-switch-{id}"));
-        fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
-        let star = Star {
-            switch: format!("tw-sw-{id}-s"),
-            ends: ["c", "a", "b"].map(|end| format!("tw-sw-{id}-{end}")),
-            paths: Vec::new(),
-            directory,
-        };
-        let switch = &star.switch;
-        shell(&format!(
-            "ip netns add {switch}; ip -n {switch} link set lo up"
-        ))?;
-        for (number, end) in star.ends.iter().enumerate() {
-            shell(&format!(
-                "ip netns add {end}; ip -n {end} link set lo up
-                 ip -n {end} link add out type veth peer name tw-in{number} netns {switch}
-                 ip -n {switch} addr add 10.99.{number}.1/24 dev tw-in{number}
-                 ip -n {switch} link set tw-in{number} up
-                 ip -n {end} addr add 10.99.{number}.2/24 dev out; ip -n {end} link set out up
-                 ip netns exec {end} ethtool -K out tso off gso off gro off"
-            ))?;
-        }
-        Ok(star)
-    }
-
-    /// Puts a bad path between each end and the switch.
-    fn impair(&mut self, options: &[&str]) {
-        let switch = &self.switch;
-        for (number, end) in self.ends.iter().enumerate() {
-            let namespace = format!("{end}-m");
-            shell(&format!(
-                "ip netns add {namespace}; ip -n {end} link del out
-                 ip -n {end} link add out type veth peer name left netns {namespace}
-                 ip -n {switch} link add tw-in{number} type veth peer name right netns {namespace}
-                 ip -n {switch} addr add 10.99.{number}.1/24 dev tw-in{number}
-                 ip -n {end} addr add 10.99.{number}.2/24 dev out
-                 ip netns exec {end} ethtool -K out tx off tso off gso off gro off
-                 ip netns exec {switch} ethtool -K tw-in{number} tx off
-                 for link in left right; do ip -n {namespace} link set $link up; done
-                 ip -n {switch} link set tw-in{number} up; ip -n {end} link set out up"
-            ))
-            .unwrap();
-            let arguments = [&["impair", "left", "right"], options].concat();
-            let impair = Bed::command(&namespace, &arguments)
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn();
-            self.paths.push(Path {
-                namespace,
-                _impair: Running(impair.unwrap()),
-            });
-        }
-    }
-
-    fn or_skip(test: &str, name: &str) -> Option<Self> {
-        let star = Star::new(name).map_err(|error| tidewall_skip::missing(test, error));
-        star.ok()
-    }
-
-    /// The configuration, with these changes.
-    fn file(&self, members: usize, more: &str) -> String {
-        let mut text =
-            format!("address = '{VIRTUAL}'\ninterface = 'tw-in0'\nkernel-ends = true\n{more}\n");
-        for (number, member) in MEMBERS.iter().enumerate().take(members) {
-            let interface = number + 1;
-            text += &format!("[[member]]\naddress = '{member}'\ninterface = 'tw-in{interface}'\n");
-        }
-        let path = self.directory.join("switch.toml");
-        fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    }
-
-    /// This program again, in an end's namespace, at a test that is one.
-    fn end(&self, end: usize, name: &str) -> Command {
-        let program = std::env::current_exe().unwrap();
-        let program = program.to_str().unwrap();
-        let arguments = ["--exact", name, "--ignored", "--nocapture", "--quiet"];
-        let mut command = Bed::other(&self.ends[end], program, &arguments);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        command
-    }
-
-    /// A member that serves; it has said that it listens.
-    fn member(&self, end: usize) -> Service {
-        let mut command = self.end(end, "end_member");
-        command.env("TW_MEMBER", end.to_string());
-        let mut service = Service::start(command);
-        service.line_with("listens");
-        service
-    }
-
-    fn members(&self) -> Vec<Service> {
-        (1..3).map(|end| self.member(end)).collect()
-    }
-}
-
-impl Drop for Star {
-    fn drop(&mut self) {
-        let paths = self.paths.iter().map(|path| &path.namespace);
-        for namespace in self.ends.iter().chain([&self.switch]).chain(paths) {
-            let _ = shell(&format!("ip netns del {namespace} 2>/dev/null || true"));
-        }
-        let _ = fs::remove_dir_all(&self.directory);
-    }
+fn members(star: &Star) -> Vec<Service> {
+    (1..3).map(|number| member(star, number)).collect()
 }
 
 /// A frame in one call, so that it is whole in its segment.
@@ -282,24 +206,26 @@ fn end_peer_in_steps() {
             other => panic!("{other}"),
         }
     }
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(receive_frame(&mut input), None);
 }
 
 #[test]
 fn a_connection_is_split_over_two_members_and_merged() {
     const TEST: &str = "a_connection_is_split_over_two_members_and_merged";
-    let Some(star) = Star::or_skip(TEST, "m") else {
+    let Some(star) = star(TEST, "m") else {
         return;
     };
-    let _members = star.members();
-    let file = star.file(2, "");
-    let switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
+    let _members = members(&star);
+    let path = file(&star, 2, "");
+    let switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
     assert!(
         switch.first.contains("round-robin for 2 members"),
         "{}",
         switch.first
     );
     for _ in 0..2 {
-        let mut peer = star.end(0, "end_peer");
+        let mut peer = end(&star, 0, "end_peer");
         let output = peer.output().unwrap();
         let said = text(&output.stdout);
         assert!(
@@ -324,7 +250,7 @@ fn a_connection_is_split_over_two_members_and_merged() {
 #[test]
 fn paths_that_lose_and_reorder_lose_nothing() {
     const TEST: &str = "paths_that_lose_and_reorder_lose_nothing";
-    let Some(mut star) = Star::or_skip(TEST, "l") else {
+    let Some(mut star) = star(TEST, "l") else {
         return;
     };
     star.impair(&[
@@ -341,10 +267,10 @@ fn paths_that_lose_and_reorder_lose_nothing() {
         "--seed",
         "7",
     ]);
-    let _members = star.members();
-    let file = star.file(2, "");
-    let switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
-    let mut peer = star.end(0, "end_peer");
+    let _members = members(&star);
+    let path = file(&star, 2, "");
+    let switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
+    let mut peer = end(&star, 0, "end_peer");
     let output = peer.env("TW_FRAMES", "1000").output().unwrap();
     let said = text(&output.stdout);
     let totals = switch.end();
@@ -358,22 +284,14 @@ fn paths_that_lose_and_reorder_lose_nothing() {
 #[test]
 fn members_go_and_come_while_a_connection_lives() {
     const TEST: &str = "members_go_and_come_while_a_connection_lives";
-    let Some(star) = Star::or_skip(TEST, "r") else {
+    let Some(star) = star(TEST, "r") else {
         return;
     };
-    let _members = star.members();
-    let file = star.file(2, "");
-    let mut switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
-    let mut peer = Service::start(star.end(0, "end_peer_in_steps"));
-    peer.line_with("connected");
-    let mut lines = peer.process.0.stdin.take().unwrap();
-    let mut step = |what: &str, peer: &mut Service| {
-        writeln!(lines, "{what}").unwrap();
-        peer.first.clear();
-        peer.line_with("step");
-        peer.first.trim_end().to_owned()
-    };
-    assert_eq!(step("some", &mut peer), "step {1, 2}");
+    let _members = members(&star);
+    let path = file(&star, 2, "");
+    let mut switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
+    let mut peer = Peer::connected(&star);
+    assert_eq!(peer.step("some"), "step {1, 2}");
     let shown = text(&tidewall(&["stat", &switch.id()]).stdout);
     // The columns are as wide as what is in them.
     let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -386,52 +304,157 @@ fn members_go_and_come_while_a_connection_lives() {
     }
     let json = text(&tidewall(&["stat", "--json", &switch.id()]).stdout);
     assert!(json.contains("\"frames-out\":50"), "{json}");
-    star.file(1, "");
+    file(&star, 1, "");
     signal("-HUP", &switch.process);
     switch.line_with("1 members");
-    assert_eq!(step("some", &mut peer), "step {1}");
-    star.file(2, "");
+    assert_eq!(peer.step("some"), "step {1}");
+    file(&star, 2, "");
     signal("-HUP", &switch.process);
     switch.line_with("2 members");
-    assert_eq!(step("both", &mut peer), "step {1, 2}");
+    assert_eq!(peer.step("both"), "step {1, 2}");
     // A link that goes down for a while takes only time.
     let link = format!("ip -n {} link set tw-in2", star.switch);
     shell(&format!("{link} down; sleep 0.2; {link} up")).unwrap();
-    assert_eq!(step("some", &mut peer), "step {1, 2}");
+    assert_eq!(peer.step("some"), "step {1, 2}");
     // What is wrong changes nothing.
-    fs::write(&file, "address = 5").unwrap();
+    fs::write(&path, "address = 5").unwrap();
     signal("-HUP", &switch.process);
-    assert_eq!(step("some", &mut peer), "step {1, 2}");
+    assert_eq!(peer.step("some"), "step {1, 2}");
     let totals = switch.end();
     assert!(totals.contains("connections 1\n"), "{totals}");
 }
 
 #[test]
-fn a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere() {
-    const TEST: &str = "a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere";
-    let Some(star) = Star::or_skip(TEST, "k") else {
+fn trace_follows_frames_through_the_switch() {
+    const TEST: &str = "trace_follows_frames_through_the_switch";
+    let Some(star) = star(TEST, "t") else {
         return;
     };
-    let mut members = star.members();
-    let health = "lost = 'resend'\nhealth = { interval = '100ms', failures = 1 }";
-    let file = star.file(2, health);
-    let mut switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
-    let mut peer = Service::start(star.end(0, "end_peer_in_steps"));
-    peer.line_with("connected");
-    let mut lines = peer.process.0.stdin.take().unwrap();
-    let mut step = |what: &str, peer: &mut Service| {
-        writeln!(lines, "{what}").unwrap();
-        peer.first.clear();
-        peer.line_with("step");
-        peer.first.trim_end().to_owned()
+    let _members = members(&star);
+    let path = file(&star, 2, "");
+    let switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
+    let mut peer = Peer::connected(&star);
+    // The connection is let in with its first frames.
+    peer.step("some");
+    let capture = star.place.name("trace.pcapng");
+    let arguments = ["trace", &switch.id(), "-n", "8", "--write", &capture];
+    let mut trace = program(&arguments);
+    let mut trace = Running(trace.stdout(Stdio::piped()).spawn().unwrap());
+    while trace.0.try_wait().unwrap().is_none() {
+        peer.step("some");
+    }
+    let mut said = String::new();
+    let mut output = trace.0.stdout.take().unwrap();
+    output.read_to_string(&mut said).unwrap();
+    for part in [
+        "received   queue 0, channel of admitted connections\n",
+        "flow       peer 10.99.0.2:",
+        ", Open, ring in ",
+        "counted    frames-in 1\n",
+        "frames     bytes 0..68 of it, 68 to 10.99.1.2:6000\n",
+        "frames     bytes 0..68 of it, 68 to 10.99.2.2:6000\n",
+        "translated 10.99.1.1:",
+        "sent       sent-in-place, tw-in1\n",
+        "flow       member 10.99.1.2:6000 of peer 10.99.0.2:",
+        "frames     bytes 0..68 of it, 68 to 10.99.0.2:",
+        "sent       sent-in-place, tw-in0\n",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    if tidewall_skip::has_programs(TEST, &["tshark"]) {
+        let fields = "-n -T fields -e frame.comment -r".split(' ');
+        let arguments: Vec<&str> = fields.chain([&*capture]).collect();
+        let comments = text(&Bed::output(&star.switch, "tshark", &arguments).unwrap());
+        let part = "; sent: sent-in-place, tw-in1";
+        assert!(comments.contains(part), "{comments}");
+    }
+    peer.end();
+    switch.end();
+}
+
+/// Every end has a connection of its own, in which numbers follow one another and
+/// checksums are right, whatever the others send.
+#[test]
+fn translated_connections_are_sound_to_tshark() {
+    const TEST: &str = "translated_connections_are_sound_to_tshark";
+    if !tidewall_skip::has_programs(TEST, &["tshark", "dumpcap"]) {
+        return;
+    }
+    let Some(star) = star(TEST, "j") else {
+        return;
     };
-    assert_eq!(step("some", &mut peer), "step {1, 2}");
+    // Checksums are in the frames, and not left to a device.
+    for number in 0..3 {
+        shell(&format!(
+            "ip netns exec {} ethtool -K tw-in{number} tx off",
+            star.switch
+        ))
+        .unwrap();
+    }
+    let captures: Vec<_> = (0..3)
+        .map(|number| {
+            let path = star.place.name(&format!("end{number}.pcapng"));
+            let arguments = ["-q", "-i", "out", "-f", "tcp", "-w", &path];
+            let mut dumpcap = Bed::other(&star.ends[number], "dumpcap", &arguments);
+            let mut dumpcap = Running(dumpcap.stderr(Stdio::piped()).spawn().unwrap());
+            let lines = BufReader::new(dumpcap.0.stderr.take().unwrap()).lines();
+            let mut lines = lines.map(Result::unwrap);
+            assert!(lines.any(|line| line.starts_with("File: ")), "no capture");
+            (dumpcap, lines, path)
+        })
+        .collect();
+    let _members = members(&star);
+    let path = file(&star, 2, "");
+    let switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
+    let mut peer = Peer::connected(&star);
+    for _ in 0..3 {
+        assert_eq!(peer.step("some"), "step {1, 2}");
+    }
+    peer.end();
+    switch.end();
+    for (number, (mut dumpcap, lines, path)) in captures.into_iter().enumerate() {
+        signal("-INT", &dumpcap);
+        let said: Vec<String> = lines.collect();
+        dumpcap.0.wait().unwrap();
+        let judged = |filter: &str| {
+            let options = "-n -o tcp.check_checksum:TRUE -o ip.check_checksum:TRUE -Y";
+            let arguments: Vec<&str> = options.split(' ').chain([filter, "-r", &path]).collect();
+            text(&Bed::output(&star.ends[number], "tshark", &arguments).unwrap())
+        };
+        let from_switch = match number {
+            0 => "ip.src == 10.99.0.99".to_owned(),
+            _ => format!("ip.src == 10.99.{number}.1"),
+        };
+        let all = judged(&from_switch);
+        assert!(all.lines().count() >= 100, "{said:?}: {all}");
+        // Not whether something was sent again, which a busy machine may be the cause of.
+        let wrong = judged(&format!(
+            "{from_switch} && (tcp.checksum.status != Good || ip.checksum.status != Good || \
+             _ws.malformed || tcp.analysis.lost_segment || tcp.analysis.ack_lost_segment || \
+             tcp.analysis.out_of_order || tcp.analysis.window_full || tcp.flags.reset == 1)"
+        ));
+        assert!(wrong.is_empty(), "at end {number}: {wrong}");
+    }
+}
+
+#[test]
+fn a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere() {
+    const TEST: &str = "a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere";
+    let Some(star) = star(TEST, "k") else {
+        return;
+    };
+    let mut members = members(&star);
+    let health = "lost = 'resend'\nhealth = { interval = '100ms', failures = 1 }";
+    let path = file(&star, 2, health);
+    let mut switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
+    let mut peer = Peer::connected(&star);
+    assert_eq!(peer.step("some"), "step {1, 2}");
     drop(members.pop());
     switch.line_with("10.99.2.2:6000 does not answer");
-    assert_eq!(step("some", &mut peer), "step {1}");
-    members.push(star.member(2));
+    assert_eq!(peer.step("some"), "step {1}");
+    members.push(member(&star, 2));
     switch.line_with("10.99.2.2:6000 answers");
-    assert_eq!(step("both", &mut peer), "step {1, 2}");
+    assert_eq!(peer.step("both"), "step {1, 2}");
     let totals = switch.end();
     assert!(totals.contains("connections 1\n"), "{totals}");
 }
@@ -439,11 +462,11 @@ fn a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere() {
 #[test]
 fn a_killed_switch_leaves_no_address_behind() {
     const TEST: &str = "a_killed_switch_leaves_no_address_behind";
-    let Some(star) = Star::or_skip(TEST, "x") else {
+    let Some(star) = star(TEST, "x") else {
         return;
     };
-    let file = star.file(0, "");
-    let switch = Service::start(Bed::command(&star.switch, &["switch", &file]));
+    let path = file(&star, 0, "");
+    let switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
     assert!(switch.first.contains("0 members"), "{}", switch.first);
     let has_address = || {
         let shown = Bed::output(&star.switch, "ip", &["address", "show", "dev", "tw-in0"]);
@@ -460,14 +483,14 @@ fn a_killed_switch_leaves_no_address_behind() {
 #[test]
 fn a_dry_run_says_what_would_be_done() {
     const TEST: &str = "a_dry_run_says_what_would_be_done";
-    let Some(star) = Star::or_skip(TEST, "d") else {
+    let Some(star) = star(TEST, "d") else {
         return;
     };
-    let file = star.file(2, "");
+    let path = file(&star, 2, "");
     let output = Bed::output(
         &star.switch,
         common::PROGRAM,
-        &["switch", &file, "--dry-run"],
+        &["switch", &path, "--dry-run"],
     );
     let said = text(&output.unwrap());
     for part in [
