@@ -24,7 +24,7 @@ pub struct Line {
     /// Microseconds since the stack started.
     pub microseconds: u64,
     /// The stage: `delivered`, `dropped`, `fragment`, `icmp-error`; of what is forwarded
-    /// `received` and `sent`, and what whoever forwards adds
+    /// `received` and `sent`, and what the user of a forwarder adds
     /// ([`Arrived::trace`](crate::forward::Arrived::trace)).
     pub stage: String,
     /// What happened there.

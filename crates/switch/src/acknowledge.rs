@@ -1,4 +1,4 @@
-//! Acknowledgments: the peer is told the minimum over the members, and each member what
+//! Acknowledgments: the peer gets the minimum over the members, and each member what
 //! the peer has acknowledged of its own.
 
 use crate::flow::{Context, Flow, Reset, Stage};
@@ -66,7 +66,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Moves what the peer is told to the oldest frame that its member has not
+    /// Moves the peer's acknowledgment to the oldest frame that its member has not
     /// acknowledged, or that is missing. True if it moved.
     pub(crate) fn advance(&mut self) -> bool {
         let before = self.inbound.left;
@@ -122,7 +122,7 @@ impl Flow {
         }
     }
 
-    /// A member says again what it waits for. If that is what the peer is told, the
+    /// A member says again what it waits for. If that is what the peer is asked for, the
     /// peer hears it again and can repeat it; if a null frame, we do.
     fn duplicate_of_member(&mut self, context: &mut Context<'_>, slot: u8) {
         let Some(end) = self.end(slot) else {

@@ -37,7 +37,7 @@ counters! {
         holes,
         /// Null frames sent in place of frames that went to another member.
         null_frames,
-        /// Acknowledgments of members that did not move what the peer is told.
+        /// Acknowledgments of members that did not move the peer's.
         acknowledgments_delayed,
         /// Duplicate acknowledgments handed on to peers and members.
         duplicates_forwarded,

@@ -162,14 +162,22 @@ impl Flow {
         slot: u8,
         start: u64,
     ) -> Result<(), Reset> {
-        let told = self.member_ack(slot);
+        let acknowledged = self.member_ack(slot);
         let Some(end) = self.end(slot) else {
             return Ok(());
         };
         let source = &end.source;
         let in_order = source.unseen.first().map_or(source.next, |hole| hole.start);
         let behind_fin = source.next + u64::from(source.fin.is_some());
-        if [told, in_order, source.next, behind_fin, source.acked].contains(&start) {
+        if [
+            acknowledged,
+            in_order,
+            source.next,
+            behind_fin,
+            source.acked,
+        ]
+        .contains(&start)
+        {
             return self.lose(context, slot);
         }
         context.counters.dropped_unacceptable += 1;

@@ -109,7 +109,7 @@ pub(crate) struct Inbound {
     pub(crate) numbers: Numbers,
     /// Beyond all that came.
     pub(crate) next: u64,
-    /// The oldest that is not acknowledged: what the peer is told.
+    /// The oldest that is not acknowledged to the peer.
     pub(crate) left: u64,
     /// The right edge of the window that was announced; never goes back.
     pub(crate) offered: u64,
@@ -316,7 +316,7 @@ impl Flow {
         let both_scale = offer.window_scale.is_some();
         let peer_segment_size = offer.segment_size.min(config.segment_size);
         let segment_size = if offer.by_cookie {
-            // As the peer was told.
+            // As announced to the peer.
             smallest
         } else {
             peer_segment_size
@@ -404,7 +404,7 @@ impl Flow {
         let whole = match self.phase {
             Phase::Opening | Phase::Answered => self.since + config.handshake_timeout,
             Phase::Open if self.inbound.fin.is_some() || self.outbound.fin.is_some() => {
-                // Whoever repeats what is outstanding may wait minutes between two tries.
+                // An end that repeats what is outstanding may wait minutes between two tries.
                 let times = if self.is_outstanding() {
                     OUTSTANDING
                 } else {

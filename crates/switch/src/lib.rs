@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The switch terminates nothing: the peer is acknowledged what members have
-//! acknowledged, members what the peer has, and whoever has sent something repeats it.
+//! acknowledged, members what the peer has, and the end that has sent something repeats it.
 //! One concern a file: `switch` (the table, what comes in), `handshake`, `split` and
 //! `merge` (data), `acknowledge`, `window`, `close`, `ends` (members that come and go),
 //! `send`, `ring`, `gaps` and `ranges` (what is remembered), `flow` (a connection),

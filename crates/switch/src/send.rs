@@ -19,7 +19,7 @@ fn whole_frames(context: &Context<'_>, nothing_in_flight: bool, segment_size: u1
 }
 
 impl Flow {
-    /// What the peer is told to be acknowledged.
+    /// What is acknowledged to the peer.
     pub(crate) fn peer_ack(&self) -> u64 {
         self.inbound.left + u64::from(self.fin_is_through())
     }
@@ -32,7 +32,7 @@ impl Flow {
             })
     }
 
-    /// What a member is told to be acknowledged: what the peer has, and its FIN unless
+    /// What is acknowledged to a member: what the peer has, and its FIN unless
     /// that waits for the peer.
     pub(crate) fn member_ack(&self, slot: u8) -> u64 {
         let Some(end) = self.ends.get(usize::from(slot)) else {
@@ -148,7 +148,7 @@ impl Flow {
         self.send_to_member(context, slot, gap.lsn, Flags::NONE, payload);
     }
 
-    /// Repeats the null frames below `lsn` that were not acknowledged: whoever repeats
+    /// Repeats the null frames below `lsn` that were not acknowledged: the end that repeats
     /// what is above them does not know of them.
     pub(crate) fn repeat_voids(&mut self, context: &mut Context<'_>, slot: u8, lsn: u64) {
         let mut voids = [None; VOIDS_MAX];

@@ -201,7 +201,7 @@ impl Flow {
     }
 
     /// Frames that a dead member left behind stand behind later ones of the peer at
-    /// whoever got them. If one of those is lost, the peer repeats it only after this
+    /// the members that got them. If one of those is lost, the peer repeats it only after this
     /// one, and this one is not acknowledged before that: so what follows this frame in
     /// the peer's sequence and precedes it here becomes null frames, and is the peer's
     /// to repeat.
@@ -385,13 +385,13 @@ impl Flow {
     fn peer_reset(&mut self, context: &mut Context<'_>, start: u64) -> Result<(), Reset> {
         let inbound = &self.inbound;
         // Where the peer's next number is, as far as it and we can know (RFC 5961 §3);
-        // a peer that has lost its state repeats what it was told last.
+        // a peer that has lost its state repeats what was last acknowledged to it.
         let in_order = inbound
             .holes
             .first()
             .map_or(inbound.next, |hole| hole.start);
-        let told = self.peer_ack();
-        if [in_order, inbound.next, inbound.left, told].contains(&start) {
+        let acknowledged = self.peer_ack();
+        if [in_order, inbound.next, inbound.left, acknowledged].contains(&start) {
             return Err(Reset::ByPeer);
         }
         context.counters.dropped_unacceptable += 1;

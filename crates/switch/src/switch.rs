@@ -37,7 +37,7 @@ pub struct Switch {
     /// Until when a cookie may come back.
     pub(crate) cookies_until: Time,
     pub(crate) modules: Box<dyn Modules>,
-    /// The smallest segment size that a member has named so far: what a peer is told
+    /// The smallest segment size that a member has named so far: what is announced to a peer
     /// before members are asked.
     pub(crate) smallest: u16,
     pub(crate) members: Vec<MemberSlot>,

@@ -244,7 +244,7 @@ fn what_is_damaged_goes_nowhere() {
     let received = bed.forwarder.receive(|output, arrived| {
         seen += 1;
         assert!(arrived.segment().is_none());
-        // Whoever forwards it all the same does not make it right.
+        // Forwarding it all the same does not make it right.
         output.forward(1, &heading(1, false, 1), arrived, 0..5);
     });
     assert_eq!((received, seen), (1, 1));

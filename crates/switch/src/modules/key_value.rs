@@ -10,7 +10,7 @@ use crate::MemberId;
 /// of the empty key.
 ///
 /// A command of several keys goes to the member of the first: a switch that holds no
-/// bytes cannot make one command two, nor two replies one. Whoever makes frames of
+/// bytes cannot make one command two, nor two replies one. The end that makes frames of
 /// commands splits `MGET`, `MSET`, `DEL` and their like by key first (`tidewall acp-bridge` does),
 /// and puts replies into the order asked, since the members' replies come in that of
 /// the members.

@@ -1,4 +1,4 @@
-//! To whoever keeps up (the paper's speed-sensitive steering).
+//! To the member that keeps up (the paper's speed-sensitive steering).
 
 use super::{Frame, Lost, Members, Module, Verdict, Windows};
 use crate::MemberId;

@@ -1,4 +1,4 @@
-//! What `tidewall stat` is told of a switch.
+//! What `tidewall stat` shows of a switch.
 
 use std::collections::BTreeMap;
 
