@@ -49,8 +49,12 @@ pub use output::{Heading, Output, OutputCounters};
 use status::Status;
 pub use status::{SwitchMember, SwitchSnapshot};
 
-/// Frames that may wait in the channel of a queue: what four whole polls bring.
+/// Frames that may wait in a port's channel of a queue: what four whole polls bring.
 const CHANNEL_LIMIT: u32 = 512;
+/// Of the frames of a queue's memory that may wait in the channel of admitted
+/// connections. Several windows can come at once, and each frame dropped there costs a
+/// sender without SACK a round trip; half of the memory is left to the device.
+const ADMITTED_PART: u32 = 4;
 /// Frames taken out of one channel before those of the next interface.
 const BATCH: usize = 64;
 /// Segments that came through the kernel, while polls were unknown, and wait.
@@ -84,7 +88,8 @@ impl Forwarder {
     pub fn open(configs: Vec<EmbeddedConfig>) -> io::Result<Self> {
         let names: Vec<&str> = configs.iter().map(EmbeddedConfig::interface).collect();
         let frames = configs.iter().map(EmbeddedConfig::frames_of_queue).max();
-        let mut umem = SharedUmem::new(&names, frames.unwrap_or(0))?;
+        let frames = frames.unwrap_or(0);
+        let mut umem = SharedUmem::new(&names, frames)?;
         let named = |config: EmbeddedConfig| {
             let name = config.interface().to_owned();
             Stack::embedded_on(config, Some(&mut umem)).map_err(|error| {
@@ -95,11 +100,12 @@ impl Forwarder {
                 }
             })
         };
-        Self::over(configs.into_iter().map(named).collect::<io::Result<_>>()?)
+        let stacks = configs.into_iter().map(named);
+        Self::over(stacks.collect::<io::Result<_>>()?, frames)
     }
 
-    /// Over stacks whose queues have parts of one frame memory.
-    pub(crate) fn over(stacks: Vec<Stack>) -> io::Result<Self> {
+    /// Over stacks whose queues have parts of one frame memory, of so many frames each.
+    pub(crate) fn over(stacks: Vec<Stack>, frames: u32) -> io::Result<Self> {
         let cores = || stacks.iter().map(Stack::core);
         if cores().any(|core| core.receiver.architecture.has_threads()) {
             return Err(io::Error::new(
@@ -113,7 +119,8 @@ impl Forwarder {
             lock(&queue.transmitter).set_origins(origins.clone());
         }
         let spin = cores().map(|it| it.receiver.spin_time()).min();
-        let inputs = stacks.into_iter().map(Input::open);
+        let limits = [CHANNEL_LIMIT, CHANNEL_LIMIT.max(frames / ADMITTED_PART)];
+        let inputs = stacks.into_iter().map(|stack| Input::open(stack, limits));
         let inputs = inputs.collect::<io::Result<Vec<_>>>()?;
         Ok(Forwarder {
             output: Output::new(inputs.iter().map(|it| (&it.stack, it.admitted()))),
@@ -230,15 +237,16 @@ impl Forwarder {
 }
 
 impl Input {
-    fn open(stack: Stack) -> io::Result<Self> {
+    /// `limits`: of the channel of ports, and of that of admitted connections.
+    fn open(stack: Stack, limits: [u32; 2]) -> io::Result<Self> {
         let core = stack.core();
         let endpoint = Arc::new(ForwardEndpoint::default());
         let _binding = lock(&core.binding);
         let mut sets = Vec::new();
-        for _ in 0..2 {
+        for limit in limits {
             let id = core.channels.allocate()?;
             let queues = &core.receiver.queues;
-            sets.push(core.channels.open(queues, id, CHANNEL_LIMIT)?);
+            sets.push(core.channels.open(queues, id, limit)?);
             core.channels
                 .set_endpoint(id.index(), Some(endpoint.clone()));
         }

@@ -62,7 +62,7 @@ fn bed_of(links: usize, config: &LinkConfig, frames: u32) -> Bed {
         let tap = link.tap();
         made.push((link, tap));
     }
-    let mut forwarder = Forwarder::over(stacks).unwrap();
+    let mut forwarder = Forwarder::over(stacks, frames).unwrap();
     for number in 0..links {
         for v6 in [false, true] {
             let claimed = SocketAddr::new(ends(number, v6).0, SERVICE);
@@ -376,6 +376,27 @@ fn a_flood_at_a_port_keeps_out_nothing_of_connections_that_were_admitted() {
         bed.poll();
         assert_eq!(received(&mut bed), wanted, "admitted: {admitted}");
     }
+}
+
+/// Connections of which each keeps within its window fill no channel together.
+#[test]
+fn windows_of_several_connections_find_room() {
+    let mut bed = bed_of(2, &LinkConfig::default(), 8192);
+    let flow = FourTuple {
+        local: SocketAddr::new(ends(0, false).0, SERVICE),
+        remote: SocketAddr::new(ends(0, false).1, 40_000),
+    };
+    bed.forwarder.output().admit(0, &flow);
+    let segment = from_host(0, false, 7, b"of a window", Checksum::Software);
+    for _ in 0..15 {
+        bed.links[0]
+            .0
+            .inject_burst(Side::A, vec![segment.clone(); 128]);
+        bed.poll();
+    }
+    let mut kept = 0;
+    while bed.forwarder.receive(|_, _| kept += 1) > 0 {}
+    assert_eq!(kept, 15 * 128);
 }
 
 #[test]
