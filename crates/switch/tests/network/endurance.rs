@@ -17,26 +17,38 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// What members have got so far.
 struct Got {
-    /// How often each frame arrived.
-    times: Vec<u8>,
-    /// The last that each machine got since it began.
-    last: Vec<Option<u32>>,
+    /// How often each frame arrived, and last at which machine, by its beginning.
+    times: Vec<(u8, u32)>,
+    /// Of each machine: when it began, counted over all, and the last frame that it got.
+    machines: Vec<(u32, Option<u32>)>,
+    begun: u32,
     out_of_order: u64,
+    /// Arrived again while the machine lived that had got it before.
+    doubled: u64,
 }
 
 impl Got {
     /// Takes and checks what has arrived.
     fn take(&mut self, bed: &mut Bed) {
-        for (host, last) in bed.hosts.iter_mut().zip(&mut self.last) {
+        let living: Vec<u32> = self.machines.iter().map(|machine| machine.0).collect();
+        for (host, (began, last)) in bed.hosts.iter_mut().zip(&mut self.machines) {
             let ends = host.connections.values_mut();
             for bytes in ends.flat_map(|end| end.got.drain(..)) {
                 let number = number(&bytes);
                 assert!(bytes == frame(number, LENGTH), "every byte of {number}");
-                self.times[number as usize] += 1;
+                let (times, at) = &mut self.times[number as usize];
+                self.doubled += u64::from(*times > 0 && living.contains(at));
+                (*times, *at) = (*times + 1, *began);
                 self.out_of_order += u64::from(last.is_some_and(|last| last > number));
                 *last = Some(last.map_or(number, |last| last.max(number)));
             }
         }
+    }
+
+    /// A machine begins, or has died.
+    fn change(&mut self, machine: usize) {
+        self.begun += 1;
+        self.machines[machine] = (self.begun, None);
     }
 }
 
@@ -47,7 +59,7 @@ impl Got {
 #[test]
 fn every_byte_arrives_while_members_die_and_come() {
     let bytes = std::env::var("TIDEWALL_SWITCH_BYTES").ok();
-    let bytes: usize = bytes.map_or(20_000_000, |bytes| bytes.parse().expect("a number"));
+    let bytes: usize = bytes.map_or(100_000_000, |bytes| bytes.parse().expect("a number"));
     let count = bytes.div_ceil(LENGTH) as u32;
     let impairment = Impairment {
         delay: Duration::from_micros(100),
@@ -62,10 +74,13 @@ fn every_byte_arrives_while_members_die_and_come() {
     let mut bed = Bed::new(config(), round_robin(Lost::Resend), 4, impairment, 5);
     bed.model.resends = true;
     let mut got = Got {
-        times: vec![0; count as usize],
-        last: vec![None; bed.hosts.len()],
+        times: vec![(0, 0); count as usize],
+        machines: vec![(0, None); bed.hosts.len()],
+        begun: 0,
         out_of_order: 0,
+        doubled: 0,
     };
+    (0..bed.hosts.len()).for_each(|machine| got.change(machine));
     let (mut next, mut kills, mut dead) = (0, 0, None);
     let begun = bed.now;
     let mut change = begun + SECOND;
@@ -79,9 +94,10 @@ fn every_byte_arrives_while_members_die_and_come() {
             change += SECOND;
             let kill = kills % bed.hosts.len();
             bed.kill(kill);
+            got.change(kill);
             kills += 1;
             if let Some(host) = dead.replace(kill) {
-                got.last[host] = None;
+                got.change(host);
                 bed.restart(host);
             }
         }
@@ -89,16 +105,22 @@ fn every_byte_arrives_while_members_die_and_come() {
     });
     got.take(&mut bed);
     let counters = *bed.switch.counters();
-    let again: u64 = got.times.iter().map(|&times| u64::from(times) - 1).sum();
+    assert!(got.times.iter().all(|&(times, _)| times > 0), "every frame");
+    let again: u64 = got
+        .times
+        .iter()
+        .map(|&(times, _)| u64::from(times) - 1)
+        .sum();
     println!(
-        "{bytes} bytes in {:?} of the links' time, {:?} here: {kills} members killed; {again} \
-         frames again, {} out of order; {counters:?}",
+        "{bytes} bytes, {count} frames in {:?} of the links' time, {:?} here: {kills} members \
+         killed; {again} frames again, {} of them while who had them lived, {} out of order; \
+         {counters:?}",
         bed.now - begun,
         began.elapsed(),
+        got.doubled,
         got.out_of_order
     );
     assert_eq!(bed.peer.state, State::Open);
-    assert!(got.times.iter().all(|&times| times > 0), "every frame");
     assert!(again <= counters.frames_reassigned);
     assert!(got.out_of_order <= counters.frames_reassigned);
     assert!(kills > 0, "long enough for a member to die");
