@@ -1,0 +1,278 @@
+//! A connection between a manager and an application: messages with descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, chmod};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+};
+use tidewall_device::forked::Unshared;
+use tidewall_sys::option_bytes;
+
+use crate::protocol::{DESCRIPTORS, MESSAGE_BYTES};
+
+/// One end of a SOCK_SEQPACKET connection, which a forked child does not have.
+#[derive(Debug)]
+pub struct Connection {
+    socket: Unshared<OwnedFd>,
+}
+
+/// Who is at the other end, as the kernel knows it of when they connected (SO_PEERCRED).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Effective user id.
+    pub uid: u32,
+    /// Process id; 0 in another PID namespace.
+    pub pid: u32,
+}
+
+/// A message as it came.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// Its bytes; of a longer one than a message is, one byte more than that.
+    pub bytes: Vec<u8>,
+    /// What came beside it, [`DESCRIPTORS`] at most; what was beyond that is closed.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Connection {
+    /// Connects to a manager's path.
+    ///
+    /// # Errors
+    /// NotFound and ConnectionRefused where no manager listens; PermissionDenied; what the
+    /// kernel reports.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let socket = seqpacket(SocketFlags::CLOEXEC)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Self::new(socket)
+    }
+
+    /// Both ends of a connection.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE; ENOMEM.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let flags = SocketFlags::CLOEXEC;
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Self::new(one)?, Self::new(other)?))
+    }
+
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        let socket = Unshared::new(socket)?;
+        Ok(Connection { socket })
+    }
+
+    /// Sends a message with at most [`DESCRIPTORS`] descriptors.
+    ///
+    /// # Errors
+    /// WouldBlock where the end does not block and the other does not read; BrokenPipe,
+    /// ConnectionReset after its hang-up; EINVAL for too many descriptors.
+    pub fn send(
+        &self,
+        message: &[u8; MESSAGE_BYTES],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        // Room for one more may be there, for the sake of alignment.
+        if descriptors.len() > DESCRIPTORS
+            || (!descriptors.is_empty()
+                && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)))
+        {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let bytes = [IoSlice::new(message)];
+        loop {
+            match sendmsg(&*self.socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                result => return Ok(result.map(|_| ())?),
+            }
+        }
+    }
+
+    /// The next message; `None` after the other's hang-up, which an empty message counts
+    /// as.
+    ///
+    /// # Errors
+    /// WouldBlock where the end does not block and there is none; what the kernel reports.
+    pub fn receive(&self) -> io::Result<Option<Received>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        // A byte more shows one that is too long.
+        let mut bytes = vec![0; MESSAGE_BYTES + 1];
+        let length = loop {
+            let mut slice = [IoSliceMut::new(&mut bytes)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            match recvmsg(&*self.socket, &mut slice, &mut ancillary, flags) {
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(None),
+                result => break result?.bytes,
+            }
+        };
+        if length == 0 {
+            return Ok(None);
+        }
+        bytes.truncate(length);
+        let mut descriptors = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        // Room for one more may have been there, for the sake of alignment.
+        descriptors.truncate(DESCRIPTORS);
+        Ok(Some(Received { bytes, descriptors }))
+    }
+
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn peer(&self) -> io::Result<Credentials> {
+        // `struct ucred`. Not by rustix, whose process ids are never 0.
+        let mut bytes = [0; 12];
+        option_bytes(
+            &*self.socket,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            &mut bytes,
+        )?;
+        let [pid, uid, _]: [u32; 3] = zerocopy::transmute!(bytes);
+        Ok(Credentials { uid, pid })
+    }
+}
+
+impl AsFd for Connection {
+    /// Readable, for `poll(2)`, when there is a message or the other has hung up.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Where a manager's applications connect.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+}
+
+impl Listener {
+    /// Listens at a path that everybody may connect to; who may do what is decided by
+    /// their credentials. What an earlier process has left there is replaced.
+    ///
+    /// # Errors
+    /// What the file system and the kernel report.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let socket = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        chmod(path, Mode::from_bits_retain(0o666))?;
+        listen(&socket, BACKLOG)?;
+        Ok(Listener { socket })
+    }
+
+    /// A socket that listens already, as systemd hands it.
+    ///
+    /// # Errors
+    /// EINVAL for one that is no SOCK_SEQPACKET socket of AF_UNIX; what the kernel reports.
+    pub fn adopt(socket: OwnedFd) -> io::Result<Self> {
+        if sockopt::socket_domain(&socket)? != AddressFamily::UNIX
+            || sockopt::socket_type(&socket)? != SocketType::SEQPACKET
+            || !sockopt::socket_acceptconn(&socket)?
+        {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Listener { socket })
+    }
+
+    /// The next connection, whose end here does not block; `None` when there is none.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE; ENOMEM.
+    pub fn accept(&self) -> io::Result<Option<Connection>> {
+        match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => Connection::new(socket).map(Some),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable, for `poll(2)`, when there is a connection.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn messages_keep_their_bounds_and_their_descriptors() {
+        let (one, other) = Connection::pair().unwrap();
+        let file = memfd_create("tw-test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&file, b"content").unwrap();
+        rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0)).unwrap();
+        one.send(&[1; MESSAGE_BYTES], &[file.as_fd()]).unwrap();
+        one.send(&[2; MESSAGE_BYTES], &[]).unwrap();
+        let first = other.receive().unwrap().unwrap();
+        assert_eq!(first.bytes, [1; MESSAGE_BYTES]);
+        let [received]: [OwnedFd; 1] = first.descriptors.try_into().unwrap();
+        let mut text = String::new();
+        File::from(received).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "content");
+        let second = other.receive().unwrap().unwrap();
+        assert_eq!(second.bytes, [2; MESSAGE_BYTES]);
+        assert!(second.descriptors.is_empty());
+        assert_eq!(one.peer().unwrap().pid, std::process::id());
+        drop(one);
+        assert!(other.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn surplus_descriptors_and_bytes_do_not_pass() {
+        let (one, other) = Connection::pair().unwrap();
+        let file = memfd_create("tw-test", MemfdFlags::CLOEXEC).unwrap();
+        let many = vec![file.as_fd(); DESCRIPTORS + 1];
+        let error = one.send(&[0; MESSAGE_BYTES], &many).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        // From a sender that keeps to no rule.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let many = vec![file.as_fd(); 64];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&many)));
+        let bytes = [IoSlice::new(&[7; 1000])];
+        sendmsg(&one, &bytes, &mut ancillary, SendFlags::empty()).unwrap();
+        let received = other.receive().unwrap().unwrap();
+        assert_eq!(received.bytes.len(), MESSAGE_BYTES + 1);
+        assert!((1..=DESCRIPTORS).contains(&received.descriptors.len()));
+    }
+}

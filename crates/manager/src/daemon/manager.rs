@@ -1,0 +1,923 @@
+//! The manager's decisions.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
+
+use super::journal::{ACTIVE, Entry, FREE, INCOMPLETE};
+use super::ports::{HolderFacts, PortKey, Ports};
+use super::{Device, Limits, PRESENT_WITHIN};
+use crate::connection::Credentials;
+use crate::protocol::{
+    Answer, BLOCK_PORTS, Block, Blocks, Counters, Empty, Failure, Holder, Join, Joined, Port,
+    Present, Request, Transport, address, header, transport,
+};
+
+/// How soon a step that failed is tried again.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+/// Blocks that are looked at for one lease, each by binding its ports.
+const LEASE_TRIES: usize = 8;
+/// Blocks of a protocol.
+const BLOCKS: usize = 65_536 / BLOCK_PORTS as usize;
+
+/// A connection of a client, numbered by whoever serves it, never twice.
+pub type ClientId = u64;
+
+/// What an earlier run left.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// Of the journal, by application.
+    pub entries: Vec<Entry>,
+    /// What the driver program's tables say, with the application.
+    pub ports: Vec<(PortKey, u16)>,
+}
+
+/// What a client is answered.
+#[derive(Debug)]
+pub enum Reply<P> {
+    /// One message.
+    Answer(Answer),
+    /// It has joined: the message, and what goes beside it and after it.
+    Joined(Joined, P),
+    /// It has left: one message, after which its connection is to be closed.
+    Left,
+}
+
+/// The state of a manager. Time is whatever clock its caller has.
+#[derive(Debug)]
+pub struct Manager {
+    limits: Limits,
+    clients: HashMap<ClientId, Client>,
+    applications: Vec<Option<Application>>,
+    ports: Ports,
+    /// Application of each block: UDP, TCP.
+    blocks: [[Option<u16>; BLOCKS]; 2],
+    /// Where the search for a block begins.
+    next_block: usize,
+    /// Until when applications of an earlier run may present themselves.
+    present_until: Option<Duration>,
+    /// When what failed is tried again.
+    retry_at: Option<Duration>,
+    counters: Counters,
+}
+
+#[derive(Debug)]
+struct Client {
+    credentials: Credentials,
+    application: Option<u16>,
+}
+
+#[derive(Debug)]
+struct Application {
+    entry: Entry,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Its client is connected.
+    Live,
+    /// An earlier run's, which has not presented itself.
+    Awaited,
+    /// To be cleared away, as far as that is not done.
+    Clearing,
+}
+
+/// Why a request is not granted.
+#[derive(Debug)]
+pub struct Refusal {
+    errno: i32,
+    text: Cow<'static, str>,
+}
+
+impl Refusal {
+    /// What to answer.
+    pub fn answer(&self) -> Answer {
+        Answer::Error(Failure::new(self.errno, &self.text))
+    }
+}
+
+fn refused<T>(errno: i32, text: impl Into<Cow<'static, str>>) -> Result<T, Refusal> {
+    let text = text.into();
+    Err(Refusal { errno, text })
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        let by_kind = match error.kind() {
+            io::ErrorKind::InvalidInput => libc::EINVAL,
+            io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
+            io::ErrorKind::ResourceBusy => libc::EBUSY,
+            io::ErrorKind::PermissionDenied => libc::EPERM,
+            io::ErrorKind::NotFound => libc::ENOENT,
+            _ => libc::EIO,
+        };
+        Refusal {
+            errno: error.raw_os_error().unwrap_or(by_kind),
+            text: error.to_string().into(),
+        }
+    }
+}
+
+/// Place of a protocol in what is kept of both.
+fn place(protocol: Protocol) -> usize {
+    usize::from(protocol == Protocol::Tcp)
+}
+
+fn block_of(port: u16) -> usize {
+    usize::from(port / BLOCK_PORTS)
+}
+
+fn bit(block: usize) -> (usize, u64) {
+    (block / 64, 1 << (block % 64))
+}
+
+fn contains(blocks: &Blocks, block: usize) -> bool {
+    let (word, bit) = bit(block);
+    blocks.get(word).is_some_and(|word| word & bit != 0)
+}
+
+fn set(blocks: &mut Blocks, block: usize, value: bool) {
+    let (word, bit) = bit(block);
+    if let Some(word) = blocks.get_mut(word) {
+        *word = if value { *word | bit } else { *word & !bit };
+    }
+}
+
+fn count(blocks: &[Blocks; 2]) -> usize {
+    let words = blocks.iter().flatten();
+    words.map(|word| word.count_ones() as usize).sum()
+}
+
+const PROTOCOLS: [Protocol; 2] = [Protocol::Udp, Protocol::Tcp];
+
+impl Manager {
+    /// A manager of a device, with what an earlier run left of it.
+    pub fn new<D: Device>(
+        limits: Limits,
+        recovered: Recovered,
+        now: Duration,
+        device: &mut D,
+    ) -> Self {
+        let mut manager = Manager {
+            limits,
+            clients: HashMap::new(),
+            applications: (0..APPLICATIONS).map(|_| None).collect(),
+            ports: Ports::default(),
+            blocks: [[None; BLOCKS]; 2],
+            next_block: 0,
+            present_until: None,
+            retry_at: None,
+            counters: Counters {
+                applications: 0,
+                clients: 0,
+                ports: 0,
+                blocks: 0,
+                joined: 0,
+                presented: 0,
+                cleared: 0,
+                refused: 0,
+                malformed: 0,
+                retried: 0,
+            },
+        };
+        manager.recover(recovered, now, device);
+        manager
+    }
+
+    fn recover<D: Device>(&mut self, recovered: Recovered, now: Duration, device: &mut D) {
+        for (number, mut entry) in recovered.entries.into_iter().enumerate() {
+            let Some(place) = self.applications.get_mut(number) else {
+                break;
+            };
+            // Nothing was ever written.
+            if entry.state == FREE {
+                continue;
+            }
+            let whole = entry.version == Entry::VERSION && entry.state == ACTIVE;
+            if entry.version != Entry::VERSION {
+                entry.leases = [[0; 4]; 2];
+            }
+            for (owners, blocks) in self.blocks.iter_mut().zip(&entry.leases) {
+                for (block, owner) in owners.iter_mut().enumerate() {
+                    if contains(blocks, block) {
+                        *owner = Some(number as u16);
+                    }
+                }
+            }
+            let state = if whole {
+                State::Awaited
+            } else {
+                State::Clearing
+            };
+            *place = Some(Application { entry, state });
+        }
+        let mut ownerless = Vec::new();
+        for (key, application) in recovered.ports {
+            match self.application(application) {
+                Some(_) if self.is_leased_to(&key, application) => {}
+                Some(_) => self.ports.insert_unheld(key, application),
+                None => ownerless.push(key),
+            }
+        }
+        for key in ownerless {
+            if device.disown_port(&key).is_err() {
+                // Nobody is number APPLICATIONS.
+                self.ports.insert_unheld(key, APPLICATIONS as u16);
+                self.retry(now);
+            }
+        }
+        for number in 0..APPLICATIONS as u16 {
+            if self.state(number) == Some(State::Clearing) {
+                self.clear(number, now, device);
+            }
+        }
+        if device.reserve(&self.all_blocks()).is_err() {
+            self.retry(now);
+        }
+        let awaited = |application: &Application| application.state == State::Awaited;
+        if self.applications.iter().flatten().any(awaited) {
+            self.present_until = Some(now + PRESENT_WITHIN);
+        }
+    }
+
+    /// Takes a client in.
+    ///
+    /// # Errors
+    /// What to answer it before its connection is closed.
+    pub fn connected(&mut self, client: ClientId, credentials: Credentials) -> Result<(), Refusal> {
+        let of_user = |other: &&Client| other.credentials.uid == credentials.uid;
+        if self.clients.len() >= self.limits.clients
+            || self.clients.values().filter(of_user).count() >= self.limits.clients_of_user
+        {
+            self.counters.refused += 1;
+            return refused(libc::EMFILE, "too many connections to the manager");
+        }
+        let application = None;
+        let taken_in = Client {
+            credentials,
+            application,
+        };
+        self.clients.insert(client, taken_in);
+        Ok(())
+    }
+
+    /// A client's connection has ended, and with it the application that it was.
+    pub fn gone<D: Device>(&mut self, client: ClientId, now: Duration, device: &mut D) {
+        let Some(Client {
+            application: Some(number),
+            ..
+        }) = self.clients.remove(&client)
+        else {
+            return;
+        };
+        if let Some(application) = self.application_mut(number) {
+            application.state = State::Clearing;
+        }
+        self.clear(number, now, device);
+    }
+
+    /// When [`Manager::tick`] has something to do.
+    pub fn deadline(&self) -> Option<Duration> {
+        [self.present_until, self.retry_at]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Does what is due: clears what nobody has presented, and tries again what failed.
+    pub fn tick<D: Device>(&mut self, now: Duration, device: &mut D) {
+        let expired = |until: Option<Duration>| until.is_some_and(|until| now >= until);
+        let mut sweep = false;
+        if expired(self.present_until) {
+            self.present_until = None;
+            sweep = true;
+            for application in self.applications.iter_mut().flatten() {
+                if application.state == State::Awaited {
+                    application.state = State::Clearing;
+                }
+            }
+        }
+        if expired(self.retry_at) {
+            self.retry_at = None;
+            self.counters.retried += 1;
+            sweep = true;
+            if device.reserve(&self.all_blocks()).is_err() {
+                self.retry(now);
+            }
+        }
+        if !sweep {
+            return;
+        }
+        for number in 0..APPLICATIONS as u16 {
+            if self.state(number) == Some(State::Clearing) {
+                self.clear(number, now, device);
+            }
+        }
+        if self.present_until.is_none() {
+            self.disown_unheld(now, device);
+        }
+    }
+
+    /// Acts on a message, which may be anything, of a client. `holder`: what the kernel
+    /// says of the one descriptor that came with it, if one did. The id for the answer,
+    /// too.
+    pub fn handle<D: Device>(
+        &mut self,
+        client: ClientId,
+        bytes: &[u8],
+        holder: Option<&HolderFacts>,
+        now: Duration,
+        device: &mut D,
+    ) -> (u32, Reply<D::Parts>) {
+        let (id, request) = match Request::parse(bytes) {
+            Ok(parsed) => parsed,
+            Err(malformed) => {
+                self.counters.malformed += 1;
+                let id = header(bytes).map_or(0, |header| header.id);
+                let failure = Failure::new(libc::EPROTO, &malformed.to_string());
+                return (id, Reply::Answer(Answer::Error(failure)));
+            }
+        };
+        let reply = self.request(client, &request, holder, now, device);
+        let reply = reply.unwrap_or_else(|refusal| {
+            self.counters.refused += 1;
+            Reply::Answer(refusal.answer())
+        });
+        (id, reply)
+    }
+
+    fn request<D: Device>(
+        &mut self,
+        client: ClientId,
+        request: &Request,
+        holder: Option<&HolderFacts>,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<Reply<D::Parts>, Refusal> {
+        let answer = match request {
+            Request::Join(join) => return self.join(client, join, now, device),
+            Request::Present(present) => self.present(client, present, device)?,
+            Request::OwnPort(port) => self.own_port(client, port, holder, now, device)?,
+            Request::DisownPort(holder) => self.let_go(client, holder.cookie, now, device)?,
+            Request::Lease(of) => self.lease(client, of, now, device)?,
+            Request::ReturnLease(block) => self.return_lease(client, block, now, device)?,
+            Request::GetCounters(_) => Answer::Counters(self.counters()),
+            Request::Leave(_) => {
+                self.gone(client, now, device);
+                return Ok(Reply::Left);
+            }
+            Request::Moderation(_)
+            | Request::Probe(_)
+            | Request::GetProbe(_)
+            | Request::Input(_)
+            | Request::Resolve(_) => device.request(self.joined(client)?, request)?,
+        };
+        Ok(Reply::Answer(answer))
+    }
+
+    fn join<D: Device>(
+        &mut self,
+        client: ClientId,
+        join: &Join,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<Reply<D::Parts>, Refusal> {
+        let Credentials { uid, pid } = self.newcomer(client)?;
+        if join.flags != 0 {
+            return refused(libc::EINVAL, "flags that this manager does not know");
+        }
+        if uid != 0 && !self.limits.trusted.contains(&uid) {
+            return refused(
+                libc::EPERM,
+                format!(
+                    "user {uid} would get a queue of the device, by which any frame can be sent: \
+                     tidewalld --trust {uid}"
+                ),
+            );
+        }
+        let of_user = |application: &&Application| application.entry.uid == uid;
+        let present = self.applications.iter().flatten().filter(of_user).count();
+        if present >= self.limits.applications_of_user {
+            return refused(libc::ENOBUFS, "too many applications of this user");
+        }
+        let Some(number) = self.applications.iter().position(Option::is_none) else {
+            return refused(libc::ENOBUFS, "the driver's table of applications is full");
+        };
+        let number = number as u16;
+        let token = device.random()?;
+        // From here on it is cleared away if anything fails.
+        self.put(
+            number,
+            Application {
+                entry: Entry::incomplete(uid, pid, token),
+                state: State::Clearing,
+            },
+        );
+        match self.make(number, join, device) {
+            Ok((joined, parts)) => {
+                self.set_application(client, number);
+                self.counters.joined += 1;
+                Ok(Reply::Joined(joined, parts))
+            }
+            Err(error) => {
+                self.clear(number, now, device);
+                Err(error)
+            }
+        }
+    }
+
+    fn make<D: Device>(
+        &mut self,
+        number: u16,
+        join: &Join,
+        device: &mut D,
+    ) -> Result<(Joined, D::Parts), Refusal> {
+        let Some(application) = self.application_mut(number) else {
+            return refused(libc::EIO, "no application");
+        };
+        device.record(number, &application.entry)?;
+        let (queues, parts) = device.make(number, join)?;
+        application.entry.queues = queues;
+        application.entry.state = ACTIVE;
+        device.record(number, &application.entry)?;
+        Ok((Self::describe(number, &application.entry, device), parts))
+    }
+
+    fn describe<D: Device>(number: u16, entry: &Entry, device: &D) -> Joined {
+        Joined {
+            token: entry.token,
+            leases: entry.leases,
+            application: number.into(),
+            domain: entry.uid,
+            queues: entry.queues,
+            ..device.describe()
+        }
+    }
+
+    fn present<D: Device>(
+        &mut self,
+        client: ClientId,
+        present: &Present,
+        device: &mut D,
+    ) -> Result<Answer, Refusal> {
+        let Credentials { uid, .. } = self.newcomer(client)?;
+        let applications = (0..).zip(&mut self.applications);
+        let found = applications
+            .filter_map(|(number, application)| Some((number, application.as_mut()?)))
+            .find(|(_, application)| {
+                application.state == State::Awaited
+                    && application.entry.uid == uid
+                    && application.entry.token == present.token
+            });
+        let Some((number, application)) = found else {
+            return refused(libc::ENOENT, "no such application is left: join again");
+        };
+        application.state = State::Live;
+        let mut joined = Self::describe(number, &application.entry, device);
+        joined.queues = 0;
+        self.set_application(client, number);
+        self.counters.presented += 1;
+        Ok(Answer::Joined(joined))
+    }
+
+    fn own_port<D: Device>(
+        &mut self,
+        client: ClientId,
+        port: &Port,
+        holder: Option<&HolderFacts>,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<Answer, Refusal> {
+        let number = self.joined(client)?;
+        let Some(holder) = holder else {
+            let text = "one descriptor goes beside it: the TCP or UDP socket that is bound there";
+            return refused(libc::EBADF, text);
+        };
+        if !holder.here {
+            let text = "the socket is in another network namespace than the manager";
+            return refused(libc::EADDRNOTAVAIL, text);
+        }
+        let local = holder.local;
+        let asked: IpAddr = address(port.address);
+        if port.port == 0
+            || port.port != local.port()
+            || asked != local.ip().to_canonical()
+            || transport(port.protocol) != Some(holder.protocol)
+        {
+            let text = format!("the socket is bound to {:?} {local}", holder.protocol);
+            return refused(libc::EINVAL, text);
+        }
+        let key = PortKey::of(holder.protocol, local);
+        let owned = Answer::Owned(Holder {
+            cookie: holder.cookie,
+        });
+        match self.ports.held_by(holder.cookie) {
+            Some((held, of)) if held == key && of.application == number => return Ok(owned),
+            Some((_, of)) if self.state(of.application) == Some(State::Live) => {
+                let text = "the socket holds another port, or another application's";
+                return refused(libc::EADDRINUSE, text);
+            }
+            _ => {}
+        }
+        if let Some(owner) = self.ports.get(&key)
+            && owner.application != number
+        {
+            let abandoned = match self.state(owner.application) {
+                Some(State::Live) => owner.holders == 0 && self.present_until.is_none(),
+                Some(State::Awaited) => false,
+                Some(State::Clearing) | None => true,
+            };
+            if !abandoned && !Ports::displaces(&owner, holder) {
+                return refused(libc::EADDRINUSE, "another application has the port");
+            }
+        }
+        if key.address.is_none() && self.block_owner(&key).is_some_and(|owner| owner != number) {
+            let text = "the port is in a block that another application has leased";
+            return refused(libc::EADDRINUSE, text);
+        }
+        let uid = self.application(number).map(|of| of.entry.uid);
+        if self.holders_of_user(uid) >= self.limits.holders_of_user {
+            return refused(libc::ENOBUFS, "too many ports of this user");
+        }
+        if let Err(error) = device.own_port(&key, number) {
+            // Which may have come half way.
+            let ours = self.ports.get(&key);
+            if !ours.is_some_and(|of| of.application == number && of.holders > 0) {
+                self.ports.insert_unheld(key, number);
+                self.retry(now);
+            }
+            return Err(error.into());
+        }
+        self.ports.hold(key, number, holder);
+        Ok(owned)
+    }
+
+    fn let_go<D: Device>(
+        &mut self,
+        client: ClientId,
+        cookie: u64,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<Answer, Refusal> {
+        let number = self.joined(client)?;
+        match self.ports.held_by(cookie) {
+            Some((key, owned)) if owned.application == number && self.ports.let_go(cookie) == 0 => {
+                self.disown(key, number, now, device);
+            }
+            // Others hold it, or this one was displaced.
+            _ => {}
+        }
+        Ok(Answer::Done(Empty {}))
+    }
+
+    fn lease<D: Device>(
+        &mut self,
+        client: ClientId,
+        of: &Transport,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<Answer, Refusal> {
+        let number = self.joined(client)?;
+        let Some(protocol) = transport(of.protocol) else {
+            return refused(libc::EPROTONOSUPPORT, "neither TCP nor UDP");
+        };
+        let uid = self.application(number).map(|of| of.entry.uid);
+        let applications = self.applications.iter().flatten();
+        let leased: usize = applications
+            .filter(|other| Some(other.entry.uid) == uid)
+            .map(|other| count(&other.entry.leases))
+            .sum();
+        if leased >= self.limits.blocks_of_user {
+            return refused(libc::ENOBUFS, "too many blocks of ports of this user");
+        }
+        for block in self.lease_candidates(protocol) {
+            let Some(ports) = self.ports_of(block) else {
+                continue;
+            };
+            let mut all = self.all_blocks();
+            set(&mut all, block, true);
+            let free = device
+                .reserve(&all)
+                .and_then(|()| device.is_free(protocol, ports.clone()));
+            let granted = match free {
+                Ok(true) => self.grant(number, protocol, block, now, device),
+                Ok(false) => {
+                    // Not ours: the next one's call says so, or this.
+                    self.reserve_leased(now, device);
+                    continue;
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = granted {
+                self.reserve_leased(now, device);
+                return Err(error.into());
+            }
+            self.next_block = block + 1;
+            return Ok(Answer::Leased(Block {
+                first: *ports.start(),
+                count: ports.end() - ports.start() + 1,
+                protocol: protocol as u8,
+                pad: [0; 3],
+            }));
+        }
+        refused(libc::EADDRNOTAVAIL, "no block of ports is free")
+    }
+
+    /// Owns a block's ports and records the lease, or neither.
+    fn grant<D: Device>(
+        &mut self,
+        number: u16,
+        protocol: Protocol,
+        block: usize,
+        now: Duration,
+        device: &mut D,
+    ) -> io::Result<()> {
+        let ports = self.ports_of(block).unwrap_or(RangeInclusive::new(1, 0));
+        let mut owned = Vec::new();
+        let mut done = Ok(());
+        for port in ports {
+            let key = PortKey::any(protocol, port);
+            done = device.own_port(&key, number);
+            // One that failed may have come half way.
+            owned.push(key);
+            if done.is_err() {
+                break;
+            }
+        }
+        let done = done.and_then(|()| self.record_lease(number, protocol, block, true, device));
+        if done.is_err() {
+            for key in owned {
+                self.disown(key, number, now, device);
+            }
+        }
+        done
+    }
+
+    fn return_lease<D: Device>(
+        &mut self,
+        client: ClientId,
+        block: &Block,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<Answer, Refusal> {
+        let number = self.joined(client)?;
+        let index = block_of(block.first);
+        let ours = transport(block.protocol).filter(|&protocol| {
+            self.blocks[place(protocol)].get(index).copied().flatten() == Some(number)
+        });
+        let (Some(protocol), Some(ports)) = (ours, self.ports_of(index)) else {
+            return refused(libc::EINVAL, "the application has no such block");
+        };
+        self.record_lease(number, protocol, index, false, device)?;
+        for port in ports {
+            let key = PortKey::any(protocol, port);
+            if self.ports.get(&key).is_none() {
+                self.disown(key, number, now, device);
+            }
+        }
+        self.reserve_leased(now, device);
+        Ok(Answer::Done(Empty {}))
+    }
+
+    fn record_lease<D: Device>(
+        &mut self,
+        number: u16,
+        protocol: Protocol,
+        block: usize,
+        leased: bool,
+        device: &mut D,
+    ) -> io::Result<()> {
+        let Some(application) = self.application_mut(number) else {
+            return Ok(());
+        };
+        let mut entry = application.entry.clone();
+        set(&mut entry.leases[place(protocol)], block, leased);
+        device.record(number, &entry)?;
+        application.entry = entry;
+        if let Some(owner) = self.blocks[place(protocol)].get_mut(block) {
+            *owner = leased.then_some(number);
+        }
+        Ok(())
+    }
+
+    /// Disowns a port that no socket of the application holds, unless it is leased.
+    fn disown<D: Device>(&mut self, key: PortKey, number: u16, now: Duration, device: &mut D) {
+        if self.is_leased_to(&key, number) || device.disown_port(&key).is_ok() {
+            self.ports.remove(&key);
+        } else {
+            self.ports.insert_unheld(key, number);
+            self.retry(now);
+        }
+    }
+
+    fn disown_unheld<D: Device>(&mut self, now: Duration, device: &mut D) {
+        let unheld: Vec<_> = self
+            .ports
+            .iter()
+            .filter(|(_, owned)| owned.holders == 0)
+            .collect();
+        for (key, owned) in unheld {
+            self.disown(key, owned.application, now, device);
+        }
+    }
+
+    /// Takes away all that an application has; what fails is tried again.
+    fn clear<D: Device>(&mut self, number: u16, now: Duration, device: &mut D) {
+        if self.try_clear(number, device).is_ok() {
+            if let Some(place) = self.applications.get_mut(usize::from(number)) {
+                *place = None;
+            }
+            self.counters.cleared += 1;
+            self.reserve_leased(now, device);
+        } else {
+            self.retry(now);
+        }
+    }
+
+    fn try_clear<D: Device>(&mut self, number: u16, device: &mut D) -> io::Result<()> {
+        let Some(application) = self.application_mut(number) else {
+            return Ok(());
+        };
+        let mut entry = application.entry.clone();
+        entry.state = INCOMPLETE;
+        let mut done = Ok(());
+        if application.entry.state == ACTIVE {
+            done = device.record(number, &entry);
+            if done.is_ok() {
+                application.entry.state = INCOMPLETE;
+            }
+        }
+        let owned: Vec<PortKey> = self
+            .ports
+            .iter()
+            .filter(|(_, owned)| owned.application == number)
+            .map(|(key, _)| key)
+            .collect();
+        for key in owned {
+            match device.disown_port(&key) {
+                Ok(()) => self.ports.remove(&key),
+                Err(error) => done = Err(error),
+            }
+        }
+        for (protocol, blocks) in PROTOCOLS.into_iter().zip(&entry.leases) {
+            for block in (0..BLOCKS).filter(|&block| contains(blocks, block)) {
+                for port in self.ports_of(block).into_iter().flatten() {
+                    let key = PortKey::any(protocol, port);
+                    done = done.and(device.disown_port(&key));
+                }
+            }
+        }
+        done?;
+        device.clear(number)?;
+        device.record(number, &Entry::free())?;
+        for owner in self.blocks.iter_mut().flatten() {
+            if *owner == Some(number) {
+                *owner = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks that might be leased, those not leased lately first.
+    fn lease_candidates(&self, protocol: Protocol) -> Vec<usize> {
+        let range = &self.limits.lease_ports;
+        let (first, last) = (block_of(*range.start()), block_of(*range.end()));
+        let mut used = [0; 4];
+        for (key, _) in self
+            .ports
+            .iter()
+            .filter(|(key, _)| key.protocol == protocol)
+        {
+            set(&mut used, block_of(key.port), true);
+        }
+        let start = self.next_block.clamp(first, last);
+        (start..=last)
+            .chain(first..start)
+            .filter(|&block| {
+                let owner = self.blocks[place(protocol)].get(block);
+                owner.copied().flatten().is_none() && !contains(&used, block)
+            })
+            .take(LEASE_TRIES)
+            .collect()
+    }
+
+    /// Ports of a block that may be leased.
+    fn ports_of(&self, block: usize) -> Option<RangeInclusive<u16>> {
+        let range = &self.limits.lease_ports;
+        let first = u16::try_from(block).ok()?.checked_mul(BLOCK_PORTS)?;
+        let last = first + (BLOCK_PORTS - 1);
+        let ports = (*range.start()).max(first).max(1)..=(*range.end()).min(last);
+        (!ports.is_empty()).then_some(ports)
+    }
+
+    fn all_blocks(&self) -> Blocks {
+        let mut all = [0; 4];
+        for application in self.applications.iter().flatten() {
+            for blocks in &application.entry.leases {
+                for (word, of) in all.iter_mut().zip(blocks) {
+                    *word |= of;
+                }
+            }
+        }
+        all
+    }
+
+    fn reserve_leased<D: Device>(&mut self, now: Duration, device: &mut D) {
+        if device.reserve(&self.all_blocks()).is_err() {
+            self.retry(now);
+        }
+    }
+
+    fn block_owner(&self, key: &PortKey) -> Option<u16> {
+        let owners = &self.blocks[place(key.protocol)];
+        let owner = owners.get(block_of(key.port)).copied().flatten();
+        // A part of the block may be beyond what is leased.
+        owner.filter(|_| self.limits.lease_ports.contains(&key.port))
+    }
+
+    /// True of a port that an application owns without a holder.
+    fn is_leased_to(&self, key: &PortKey, application: u16) -> bool {
+        key.address.is_none() && self.block_owner(key) == Some(application)
+    }
+
+    fn holders_of_user(&self, uid: Option<u32>) -> usize {
+        let uid_of = |number| self.application(number).map(|of| of.entry.uid);
+        let ports = self.ports.iter().map(|(_, owned)| owned);
+        ports
+            .filter(|owned| uid_of(owned.application) == uid)
+            .map(|owned| owned.holders as usize)
+            .sum()
+    }
+
+    fn retry(&mut self, now: Duration) {
+        self.retry_at.get_or_insert(now + RETRY_AFTER);
+    }
+
+    /// The application that a client is.
+    fn joined(&self, client: ClientId) -> Result<u16, Refusal> {
+        match self.clients.get(&client).and_then(|of| of.application) {
+            Some(number) => Ok(number),
+            None => refused(libc::ENOTCONN, "join first"),
+        }
+    }
+
+    /// Who a client is that is no application yet.
+    fn newcomer(&self, client: ClientId) -> Result<Credentials, Refusal> {
+        match self.clients.get(&client) {
+            Some(Client {
+                credentials,
+                application: None,
+            }) => Ok(*credentials),
+            _ => refused(libc::EISCONN, "it has joined"),
+        }
+    }
+
+    fn set_application(&mut self, client: ClientId, number: u16) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.application = Some(number);
+        }
+        if let Some(application) = self.application_mut(number) {
+            application.state = State::Live;
+        }
+    }
+
+    fn application(&self, number: u16) -> Option<&Application> {
+        self.applications.get(usize::from(number))?.as_ref()
+    }
+
+    fn application_mut(&mut self, number: u16) -> Option<&mut Application> {
+        self.applications.get_mut(usize::from(number))?.as_mut()
+    }
+
+    fn put(&mut self, number: u16, application: Application) {
+        if let Some(place) = self.applications.get_mut(usize::from(number)) {
+            *place = Some(application);
+        }
+    }
+
+    fn state(&self, number: u16) -> Option<State> {
+        self.application(number)
+            .map(|application| application.state)
+    }
+
+    /// What it counts.
+    pub fn counters(&self) -> Counters {
+        let applications = self.applications.iter().flatten();
+        let leases = applications
+            .clone()
+            .map(|of| count(&of.entry.leases) as u64);
+        Counters {
+            applications: applications.count() as u64,
+            clients: self.clients.len() as u64,
+            ports: self.ports.count() as u64,
+            blocks: leases.sum(),
+            ..self.counters.clone()
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The manager as a daemon: who may have which application, port and block of ports.
+//!
+//! Lives here: [`Manager`], which decides and remembers, without a system call, a clock or
+//! a thread; what it keeps of a port ([`ports`]) and for its successor ([`journal`]).
+//! Whatever it changes it changes through a [`Device`], one step at a time.
+//!
+//! A process may die between any two steps, and any step may fail. So each change is
+//! ordered such that what is left can be told from what is whole: what is *made* is in the
+//! journal before it exists and marked whole after; what is *taken away* is marked
+//! incomplete first and leaves the journal last. A successor clears what is incomplete at
+//! once, and what nobody presents after [`PRESENT_WITHIN`].
+
+pub mod journal;
+mod manager;
+pub mod ports;
+
+use std::io;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use tidewall_device::demux::layout::Protocol;
+
+use crate::protocol::{Answer, Blocks, Join, Joined, Request};
+use journal::Entry;
+use ports::PortKey;
+
+pub use manager::{ClientId, Manager, Recovered, Refusal, Reply};
+
+/// How long applications of an earlier run have to present themselves, and their ports.
+pub const PRESENT_WITHIN: Duration = Duration::from_secs(5);
+
+/// A device, as far as a [`Manager`] changes it. Each call is one step: it has happened
+/// when it returns `Ok`, and may be repeated.
+pub trait Device {
+    /// What an application is handed beside numbers.
+    type Parts;
+
+    /// Numbers that nobody can guess.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    fn random(&mut self) -> io::Result<[u8; 16]>;
+
+    /// What applications are told of the device; the manager fills in what is theirs.
+    fn describe(&self) -> Joined;
+
+    /// Writes an application's entry in the journal.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    fn record(&mut self, application: u16, entry: &Entry) -> io::Result<()>;
+
+    /// Makes the tables and queues of an application; how many queues, and what is to be
+    /// handed over.
+    ///
+    /// # Errors
+    /// EBUSY where no queue is left; what the kernel reports. What is half made then is
+    /// left to [`Device::clear`].
+    fn make(&mut self, application: u16, join: &Join) -> io::Result<(u32, Self::Parts)>;
+
+    /// Takes tables and queues away, as far as there are some.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    fn clear(&mut self, application: u16) -> io::Result<()>;
+
+    /// Has the driver give an application the frames of a port, whoever had them.
+    ///
+    /// # Errors
+    /// ENOBUFS; what the kernel reports.
+    fn own_port(&mut self, port: &PortKey, application: u16) -> io::Result<()>;
+
+    /// Has the kernel get the frames of a port.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    fn disown_port(&mut self, port: &PortKey) -> io::Result<()>;
+
+    /// True where no socket of the kernel's has any of these ports.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    fn is_free(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool>;
+
+    /// Keeps these blocks, and no others, from the kernel's own choice of ports.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    fn reserve(&mut self, blocks: &Blocks) -> io::Result<()>;
+
+    /// What concerns an application's own queues and nobody else: moderation, NAPI probes,
+    /// input tests, neighbours.
+    ///
+    /// # Errors
+    /// EINVAL for a queue that is not its own; EOPNOTSUPP; what the kernel reports.
+    fn request(&mut self, application: u16, request: &Request) -> io::Result<Answer>;
+}
+
+/// What a manager grants.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Limits {
+    /// User ids that may join, beside 0. A queue of the device can send any frame, so
+    /// they are trusted as with CAP_NET_RAW.
+    pub trusted: Vec<u32>,
+    /// Connections of all users.
+    pub clients: usize,
+    /// Connections of one user.
+    pub clients_of_user: usize,
+    /// Applications of one user.
+    pub applications_of_user: usize,
+    /// Sockets of one user that hold ports.
+    pub holders_of_user: usize,
+    /// Blocks of one user.
+    pub blocks_of_user: usize,
+    /// Ports that leases are cut from.
+    pub lease_ports: RangeInclusive<u16>,
+}
+
+impl Default for Limits {
+    /// For a server with a few services.
+    fn default() -> Self {
+        Limits {
+            trusted: Vec::new(),
+            clients: 256,
+            clients_of_user: 64,
+            applications_of_user: 8,
+            holders_of_user: 1024,
+            blocks_of_user: 64,
+            // As net.ipv4.ip_local_port_range begins.
+            lease_ports: 32_768..=60_999,
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Fuzz targets of the protocol between a manager and its applications: seeds from
+//! `__fuzz__/<target>/corpus`, then random bytes for a bounded time, each also as a change
+//! of a seed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bolero::check;
+use tidewall_manager::protocol::*;
+
+/// Time for random inputs to one target in an ordinary test run.
+const TIME: Duration = Duration::from_millis(300);
+
+#[test]
+fn fuzz_request() {
+    fuzz("request", |bytes| {
+        same_again(bytes, Request::parse(bytes), Request::emit);
+    });
+}
+
+#[test]
+fn fuzz_answer() {
+    fuzz("answer", |bytes| {
+        same_again(bytes, Answer::parse(bytes), Answer::emit);
+        if let Ok((_, Answer::Error(failure))) = Answer::parse(bytes) {
+            let _ = std::io::Error::from(&failure).to_string();
+        }
+    });
+}
+
+/// What is understood is the only form of what it means; what is not, is not for a
+/// reason that its bytes show.
+fn same_again<T>(
+    bytes: &[u8],
+    parsed: Result<(u32, T), Malformed>,
+    emit: fn(&T, u32) -> [u8; MESSAGE_BYTES],
+) {
+    match parsed {
+        Ok((id, message)) => assert_eq!(emit(&message, id), bytes),
+        Err(Malformed::Length) => assert_ne!(bytes.len(), MESSAGE_BYTES),
+        Err(Malformed::Version(version)) => assert_ne!(version, VERSION),
+        Err(Malformed::Kind(kind)) => assert_eq!(header(bytes).unwrap().kind, kind),
+        Err(Malformed::Surplus) => assert!(bytes[8..].iter().any(|&byte| byte != 0)),
+    }
+}
+
+fn fuzz(target: &'static str, test: fn(&[u8])) {
+    let seeds: Vec<Vec<u8>> = seeds()
+        .into_iter()
+        .filter(|seed| seed.0 == target)
+        .map(|(_, _, bytes)| bytes.to_vec())
+        .collect();
+    check!(name = target)
+        .with_test_time(TIME)
+        .for_each(|bytes: &[u8]| {
+            test(bytes);
+            let Some((&choice, changes)) = bytes.split_first() else {
+                return;
+            };
+            let mut changed = seeds[usize::from(choice) % seeds.len()].clone();
+            for change in changes.chunks_exact(2) {
+                let length = changed.len();
+                changed[usize::from(change[0]) % length] ^= change[1];
+            }
+            test(&changed);
+        });
+}
+
+/// The checked-in seeds are what the code below makes; set `TIDEWALL_WRITE_CORPUS` to
+/// write them anew.
+#[test]
+fn the_corpus_is_as_generated() {
+    for (target, name, bytes) in seeds() {
+        let folder = corpus().join(target).join("corpus");
+        let path = folder.join(name);
+        if std::env::var_os("TIDEWALL_WRITE_CORPUS").is_some() {
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(&path, bytes).unwrap();
+        }
+        let stored = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert_eq!(stored, bytes, "{}", path.display());
+    }
+}
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/__fuzz__")
+}
+
+fn seeds() -> Vec<(&'static str, &'static str, [u8; MESSAGE_BYTES])> {
+    let block = Block {
+        first: 32768,
+        count: BLOCK_PORTS,
+        protocol: 6,
+        pad: [0; 3],
+    };
+    let requests = [
+        (
+            "join",
+            Request::Join(Join {
+                queues: 0,
+                frames: 8192,
+                receive_ring: 2048,
+                flags: 0,
+            }),
+        ),
+        ("present", Request::Present(Present { token: [7; 16] })),
+        (
+            "own_port",
+            Request::OwnPort(Port {
+                address: address_bytes([192, 0, 2, 1].into()),
+                port: 80,
+                protocol: 6,
+                pad: 0,
+            }),
+        ),
+        (
+            "disown_port",
+            Request::DisownPort(Holder {
+                cookie: 0x1234_5678,
+            }),
+        ),
+        (
+            "lease",
+            Request::Lease(Transport {
+                protocol: 17,
+                pad: [0; 7],
+            }),
+        ),
+        ("return_lease", Request::ReturnLease(block.clone())),
+        (
+            "moderation",
+            Request::Moderation(Moderation {
+                queue: 1,
+                mode: MODERATION_DEFER,
+                interval: 200_000,
+            }),
+        ),
+        (
+            "probe",
+            Request::Probe(Probe {
+                queue: 1,
+                port: 7000,
+                source: 7001,
+            }),
+        ),
+        ("get_probe", Request::GetProbe(QueueNumber { queue: 1 })),
+        (
+            "input",
+            Request::Input(Input {
+                length: 60,
+                bytes: text("not a datagram"),
+            }),
+        ),
+        (
+            "resolve",
+            Request::Resolve(Address {
+                address: address_bytes([192, 0, 2, 9].into()),
+            }),
+        ),
+        ("get_counters", Request::GetCounters(Empty {})),
+        ("leave", Request::Leave(Empty {})),
+    ];
+    let answers = [
+        ("done", Answer::Done(Empty {})),
+        (
+            "error",
+            Answer::Error(Failure::new(98, "another socket has the port")),
+        ),
+        (
+            "joined",
+            Answer::Joined(Joined {
+                token: [9; 16],
+                hash_key: [1, 2],
+                leases: [[1, 0, 0, 0], [0, 0, 0, 1 << 63]],
+                name: text("eth0"),
+                driver: text("veth"),
+                application: 3,
+                domain: 1000,
+                queues: 2,
+                index: 5,
+                mtu: 1500,
+                transmit_queues: 2,
+                mac: [2, 0, 0, 0, 0, 1],
+                mode: 1,
+                checksum_offload_possible: 1,
+            }),
+        ),
+        (
+            "queue",
+            Answer::Queue(Queue {
+                number: 1,
+                frames: 8192,
+                frame_size: 2048,
+                receive_ring: 2048,
+                transmit_ring: 2048,
+                fill_ring: 8192,
+                zero_copy: 0,
+                transmit_metadata: 1,
+                checksums: 0,
+                helpers: 4,
+            }),
+        ),
+        ("owned", Answer::Owned(Holder { cookie: 77 })),
+        ("leased", Answer::Leased(block)),
+        (
+            "probed",
+            Answer::Probed(Probed {
+                found: 1,
+                segment: 1,
+                neighbour: [2, 0, 0, 0, 0, 2],
+                port: 80,
+                source: 40_000,
+                sequence: 0x8000_0000,
+            }),
+        ),
+        (
+            "counters",
+            Answer::Counters(Counters {
+                applications: 1,
+                clients: 1,
+                ports: 2,
+                blocks: 3,
+                joined: 4,
+                presented: 5,
+                cleared: 6,
+                refused: 7,
+                malformed: 8,
+                retried: 9,
+            }),
+        ),
+    ];
+    let mut seeds: Vec<_> = (1..)
+        .zip(requests)
+        .map(|(id, (name, request))| ("request", name, request.emit(id)))
+        .collect();
+    let answers = (1..).zip(answers);
+    seeds.extend(answers.map(|(id, (name, answer))| ("answer", name, answer.emit(id))));
+    seeds
+}
