@@ -11,7 +11,9 @@ use std::sync::atomic::AtomicU8;
 use tidewall_device::demux::layout::FlowEntry;
 use tidewall_load::{HttpSpec, IdleSpec, LoadSpec, Reuse};
 
-use super::tcp::{self, DOCUMENT, HTTP_PORT, SYSTEMS, Site, client, http_load};
+use super::tcp::{
+    self, DOCUMENT, HTTP_PORT, KEPT, ONE, SYSTEMS, Site, client, http_load, saturating,
+};
 use super::{Experiment, Run, best_linux, quickest_linux, ratio};
 use crate::bench::{Held, Measured, open_files, server};
 use crate::result::{Claim, Series, find};
@@ -34,8 +36,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 /// Multiplications a request: 2 to 3 µs.
 const WORK: u32 = 2_500;
-const KEPT: &str = "connections kept";
-const ONE: &str = "one connection a request";
 const TIMES: &str = "response time at 70 % of what the best Linux mode serves";
 const SHARE: f64 = 0.7;
 const IDLE: &str = "32 busy connections beside idle ones";
@@ -44,20 +44,6 @@ const MANY: u32 = 100_000;
 const BYTES: &str = "bytes each";
 /// A server on Linux has a file for each connection, and others.
 const OTHER_FILES: u64 = 2_000;
-
-fn curves(config: Config, site: &Site) -> Vec<Curve> {
-    let mut curves = Vec::new();
-    for (setting, reuse) in [(KEPT, Reuse::KeepAlive), (ONE, Reuse::OneRequest)] {
-        for system in SYSTEMS {
-            let loads = vec![http_load(config, client(reuse))];
-            curves.push(Curve {
-                setting: Some(setting),
-                ..Curve::over_tcp(system, site.server(WORK), loads)
-            });
-        }
-    }
-    curves
-}
 
 /// Response times at `rate` requests/s.
 fn times(config: Config, site: &Site, rate: f64) -> Vec<Curve> {
@@ -104,7 +90,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let site = Site::new()?;
     // Three sweeps share a minute.
     let plan = run.options.plan(5).shared(3);
-    let mut series = run.sweep(&curves(config, &site), plan, reduce)?;
+    let mut series = run.sweep(&saturating(SYSTEMS, config, &site, WORK), plan, reduce)?;
     if let Some(best) = best_linux(&series, Some(KEPT), Series::peak) {
         series.extend(run.sweep(&times(config, &site, SHARE * best), plan, reduce)?);
     }
@@ -263,7 +249,7 @@ mod tests {
     fn every_load_is_valid() {
         let site = Site::new().unwrap();
         let config = Config::default();
-        let mut all = curves(config, &site);
+        let mut all = saturating(SYSTEMS, config, &site, WORK);
         all.extend(times(config, &site, 35_000.4));
         all.extend(beside_idle(config, &site, 20_000));
         for load in all.iter().flat_map(|curve| &curve.loads) {

@@ -2,6 +2,7 @@
 
 mod anypoint;
 mod http_base;
+mod http_cost;
 mod lrp_base;
 pub(crate) mod lrp_http_blast;
 mod lrp_latency;
@@ -298,7 +299,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 22] = [
+pub static EXPERIMENTS: [Experiment; 23] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -306,6 +307,7 @@ pub static EXPERIMENTS: [Experiment; 22] = [
     lrp_http_blast::EXPERIMENT,
     lrp_syn_flood::EXPERIMENT,
     http_base::EXPERIMENT,
+    http_cost::EXPERIMENT,
     rhip_budget::EXPERIMENT,
     rhip_size::EXPERIMENT,
     rhip_workload::EXPERIMENT,

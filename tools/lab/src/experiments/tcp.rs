@@ -53,6 +53,32 @@ pub(super) const SYSTEMS: [System; 4] = [
     System::LinuxBusy,
 ];
 
+/// What becomes of a connection, and what that is called.
+pub(super) const LOOPS: [(&str, Reuse); 2] = [(KEPT, Reuse::KeepAlive), (ONE, Reuse::OneRequest)];
+pub(super) const KEPT: &str = "connections kept";
+pub(super) const ONE: &str = "one connection a request";
+
+/// Closed loops that keep a server busy which makes `work` multiplications a request:
+/// its saturation.
+pub(super) fn saturating(
+    systems: impl IntoIterator<Item = System>,
+    config: Config,
+    site: &Site,
+    work: u32,
+) -> Vec<Curve> {
+    let curve = |system| {
+        LOOPS.map(|(setting, reuse)| Curve {
+            setting: Some(setting),
+            ..Curve::over_tcp(
+                system,
+                site.server(work),
+                vec![http_load(config, client(reuse))],
+            )
+        })
+    };
+    systems.into_iter().flat_map(curve).collect()
+}
+
 /// A directory with the document, which goes when this is dropped.
 pub(crate) struct Site {
     root: PathBuf,
@@ -128,6 +154,11 @@ pub(super) fn http_load(config: Config, http: HttpSpec) -> LoadSpec {
         duration: WINDOW,
         ..load(config)
     }
+}
+
+/// Makes it half as long, for a quick run.
+pub(super) fn shorten(load: &mut LoadSpec) {
+    (load.warm_up, load.duration) = (load.warm_up / 2, load.duration / 2);
 }
 
 /// A blast that begins once the connections stand.
