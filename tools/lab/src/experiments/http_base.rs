@@ -27,7 +27,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "a web server unloaded: requests/s, response times, idle connections",
     x: "idle connections",
     y: "requests/s",
-    config: tcp::config,
+    config: Config::default,
     busy: BusyTimeout::FiveMilliseconds,
     senders: &["HTTP client on kernel sockets, epoll"],
     measure,

@@ -15,7 +15,6 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "a web server beside UDP packets to another port",
     x: "blast, packets/s offered",
     y: "requests/s",
-    config: tcp::config,
     senders: &["skb", "HTTP client on kernel sockets"],
     measure,
     claims,

@@ -31,12 +31,21 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "a web server beside a SYN flood to another port, and to its own",
     x: "SYN segments/s offered",
     y: "requests/s",
-    config: tcp::config,
+    config,
     senders: &["skb", "frame", "HTTP client on kernel sockets"],
     measure,
     claims,
     ..USUAL
 };
+
+/// A test bed whose client does not get the answers to a flood. The program that drops
+/// them costs the client a copy of each reply.
+fn config() -> Config {
+    Config {
+        xdp_sink: true,
+        ..Config::default()
+    }
+}
 
 const FRAMES: &str = "frame sender";
 const OWN: &str = "flood at the server's own port, connections kept from before";

@@ -36,15 +36,6 @@ const WARM_UP: Duration = Duration::from_millis(300);
 /// Time measured.
 const WINDOW: Duration = Duration::from_millis(700);
 
-/// A test bed whose client does not get the answers to a flood, with one or
-/// without.
-pub(super) fn config() -> Config {
-    Config {
-        xdp_sink: true,
-        ..Config::default()
-    }
-}
-
 /// What an expert has to choose from, and the stack.
 pub(super) const SYSTEMS: [System; 4] = [
     System::NiLrp,
@@ -182,11 +173,15 @@ pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sam
     if http.measured.responses == 0 && offered < 2.0 {
         return None;
     }
+    let mut values = values(report);
+    if let Some(usage) = &measured.outcome.usage {
+        values.insert(SERVER_IDLE.to_owned(), 100.0 * usage.idle);
+    }
     Some(Sample {
         x: if report.blast.is_some() { offered } else { 0.0 },
         y: http.rate,
         drops: measured.drops.clone(),
-        values: values(report),
+        values,
         ..Sample::default()
     })
 }
@@ -230,6 +225,9 @@ pub(super) fn values(report: &LoadReport) -> BTreeMap<String, f64> {
     values
 }
 
+/// Share of the server's processor that was idle, %: where a closed loop leaves much of
+/// it, the client was the limit.
+pub(super) const SERVER_IDLE: &str = "server idle %";
 /// New clients that were tried.
 pub(super) const NEW_CLIENTS: &str = "new clients";
 /// Share of new clients that were connected in time.
