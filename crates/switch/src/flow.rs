@@ -368,6 +368,24 @@ impl Flow {
         }
     }
 
+    /// Bytes that it has been given, used or not.
+    pub(crate) fn memory(&self) -> usize {
+        let Inbound {
+            ring,
+            holes,
+            abandoned,
+            ..
+        } = &self.inbound;
+        let of_end = |end: &End| end.sink.gaps.memory() + end.source.unseen.memory();
+        size_of::<Self>()
+            + ring.memory()
+            + holes.memory()
+            + abandoned.capacity() * size_of::<u64>()
+            + self.outbound.runs.capacity() * size_of::<Run>()
+            + self.ends.capacity() * size_of::<End>()
+            + self.ends.iter().map(of_end).sum::<usize>()
+    }
+
     /// Half-open: its peer may be nobody.
     pub(crate) fn is_half_open(&self) -> bool {
         matches!(self.phase, Phase::Opening | Phase::Answered) && !self.offer.by_cookie

@@ -77,6 +77,11 @@ impl Gaps {
         self.list.len()
     }
 
+    /// Bytes that it has been given.
+    pub(crate) fn memory(&self) -> usize {
+        self.list.capacity() * size_of::<Gap>()
+    }
+
     /// A new gap, beyond all others.
     pub(crate) fn push(&mut self, csn: u64, lsn: u64, length: u64) {
         let fate = Fate::Pending;

@@ -27,6 +27,9 @@ pub struct FlowInfo {
     pub window_in: u64,
     /// Bytes that the peer still takes.
     pub window_out: u64,
+    /// Bytes of memory that the connection has: rings, chains, holes, gaps and what is kept
+    /// of each member, but not its module's own.
+    pub memory: usize,
     /// The members' connections.
     pub members: Vec<EndInfo>,
 }
@@ -66,6 +69,7 @@ impl FlowInfo {
             unacknowledged_out: outbound.next - outbound.acked,
             window_in: inbound.offered.saturating_sub(inbound.next),
             window_out: outbound.edge.saturating_sub(outbound.next),
+            memory: flow.memory(),
             members: ends
                 .map(|(slot, end)| EndInfo {
                     id: MemberId(slot as u8),

@@ -30,6 +30,11 @@ impl Ranges {
         self.list.len()
     }
 
+    /// Bytes that it has been given.
+    pub(crate) fn memory(&self) -> usize {
+        self.list.capacity() * size_of::<Range>()
+    }
+
     pub(crate) fn first(&self) -> Option<Range> {
         self.list.first().copied()
     }

@@ -117,6 +117,12 @@ impl Ring {
         self.limit
     }
 
+    /// Bytes that it has been given.
+    pub(crate) fn memory(&self) -> usize {
+        let numbers = self.free.capacity() + self.order.capacity();
+        self.slots.capacity() * size_of::<Frame>() + numbers * size_of::<u16>()
+    }
+
     /// Frames that still find room.
     pub(crate) fn room(&self) -> u16 {
         self.limit - self.order.len() as u16

@@ -366,6 +366,23 @@ fn small_frames_do_not_overrun_the_ring() {
     assert!(sequence > 40 * 300 * 64, "{sequence}");
 }
 
+/// Memory is of frames: w of them in each direction, and not more for more bytes.
+#[test]
+fn memory_is_bounded_by_the_ring() {
+    let mut raw = Raw::open(2);
+    let memory = |raw: &Raw| raw.switch.flows().next().expect("a connection").memory;
+    let empty = memory(&raw);
+    let many = data(&[3; 60]).repeat(14);
+    for number in 0..40 {
+        raw.peer(1 + number * many.len() as u32, 1, Flags::ACK, &many);
+    }
+    let flow = raw.switch.flows().next().expect("a connection");
+    let frame = 40;
+    assert!(flow.memory >= empty + flow.ring_in * frame, "{flow:?}");
+    let bound = 2 * usize::from(config().ring) * frame + (8 << 10);
+    assert!(flow.memory <= bound, "{flow:?}");
+}
+
 /// A kernel that waits for a window sends what part of a frame fits when it probes.
 #[test]
 fn kernels_are_not_offered_a_part_of_a_frame() {
