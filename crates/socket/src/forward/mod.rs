@@ -208,6 +208,13 @@ impl Forwarder {
         wait_for_frames(&cores, wait, has_input)
     }
 
+    /// Has [`Forwarder::wait`] poll for so long before it sleeps, where something was sent
+    /// since the last wait; zero: not at all. At first it is the least that the stacks
+    /// were configured with.
+    pub fn set_spin(&mut self, spin: Duration) {
+        self.spin = Spin::new(spin);
+    }
+
     /// Has the kernel look for the next hop to an address by an interface, so that it is
     /// known when something is to go there.
     pub fn resolve(&mut self, interface: usize, remote: IpAddr, local: IpAddr) {

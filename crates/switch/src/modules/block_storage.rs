@@ -29,15 +29,20 @@ impl BlockStorage {
     }
 }
 
+/// The block that a request reads or writes, by which [`BlockStorage`] chooses: the node is
+/// the remainder of its division by their number. `None`: a request of the coordinator's.
+#[must_use]
+pub fn block_of(payload: &[u8]) -> Option<u64> {
+    payload
+        .first_chunk::<HEADER>()
+        .filter(|header| matches!(header[0], READ | WRITE))
+        .and_then(|header| header.last_chunk::<8>())
+        .map(|number| u64::from_be_bytes(*number))
+}
+
 impl Module for BlockStorage {
     fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict {
-        let block = frame
-            .payload
-            .first_chunk::<HEADER>()
-            .filter(|header| matches!(header[0], READ | WRITE))
-            .and_then(|header| header.last_chunk::<8>())
-            .map(|number| u64::from_be_bytes(*number));
-        let chosen = match block {
+        let chosen = match block_of(frame.payload) {
             None => Some(self.coordinator),
             Some(block) => {
                 let nodes = || {

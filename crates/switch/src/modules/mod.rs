@@ -21,7 +21,7 @@ use tidewall_protocol::tcp::Time;
 use crate::MemberId;
 use crate::flow::End;
 
-pub use block_storage::BlockStorage;
+pub use block_storage::{BlockStorage, block_of};
 pub use hash::{HashOfKey, hash_of};
 pub use key_value::KeyValue;
 pub use least_outstanding::LeastOutstanding;

@@ -299,7 +299,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 23] = [
+pub static EXPERIMENTS: [Experiment; 26] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -321,6 +321,9 @@ pub static EXPERIMENTS: [Experiment; 23] = [
     anypoint::bandwidth::EXPERIMENT,
     anypoint::split::EXPERIMENT,
     anypoint::steer::EXPERIMENT,
+    anypoint::storage::EXPERIMENT,
+    anypoint::memory::EXPERIMENT,
+    anypoint::redis::EXPERIMENT,
     tcp_bulk::EXPERIMENT,
     tcp_loss::EXPERIMENT,
 ];

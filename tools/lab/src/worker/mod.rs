@@ -20,6 +20,7 @@ mod load;
 mod program;
 mod service;
 mod splitting;
+mod storage;
 mod streams;
 mod switching;
 mod tcp;
@@ -51,6 +52,7 @@ pub use frames::{FrameJob, FrameRole, FrameSegment};
 pub use program::Program;
 pub(crate) use service::{Account, Drops};
 pub use splitting::{SplitJob, SplitWaiting};
+pub use storage::{Mix, Responses, StorageJob, StorageRole};
 pub use switching::{SwitchJob, SwitchModule};
 pub(crate) use usage::Times;
 pub use usage::{Usage, Watch};
@@ -80,8 +82,12 @@ pub enum Job {
     Forward(ForwardJob),
     /// Be an end of connections of frames.
     Frames(FrameJob),
+    /// Be an end of a storage service over frames.
+    Storage(StorageJob),
     /// Be a proxy of connections of frames.
     Split(SplitJob),
+    /// Run a program of somebody else's at a port.
+    Program(Program, u16),
     /// Be a transport switch.
     Switch(SwitchJob),
     /// Serve or fetch bulk and objects; true: ahead of whatever else runs on the
@@ -293,7 +299,9 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Bridge(spec) => bridging::run(spec),
         Job::Forward(job) => forwarding::run(&job),
         Job::Frames(job) => frames::run(&job),
+        Job::Storage(job) => storage::run(&job),
         Job::Split(job) => splitting::run(&job),
+        Job::Program(program, port) => program::run(&program, port),
         Job::Switch(job) => switching::run(&job),
         Job::Flow(job, ahead) => flows::run(&job, ahead),
         Job::Spin => spin(),
@@ -456,6 +464,7 @@ mod tests {
                 listen: "10.79.0.1:6000".parse().unwrap(),
                 members: vec!["10.79.1.2:6001".parse().unwrap()],
                 waiting: SplitWaiting::Select,
+                by_block: true,
             }),
             Job::Switch(SwitchJob {
                 interfaces: ["tw-i".into(), "tw-o".into()],
@@ -465,7 +474,23 @@ mod tests {
                 segment: 1460,
                 module: SwitchModule::Speed,
                 copies: 2,
+                sleeps: true,
             }),
+            Job::Storage(StorageJob {
+                role: StorageRole::Client {
+                    server: "10.79.0.99:6000".parse().unwrap(),
+                    connections: 8,
+                    outstanding: 16,
+                    mix: Mix::Web,
+                },
+                piece: 2736,
+            }),
+            Job::Program(
+                Program::Haproxy {
+                    servers: vec!["10.79.1.2:6001".parse().unwrap()],
+                },
+                6000,
+            ),
             Job::Spin,
         ];
         for job in jobs {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use super::child::scratch;
+use super::service::until_input_ends;
 use crate::command::absolute;
 
 /// Time for a program to listen.
@@ -38,6 +40,25 @@ pub enum Program {
         /// The directory.
         root: PathBuf,
     },
+    /// HAProxy handing each TCP connection to one of these servers.
+    Haproxy {
+        /// The servers.
+        servers: Vec<SocketAddr>,
+    },
+    /// Twemproxy before these servers of Redis.
+    Twemproxy {
+        /// The servers.
+        servers: Vec<SocketAddr>,
+    },
+    /// A server of Redis that keeps nothing on a disk.
+    Redis,
+    /// `tidewall acp-bridge`, this very program.
+    AcpBridge {
+        /// Which of the bridge's sides: `client` or `member`.
+        side: String,
+        /// Where its connections go on to.
+        to: SocketAddr,
+    },
 }
 
 impl Program {
@@ -46,12 +67,26 @@ impl Program {
         match self {
             Program::Squid { .. } => "squid",
             Program::Nginx { .. } => "nginx",
+            Program::Haproxy { .. } => "haproxy",
+            Program::Twemproxy { .. } => "twemproxy",
+            Program::Redis => "redis",
+            Program::AcpBridge { .. } => "acp-bridge",
+        }
+    }
+
+    /// What is executed.
+    pub(crate) fn executable(&self) -> &'static str {
+        match self {
+            Program::Twemproxy { .. } => "nutcracker",
+            Program::Redis => "redis-server",
+            _ => self.name(),
         }
     }
 
     /// Whether it is installed.
     pub fn is_there(&self) -> bool {
-        absolute(self.name()).is_ok() && absolute("setpriv").is_ok()
+        let own = matches!(self, Program::AcpBridge { .. });
+        (own || absolute(self.executable()).is_ok()) && absolute("setpriv").is_ok()
     }
 
     /// The whole configuration, for a server at `port` that keeps everything in
@@ -107,10 +142,37 @@ impl Program {
                 root.display(),
                 connections = files.saturating_sub(64),
             ),
+            Program::Haproxy { servers } => {
+                let mut text = format!(
+                    "global\n nbthread 1\n maxconn 1024\n\
+                     defaults\n mode tcp\n option splice-auto\n timeout connect 5s\n \
+                     timeout client 600s\n timeout server 600s\n\
+                     listen all\n bind 0.0.0.0:{port}\n balance roundrobin\n"
+                );
+                for (number, server) in servers.iter().enumerate() {
+                    text.push_str(&format!(" server s{number} {server}\n"));
+                }
+                text
+            }
+            Program::Twemproxy { servers } => {
+                let mut text = format!(
+                    "all:\n listen: 0.0.0.0:{port}\n hash: fnv1a_64\n distribution: ketama\n \
+                     redis: true\n servers:\n"
+                );
+                for server in servers {
+                    text.push_str(&format!("  - {server}:1\n"));
+                }
+                text
+            }
+            Program::Redis => format!(
+                "port {port}\nbind 0.0.0.0\nprotected-mode no\nsave \"\"\nappendonly no\n\
+                 dir {directory}\nlogfile /dev/null\n"
+            ),
+            Program::AcpBridge { .. } => String::new(),
         }
     }
 
-    fn command(&self, configuration: &Path) -> anyhow::Result<Command> {
+    fn command(&self, port: u16, configuration: &Path) -> anyhow::Result<Command> {
         // It dies with this worker, however that ends.
         let mut command = Command::new(absolute("setpriv")?);
         command.args(["--pdeathsig", "KILL"]);
@@ -124,6 +186,27 @@ impl Program {
             }
             Program::Nginx { .. } => {
                 command.arg(absolute("nginx")?).arg("-c");
+            }
+            Program::Haproxy { .. } => {
+                command.arg(absolute("haproxy")?).args(["-db", "-f"]);
+            }
+            Program::Twemproxy { .. } => {
+                command.arg(absolute("nutcracker")?).arg("-c");
+            }
+            Program::Redis => {
+                command.arg(absolute("redis-server")?);
+            }
+            Program::AcpBridge { side, to } => {
+                let listen = format!("0.0.0.0:{port}");
+                command.arg(std::env::current_exe()?).args([
+                    "acp-bridge",
+                    side,
+                    "--listen",
+                    &listen,
+                    "--to",
+                    &to.to_string(),
+                ]);
+                return Ok(command);
             }
         }
         command.arg(configuration);
@@ -143,6 +226,19 @@ impl Drop for Running {
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.directory);
     }
+}
+
+/// Runs a program until the end of the input.
+pub(super) fn run(program: &Program, port: u16) -> anyhow::Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let ended = stop.clone();
+    thread::spawn(move || {
+        let _ = until_input_ends(|_| Ok(()));
+        ended.store(true, Ordering::Relaxed);
+    });
+    serve(program, port, &AtomicU32::new(0), &stop, || {
+        println!("ready")
+    })
 }
 
 /// Runs a program until `stop` is set; `serving` is its process then. `ready` is
@@ -172,7 +268,7 @@ pub(super) fn serve(
         .and(errors)
         .map_err(anyhow::Error::from)
         .and_then(|errors| {
-            let mut command = program.command(&configuration)?;
+            let mut command = program.command(port, &configuration)?;
             command.current_dir(&directory).stdin(Stdio::null());
             command.stdout(Stdio::null()).stderr(errors);
             Ok(command.spawn()?)

@@ -1,6 +1,6 @@
 //! What the switch is compared with: proxies that end each connection and open one to every
-//! member, parse frames, and send each whole one on, a peer's to the members in turn. One
-//! thread; writes block, as those of the paper's proxy do.
+//! member, parse frames, and send each whole one on, a peer's to the members in turn or by
+//! their blocks. One thread; writes block, as those of the paper's proxy do.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use tidewall_switch::modules::block_of;
 use tidewall_wire::acp::{HEADER_LEN, Header};
 
 use super::service::until_input_ends;
@@ -24,6 +25,9 @@ pub struct SplitJob {
     pub members: Vec<SocketAddr>,
     /// How it waits.
     pub waiting: SplitWaiting,
+    /// Requests for blocks go to the nodes that hold them, all else to the first member: as
+    /// the switch's module for block storage has it.
+    pub by_block: bool,
 }
 
 /// How a proxy waits for its connections.
@@ -42,6 +46,7 @@ pub(super) fn run(job: &SplitJob) -> anyhow::Result<()> {
     let mut proxy = Proxy {
         listener,
         members: job.members.clone(),
+        by_block: job.by_block,
         ends: Vec::new(),
         buffer: vec![0; BUFFER],
     };
@@ -62,6 +67,7 @@ pub(super) fn run(job: &SplitJob) -> anyhow::Result<()> {
 struct Proxy {
     listener: TcpListener,
     members: Vec<SocketAddr>,
+    by_block: bool,
     /// All connections; none where one has ended.
     ends: Vec<Option<End>>,
     buffer: Vec<u8>,
@@ -197,7 +203,13 @@ impl Proxy {
         while let Some(size) = whole(bytes.get(done..).unwrap_or_default())? {
             done += size;
             if end.to.len() > 1 {
-                write(&self.ends, &end, bytes.get(begun..done))?;
+                let frame = bytes.get(begun..done).unwrap_or_default();
+                if self.by_block {
+                    let nodes = end.to.len() as u64 - 1;
+                    let block = block_of(frame.get(HEADER_LEN..).unwrap_or_default());
+                    end.next = block.map_or(0, |block| 1 + (block % nodes) as usize);
+                }
+                write(&self.ends, &end, Some(frame))?;
                 end.next = (end.next + 1) % end.to.len();
                 begun = done;
             }

@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tidewall_service::switch::{Driver, Inspect};
-use tidewall_switch::modules::{Lost, Module, RoundRobin, Speed};
-use tidewall_switch::{Config, Member};
+use tidewall_switch::modules::{BlockStorage, KeyValue, Lost, Module, RoundRobin, Speed};
+use tidewall_switch::{Config, Member, MemberId};
 
 use super::service::until_input_ends;
 
 /// How often it looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(50);
+/// Bytes before a command, of the bridges (docs/switch.md).
+const BRIDGE_HEADER: usize = 8;
 /// Ports towards members.
 const PORTS: std::ops::RangeInclusive<u16> = 61_000..=65_535;
 
@@ -35,6 +37,9 @@ pub struct SwitchJob {
     pub module: SwitchModule,
     /// Copies of each payload that are made and thrown away.
     pub copies: u32,
+    /// It sleeps whenever there is nothing to do, and does not poll first as it usually
+    /// does for an answer: the processor's idle time then tells what work costs.
+    pub sleeps: bool,
 }
 
 /// Who steers.
@@ -45,6 +50,10 @@ pub enum SwitchModule {
     RoundRobin,
     /// Whoever has most room in its window.
     Speed,
+    /// The node of a block, or the first member, which is the coordinator.
+    BlockStorage,
+    /// Whoever has the key of a command of Redis, which a bridge has sent.
+    KeyValue,
 }
 
 impl SwitchModule {
@@ -52,11 +61,15 @@ impl SwitchModule {
         match self {
             SwitchModule::RoundRobin => Box::new(RoundRobin::new(Lost::Reset)),
             SwitchModule::Speed => Box::new(Speed::new(Lost::Reset)),
+            // Members count from 0, in the order in which they were added.
+            SwitchModule::KeyValue => Box::new(KeyValue::new(BRIDGE_HEADER)),
+            SwitchModule::BlockStorage => Box::new(BlockStorage::new(MemberId(0))),
         }
     }
 }
 
-/// Runs until the end of the input.
+/// Runs until the end of the input; answers the line `memory` with the bytes that its
+/// connections have.
 pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
     let [peers, members] = &job.interfaces;
     let config = Config {
@@ -76,14 +89,22 @@ pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
         let local = job.local;
         driver.add_member(Member { address, local }, 1)?;
     }
+    if job.sleeps {
+        driver.forwarder().set_spin(Duration::ZERO);
+    }
     if job.copies > 0 {
         driver.set_inspect(copier(job.copies));
     }
     let stop = Arc::new(AtomicBool::new(false));
     let ended = stop.clone();
+    let asked = Arc::new(AtomicBool::new(false));
+    let asks = asked.clone();
     println!("ready");
     std::thread::spawn(move || {
-        let _ = until_input_ends(|_| Ok(()));
+        let _ = until_input_ends(|line| {
+            asks.fetch_or(line == "memory", Ordering::Relaxed);
+            Ok(())
+        });
         ended.store(true, Ordering::Relaxed);
     });
     while !stop.load(Ordering::Relaxed) {
@@ -92,6 +113,11 @@ pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
                 return Err(error.into());
             }
             _ => {}
+        }
+        if asked.load(Ordering::Relaxed) {
+            asked.store(false, Ordering::Relaxed);
+            let memory: usize = driver.switch().flows().map(|flow| flow.memory).sum();
+            println!("{memory}");
         }
     }
     Ok(())

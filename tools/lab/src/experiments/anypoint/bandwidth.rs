@@ -2,7 +2,7 @@
 //! small ones.
 
 use super::super::{Experiment, Run, USUAL, ratio};
-use super::{Between, Case, PROCESSOR};
+use super::{Between, Case, Installed, Manner, PROCESSOR};
 use crate::result::{Claim, Point, Series, find};
 use crate::worker::{SplitWaiting, SwitchModule};
 
@@ -22,11 +22,14 @@ const CONNECTIONS: u32 = 8;
 /// The largest MTU of these devices with the driver program on them, and Ethernet's, with
 /// bytes of frames that a segment then holds beside timestamps.
 const MTUS: [(&str, u16, u16); 2] = [("MTU 3,498", 3498, 3440), ("MTU 1,500", 1500, 1440)];
-const SYSTEMS: [Between; 4] = [
-    Between::Switch(SwitchModule::RoundRobin, 0),
-    Between::Switch(SwitchModule::RoundRobin, 2),
+const SYSTEMS: [Between; 6] = [
+    Between::Switch(SwitchModule::RoundRobin, Manner::Usual),
+    Between::Switch(SwitchModule::RoundRobin, Manner::Sleeping),
+    Between::Switch(SwitchModule::RoundRobin, Manner::Copying),
     Between::Proxy(SplitWaiting::Select),
     Between::Proxy(SplitWaiting::Epoll),
+    // Fair here: a connection has one member.
+    Between::Program(Installed::Haproxy),
 ];
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
@@ -69,15 +72,21 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let over = |system: &'static str, frames: f64| {
         ratio(rate(system, frames), rate("select-proxy", frames))
     };
-    let cost = |system| at(system, 1.0).and_then(|it| it.values.get(PROCESSOR).copied());
+    let cost = |system: &'static str, frames: f64| {
+        at(system, frames).and_then(|it| it.values.get(PROCESSOR).copied())
+    };
+    // Bytes that a processor forwards in the time that it takes another for one.
+    let capacity = |system, than, frames| ratio(cost(than, frames), cost(system, frames));
     let sizes: Vec<f64> = curve("switch-copies")
         .iter()
         .flat_map(|curve| curve.points.iter().map(|point| point.x))
         .collect();
-    let all: Option<Vec<f64>> = sizes.iter().map(|&x| over("switch-copies", x)).collect();
-    let mean = all
-        .filter(|all| !all.is_empty())
-        .map(|all| all.iter().sum::<f64>() / all.len() as f64);
+    let mean = |of: &dyn Fn(f64) -> Option<f64>| {
+        let all: Option<Vec<f64>> = sizes.iter().map(|&x| of(x)).collect();
+        let all = all.filter(|all| !all.is_empty())?;
+        Some(all.iter().sum::<f64>() / all.len() as f64)
+    };
+    let haproxy = ratio(rate("switch", 1.0), rate("haproxy", 1.0));
     vec![
         Claim::at_least(
             "largest",
@@ -89,19 +98,39 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::at_least(
             "copies",
             "switch with two more copies over the select proxy, mean over sizes",
-            mean,
+            mean(&|x| over("switch-copies", x)),
             1.29,
         )
         .paper(1.29),
+        Claim::at_least(
+            "haproxy",
+            "largest frames: switch over HAProxy in TCP mode",
+            haproxy,
+            1.5,
+        ),
         Claim::new(
             "epoll",
             "largest frames: switch over the epoll proxy",
             ratio(rate("switch", 1.0), rate("epoll-proxy", 1.0)),
         ),
-        Claim::new(
-            "processor",
-            "largest frames: processor time a byte, select proxy over switch",
-            ratio(cost("select-proxy"), cost("switch")),
+        Claim::at_least(
+            "capacity",
+            "largest frames: bytes a second of the intermediary's processor, switch over the select \
+             proxy",
+            capacity("switch-sleeping", "select-proxy", 1.0),
+            1.68,
+        ),
+        Claim::at_least(
+            "capacity-copies",
+            "the same of the switch with two more copies, mean over sizes",
+            mean(&|x| capacity("switch-copies", "select-proxy", x)),
+            1.29,
+        ),
+        Claim::at_least(
+            "capacity-haproxy",
+            "largest frames: bytes a second of the intermediary's processor, switch over HAProxy",
+            capacity("switch-sleeping", "haproxy", 1.0),
+            1.5,
         ),
     ]
 }
@@ -114,15 +143,21 @@ mod tests {
     #[test]
     fn claims_compare_at_the_largest_frames_and_over_all() {
         let setting = Some(MTUS[0].0);
-        let series = [
+        let mut series = [
             curve("switch", setting, &[(1.0, 300.0), (4.0, 200.0)]),
+            curve("switch-sleeping", setting, &[(1.0, 300.0)]),
             curve("switch-copies", setting, &[(1.0, 150.0), (4.0, 110.0)]),
             curve("select-proxy", setting, &[(1.0, 100.0), (4.0, 100.0)]),
         ];
+        for (curve, cost) in [(1, 0.8), (3, 2.0)] {
+            let values = &mut series[curve].points[0].values;
+            values.insert(PROCESSOR.to_owned(), cost);
+        }
         let claims = claims(&series);
         assert_eq!(claims[0].measured, Some(3.0));
         assert!((claims[1].measured.unwrap() - 1.3).abs() < 1e-9);
         assert_eq!((claims[0].holds, claims[1].holds), (Some(true), Some(true)));
         assert_eq!(claims[2].measured, None);
+        assert_eq!(claims[4].measured, Some(2.5));
     }
 }

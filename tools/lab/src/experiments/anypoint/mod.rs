@@ -1,9 +1,13 @@
 //! The experiments of Anypoint: frames of peers through an intermediary to members.
 
 pub(super) mod bandwidth;
+mod ends;
+pub(super) mod memory;
+pub(super) mod redis;
 pub(super) mod split;
 mod star;
 pub(super) mod steer;
+pub(super) mod storage;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,10 +17,15 @@ use crate::interrupt;
 use crate::result::Series;
 use crate::sweep::{Plan, Sample, point};
 use crate::verdict::{is_decided, judge};
-use star::{Between, Star};
+use crate::worker::Mix;
+use star::{Between, Installed, Manner, Outcome, Star};
 
-/// Processor time that a byte takes.
+/// Processor time of the intermediary that a byte takes.
 const PROCESSOR: &str = "processor ns a byte";
+/// The same of a request.
+const PROCESSOR_REQUEST: &str = "processor ns a request";
+/// Median time of a request.
+const RESPONSE: &str = "median response, µs";
 /// Share of its processor that the intermediary used.
 const BUSY: &str = "processor busy";
 /// What is measured at once.
@@ -29,6 +38,7 @@ struct Case {
     /// Its place on the horizontal axis.
     x: f64,
     mtu: u16,
+    load: Load,
     /// Bytes of a segment's frames.
     segment: u16,
     /// Frames in it.
@@ -39,20 +49,52 @@ struct Case {
     slowed_us: u64,
     /// Members send.
     outbound: bool,
+    /// What counts is the intermediary's memory.
+    is_of_memory: bool,
     /// Of the path between peer and intermediary, there and back; `None`: they are joined
     /// by a link alone.
     round_trip_ms: Option<u64>,
 }
 
+/// What the ends do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Load {
+    /// One side sends frames without end.
+    #[default]
+    Frames,
+    /// A client's connections have so many requests each under way, to a coordinator, which
+    /// is the first member, and nodes.
+    Requests(u16, Mix),
+    /// One request about metadata after another: what counts is how long each takes.
+    OneAtATime,
+}
+
 impl Case {
+    /// What is counted of an outcome, and what the processor is divided by.
+    fn figures(&self, outcome: Outcome) -> (f64, &'static str) {
+        match self.load {
+            Load::Frames if self.is_of_memory => {
+                let connections = f64::from(self.connections.max(1));
+                (outcome.memory / 1024.0 / connections, PROCESSOR)
+            }
+            Load::Frames => (outcome.rate / 1e6, PROCESSOR),
+            Load::Requests(..) => (outcome.rate, PROCESSOR_REQUEST),
+            Load::OneAtATime => (outcome.response_us, PROCESSOR_REQUEST),
+        }
+    }
+
     /// Bytes of a frame, its header included.
     fn size(&self) -> u16 {
         self.segment / self.frames.max(1)
     }
 
-    /// True when it can be had without anybody between: sent by one member.
+    /// True when it can be had so. Without anybody between there is one member.
     fn is_for(&self, between: Between) -> bool {
-        between != Between::Nobody || self.outbound
+        match between {
+            Between::Nobody => self.outbound || self.load == Load::OneAtATime,
+            Between::WakeUp => self.load == Load::OneAtATime,
+            _ => true,
+        }
     }
 }
 
@@ -66,6 +108,7 @@ fn measure(
     plan: Plan,
 ) -> anyhow::Result<()> {
     let begun = Instant::now();
+    let systems = run.installed(systems);
     let is_long = cases.iter().any(|case| case.round_trip_ms.is_some());
     let star = Star::new(&run.bench.testbed, is_long)?;
     let mut measured: BTreeMap<(usize, usize), Vec<Sample>> = BTreeMap::new();
@@ -92,25 +135,30 @@ fn measure(
                     continue;
                 }
                 let outcome = star.measure(case, between, WINDOW)?;
-                let megabytes = outcome.rate / 1e6;
+                let (y, processor) = case.figures(outcome);
                 let mut values = BTreeMap::from([(BUSY.to_owned(), outcome.busy)]);
                 if outcome.rate > 0.0 {
-                    values.insert(PROCESSOR.to_owned(), outcome.busy * 1e9 / outcome.rate);
+                    values.insert(processor.to_owned(), outcome.busy * 1e9 / outcome.rate);
+                }
+                if outcome.response_us > 0.0 {
+                    values.insert(RESPONSE.to_owned(), outcome.response_us);
                 }
                 let (name, setting, x) = (between.name(), &case.setting, case.x);
-                run.progress
-                    .step(&format!("{name} {setting}, {x}: {megabytes:.1} MB/s"));
+                run.progress.step(&format!(
+                    "{name} {setting}, {x}: {y:.1}, busy {:.2}",
+                    outcome.busy
+                ));
                 measured.entry((place, number)).or_default().push(Sample {
                     round,
                     x,
-                    y: megabytes,
+                    y,
                     values,
                     ..Sample::default()
                 });
             }
         }
         run.progress.end();
-        run.series = curves(cases, systems, &measured);
+        run.series = curves(cases, &systems, &measured);
     }
     let described = systems.iter().map(|it| (it.name(), it.about()));
     run.described = Some(
@@ -121,9 +169,26 @@ fn measure(
     run.note(
         "The intermediary has one processor, for its own work and for what the kernel receives for \
          it; peer and members share the other one, and may be what is busy first. GSO, TSO and GRO \
-         are off everywhere, as a switch of frames needs it. HAProxy and sockmap are not measured.",
+         are off everywhere, as a switch of frames needs it.",
     );
     Ok(())
+}
+
+impl Run<'_> {
+    /// Those of the systems that can be measured here; says which cannot.
+    fn installed(&mut self, systems: &[Between]) -> Vec<Between> {
+        let mut there = Vec::new();
+        for &between in systems {
+            match between.missing() {
+                None => there.push(between),
+                Some(package) => self.note(format!(
+                    "{} is not measured: the Debian package {package} is not installed.",
+                    between.name()
+                )),
+            }
+        }
+        there
+    }
 }
 
 /// A curve a system and setting.
@@ -137,11 +202,13 @@ fn curves(
         let (Some(system), Some(case)) = (systems.get(system), cases.get(case)) else {
             continue;
         };
+        let responses = case.load == Load::OneAtATime;
         let (name, setting) = (system.name(), case.setting.as_str());
         let same = |it: &&mut Series| it.system == name && it.setting.as_deref() == Some(setting);
         match series.iter_mut().find(same) {
             Some(found) => found.points.extend(point(samples)),
             None => series.push(Series {
+                y: responses.then(|| RESPONSE.to_owned()),
                 points: point(samples).into_iter().collect(),
                 ..Series::named(name, setting)
             }),

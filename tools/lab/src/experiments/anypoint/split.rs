@@ -3,7 +3,7 @@
 
 use super::super::{Experiment, Run, USUAL, ratio};
 use super::star::RATE;
-use super::{Between, Case};
+use super::{Between, Case, Manner};
 use crate::result::{Claim, Series, find};
 use crate::worker::{SplitWaiting, SwitchModule};
 
@@ -28,7 +28,7 @@ const LARGE_MS: u64 = 20;
 /// Here the path holds more than the ring does, 384 frames.
 const BEYOND_RING_MS: u64 = 100;
 const SYSTEMS: [Between; 3] = [
-    Between::Switch(SwitchModule::RoundRobin, 0),
+    Between::Switch(SwitchModule::RoundRobin, Manner::Usual),
     Between::Proxy(SplitWaiting::Select),
     Between::Nobody,
 ];

@@ -10,20 +10,23 @@
 //! device joins or cuts segments. Where paths are long there is a namespace more between
 //! the peer and the intermediary, tw-PID-al, with a bridge that delays (tw-x, tw-y).
 
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use tidewall_manager::restore::Undo;
 
-use super::Case;
+use super::ends::ANSWER;
+use super::{Case, Load};
 use crate::bridge::{Impair, Spec};
 use crate::command::{absolute, run, run_line};
 use crate::interrupt;
 use crate::testbed::{Testbed, cpu_mask};
 use crate::worker::{
-    Child, FrameJob, FrameRole, FrameSegment, Job, Place, SplitJob, SplitWaiting, SwitchJob,
-    SwitchModule, Times, Usage, Watch,
+    Child, Job, Place, Program, SplitJob, SplitWaiting, SwitchJob, SwitchModule, Times, Usage,
+    Watch,
 };
 
 /// Interfaces of the intermediary: where peers come from, and where members are.
@@ -46,8 +49,6 @@ const PORT: u16 = 6001;
 const HEADERS: u16 = 40;
 /// Before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// How long an end may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
 
 const fn ip(link: u8, host: u8) -> std::net::IpAddr {
     std::net::IpAddr::V4(Ipv4Addr::new(10, 79, link, host))
@@ -56,59 +57,128 @@ const fn ip(link: u8, host: u8) -> std::net::IpAddr {
 /// Who stands between peer and members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Between {
-    /// The transport switch, making so many needless copies.
-    Switch(SwitchModule, u32),
+    /// The transport switch.
+    Switch(SwitchModule, Manner),
     /// A proxy.
     Proxy(SplitWaiting),
+    /// A program of somebody else's.
+    Program(Installed),
     /// The kernel's forwarding: a connection to the first member alone.
     Nobody,
+    /// No network at all: a thread of the ends' processor wakes one of the intermediary's.
+    WakeUp,
 }
 
 impl Between {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Between::Switch(_, 0) => "switch",
-            Between::Switch(..) => "switch-copies",
+            Between::Switch(_, Manner::Usual) => "switch",
+            Between::Switch(_, Manner::Sleeping) => "switch-sleeping",
+            Between::Switch(_, Manner::Copying) => "switch-copies",
             Between::Proxy(SplitWaiting::Select) => "select-proxy",
             Between::Proxy(SplitWaiting::Epoll) => "epoll-proxy",
+            Between::Program(Installed::Haproxy) => "haproxy",
+            Between::Program(Installed::Twemproxy) => "twemproxy",
             Between::Nobody => "direct",
+            Between::WakeUp => "wake-up",
         }
+    }
+
+    /// The Debian package that is missing for it.
+    pub(super) fn missing(self) -> Option<&'static str> {
+        let Between::Program(program) = self else {
+            return None;
+        };
+        let program = program.with(&[]);
+        (!program.is_there()).then_some(program.executable())
     }
 
     pub(super) fn about(self) -> &'static str {
         match self {
-            Between::Switch(_, 0) => {
+            Between::Switch(_, Manner::Usual) => {
                 "the loop of `tidewall switch`, AF_XDP in copy mode, in-place forwarding; \
                  kernel TCP at its ends"
             }
-            Between::Switch(..) => "the same, and two copies of every payload",
+            Between::Switch(_, Manner::Sleeping) => {
+                "the same, but it does not poll before it sleeps: its processor's idle time tells \
+                 what work costs"
+            }
+            Between::Switch(_, Manner::Copying) => {
+                "as switch-sleeping, and two copies of every payload"
+            }
             Between::Proxy(SplitWaiting::Select) => {
                 "kernel TCP ended on both sides; one thread, select(2), reads of up to 64 KiB, \
                  whole frames written on, blocking; receiving steered to its processor (RPS)"
             }
             Between::Proxy(SplitWaiting::Epoll) => "the same with epoll(7)",
+            Between::Program(Installed::Haproxy) => {
+                "Debian's, one thread, mode tcp, splice(2) where it chooses it, no logs; a \
+                 connection is one member's"
+            }
+            Between::Program(Installed::Twemproxy) => {
+                "Debian's nutcracker, one thread; keys by ketama and fnv1a_64"
+            }
             Between::Nobody => "one connection to one member, forwarded by the kernel",
+            Between::WakeUp => {
+                "no network: half of the round trip of a byte through pipes between threads of the \
+                 ends' and the intermediary's processors, both asleep"
+            }
         }
     }
+}
+
+/// Programs that are there if somebody has installed them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Installed {
+    /// HAProxy in TCP mode, which hands each connection to one member.
+    Haproxy,
+    /// Twemproxy, which sends each command of Redis to the owner of its key.
+    Twemproxy,
+}
+
+impl Installed {
+    fn with(self, members: &[SocketAddr]) -> Program {
+        let servers = members.to_vec();
+        match self {
+            Installed::Haproxy => Program::Haproxy { servers },
+            Installed::Twemproxy => Program::Twemproxy { servers },
+        }
+    }
+}
+
+/// How a switch is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// As a user has it: it polls for an answer to what it has sent before it sleeps.
+    Usual,
+    /// It sleeps whenever nothing is there.
+    Sleeping,
+    /// So does this one, and it copies every payload twice.
+    Copying,
 }
 
 /// What came of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
-    /// Bytes/s of frames, at whoever takes them.
+    /// Bytes/s of frames, at whoever takes them, or requests/s.
     pub(super) rate: f64,
     /// Share of the intermediary's processor that was used.
     pub(super) busy: f64,
+    /// Median time of a request, µs; 0 where there are none.
+    pub(super) response_us: f64,
+    /// Bytes that the intermediary has for the connections: of a switch's machine, or of a
+    /// process and in the buffers of the kernel's sockets.
+    pub(super) memory: f64,
 }
 
 pub(super) struct Star {
-    peer: String,
-    middle: String,
-    members: String,
+    pub(super) peer: String,
+    pub(super) middle: String,
+    pub(super) members: String,
     /// Where the bridge is to run, if paths are long.
     path: Option<String>,
     /// Processors of the ends and of the intermediary.
-    cpus: [usize; 2],
+    pub(super) cpus: [usize; 2],
     _namespaces: Vec<Undo>,
 }
 
@@ -216,7 +286,7 @@ impl Star {
         Ok(())
     }
 
-    fn set_mtu(&self, mtu: u16) -> anyhow::Result<()> {
+    pub(super) fn set_mtu(&self, mtu: u16) -> anyhow::Result<()> {
         for (namespace, interface) in [
             (&self.peer, ENDS[0]),
             (&self.members, ENDS[1]),
@@ -238,98 +308,177 @@ impl Star {
         between: Between,
         window: Duration,
     ) -> anyhow::Result<Outcome> {
+        if between == Between::WakeUp {
+            return self.wake_up();
+        }
         self.set_mtu(case.mtu)?;
         let place = |namespace, end: usize| Place {
             namespace,
             cpu: self.cpus[end],
         };
-        let addresses: Vec<SocketAddr> = (0..u16::from(case.members))
-            .map(|number| SocketAddr::new(ip(1, 2), PORT + number))
-            .collect();
-        let gives = Some(FrameSegment {
-            frames: case.frames,
-            size: case.size(),
-        });
-        let slow = |(number, &address): (usize, &SocketAddr)| {
-            let slowed = if number == 0 { case.slowed_us } else { 0 };
-            (address, slowed)
-        };
-        let members = FrameJob {
-            role: FrameRole::Members(addresses.iter().enumerate().map(slow).collect()),
-            gives: gives.filter(|_| case.outbound),
-        };
-        let (job, address) = match between {
-            Between::Switch(module, copies) => {
-                let job = SwitchJob {
-                    interfaces: INTERFACES.map(str::to_owned),
-                    address: VIRTUAL,
-                    members: addresses,
-                    local: ip(1, 1),
-                    segment: case.mtu.saturating_sub(HEADERS),
-                    module,
-                    copies,
-                };
-                (Some(Job::Switch(job)), VIRTUAL)
-            }
-            Between::Proxy(waiting) => {
-                let job = SplitJob {
-                    listen: PROXY,
-                    members: addresses,
-                    waiting,
-                };
-                (Some(Job::Split(job)), PROXY)
-            }
-            Between::Nobody => (None, SocketAddr::new(ip(1, 2), PORT)),
-        };
-        let peer = FrameJob {
-            role: FrameRole::Peer(address, case.connections),
-            gives: gives.filter(|_| !case.outbound),
-        };
+        let addresses = members(case.members);
+        let (job, address) = middle(between, &addresses, case);
+        let [members, peer] = case.ends(addresses, address);
         let name = between.name();
-        let mut members =
-            Child::start_ready(place(&self.members, 0), &Job::Frames(members), "members")?;
+        let mut members = Child::start_ready(place(&self.members, 0), &members, "members")?;
         let middle = job.map(|job| Child::start_ready(place(&self.middle, 1), &job, name));
-        let middle = middle.transpose()?;
+        let mut middle = middle.transpose()?;
         let path = self.path.as_ref().zip(case.round_trip_ms);
         let path = path.map(|(namespace, round_trip)| {
             let job = Job::Bridge(bridge(round_trip));
             Child::start_ready(place(namespace, 0), &job, "the bridge")
         });
         let _path = path.transpose()?;
-        let mut peer = Child::start_ready(place(&self.peer, 0), &Job::Frames(peer), "the peer")
-            .with_context(|| {
+        let process = middle
+            .as_ref()
+            .map_or_else(std::process::id, Child::process);
+        let idle = anonymous(process)?;
+        let mut peer =
+            Child::start_ready(place(&self.peer, 0), &peer, "the peer").with_context(|| {
                 format!(
                     "{name}{}",
                     middle.as_ref().map_or_else(String::new, Child::said)
                 )
             })?;
         let watch = Watch {
-            process: middle
-                .as_ref()
-                .map_or_else(std::process::id, Child::process),
+            process,
             cpu: self.cpus[1],
         };
-        let mut bytes = || -> anyhow::Result<u64> {
-            let taker = if case.outbound {
-                &mut peer
-            } else {
-                &mut members
-            };
-            let counts: Vec<u64> = taker.ask_for("bytes", ANSWER)?;
-            Ok(counts.iter().sum())
-        };
+        let mut count = || case.count(&mut peer, &mut members);
         // Slow start over a long path takes many round trips.
         let round_trips = Duration::from_millis(20 * case.round_trip_ms.unwrap_or(0));
         rest(WARM_UP + round_trips)?;
-        let (times, first) = (Times::read(watch), bytes()?);
+        let (times, first) = (Times::read(watch), count()?);
         rest(window)?;
-        let (later, last) = (Times::read(watch), bytes()?);
+        let (later, last) = (Times::read(watch), count()?);
         let usage = Usage::between(&times, &later);
         Ok(Outcome {
-            rate: last.saturating_sub(first) as f64 / usage.seconds,
+            rate: last.count.saturating_sub(first.count) as f64 / usage.seconds,
             busy: 1.0 - usage.left(),
+            response_us: last.median_us,
+            memory: match &mut middle {
+                Some(child) if matches!(between, Between::Switch(..)) => {
+                    child.ask_for("memory", ANSWER)?
+                }
+                _ => anonymous(watch.process)? - idle + in_sockets(&self.middle)?,
+            },
         })
     }
+
+    /// What a wake-up of this machine takes, from the ends' processor to the
+    /// intermediary's.
+    fn wake_up(&self) -> anyhow::Result<Outcome> {
+        const TRIPS: usize = 2000;
+        let [ends, middle] = self.cpus;
+        let (mut there, mut asked) = std::io::pipe().map(|(read, write)| (write, read))?;
+        let (mut back, mut answers) = std::io::pipe().map(|(read, write)| (write, read))?;
+        let answering = std::thread::spawn(move || -> std::io::Result<()> {
+            stay_on(middle)?;
+            let mut byte = [0];
+            for _ in 0..TRIPS {
+                asked.read_exact(&mut byte)?;
+                back.write_all(&byte)?;
+            }
+            Ok(())
+        });
+        let asking = std::thread::spawn(move || -> std::io::Result<Vec<Duration>> {
+            stay_on(ends)?;
+            let mut byte = [0];
+            let mut trip = || {
+                let began = Instant::now();
+                there.write_all(&byte)?;
+                answers.read_exact(&mut byte)?;
+                Ok(began.elapsed())
+            };
+            (0..TRIPS).map(|_| trip()).collect()
+        });
+        let died = |_| anyhow!("a thread that wakes the other died");
+        let mut times = asking.join().map_err(died)??;
+        answering.join().map_err(died)??;
+        times.sort_unstable();
+        let median = times.get(TRIPS / 2).copied().unwrap_or_default();
+        Ok(Outcome {
+            rate: 0.0,
+            busy: 0.0,
+            response_us: median.as_secs_f64() * 1e6 / 2.0,
+            memory: 0.0,
+        })
+    }
+}
+
+/// Anonymous memory of a process that is resident, bytes.
+fn anonymous(process: u32) -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|it| it.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|it| it.split_whitespace().next()?.parse::<f64>().ok());
+    Ok(kib.context("the kernel does not say RssAnon")? * 1024.0)
+}
+
+/// Bytes in the buffers of a namespace's TCP sockets.
+fn in_sockets(namespace: &str) -> anyhow::Result<f64> {
+    let shown = run("ip", &["netns", "exec", namespace, "ss", "-tnmH"])?;
+    Ok(buffered(&shown))
+}
+
+/// Of `ss -m`: received, and queued to be sent (`r` and `w`, ss(8)).
+fn buffered(shown: &str) -> f64 {
+    let of = |memory: &str| {
+        let fields = memory.split(')').next().unwrap_or_default().split(',');
+        let numbers = fields.filter_map(|it| {
+            let digits = it.strip_prefix(['r', 'w'])?;
+            digits.parse::<f64>().ok()
+        });
+        numbers.sum::<f64>()
+    };
+    shown.split("skmem:(").skip(1).map(of).sum()
+}
+
+fn stay_on(cpu: usize) -> std::io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Where so many members are.
+pub(super) fn members(count: u8) -> Vec<SocketAddr> {
+    (0..u16::from(count))
+        .map(|number| SocketAddr::new(ip(1, 2), PORT + number))
+        .collect()
+}
+
+/// Who stands between, if anybody does, and what the peer connects to.
+pub(super) fn middle(
+    between: Between,
+    members: &[SocketAddr],
+    case: &Case,
+) -> (Option<Job>, SocketAddr) {
+    let job = match between {
+        Between::Switch(module, manner) => Job::Switch(SwitchJob {
+            interfaces: INTERFACES.map(str::to_owned),
+            address: VIRTUAL,
+            members: members.to_vec(),
+            local: ip(1, 1),
+            segment: case.mtu.saturating_sub(HEADERS),
+            module,
+            copies: if manner == Manner::Copying { 2 } else { 0 },
+            sleeps: manner != Manner::Usual,
+        }),
+        Between::Proxy(waiting) => Job::Split(SplitJob {
+            listen: PROXY,
+            members: members.to_vec(),
+            waiting,
+            by_block: case.load != Load::Frames,
+        }),
+        Between::Program(program) => Job::Program(program.with(members), PROXY.port()),
+        Between::Nobody | Between::WakeUp => {
+            return (None, SocketAddr::new(ip(1, 2), PORT));
+        }
+    };
+    let address = match job {
+        Job::Switch(_) => VIRTUAL,
+        _ => PROXY,
+    };
+    (Some(job), address)
 }
 
 /// A path of so many milliseconds there and back.
@@ -357,4 +506,16 @@ fn rest(time: Duration) -> anyhow::Result<()> {
 
 fn inside_shell(namespace: &str, script: &str) -> anyhow::Result<()> {
     run("ip", &["netns", "exec", namespace, "sh", "-ec", script]).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_of_sockets_are_summed() {
+        let shown = "ESTAB 0 0 10.79.0.1:6000 10.79.0.2:5\n\t skmem:(r4096,rb131072,t0,tb87040,\
+                     f0,w2304,o0,bl0,d0)\nESTAB 0 0 a b\n\t skmem:(r0,rb1,t0,tb2,f0,w0,o0,bl0,d0)";
+        assert_eq!(buffered(shown), 6400.0);
+    }
 }

@@ -1,7 +1,7 @@
 //! Text: one of four members takes longer over each frame, up to 0.75 ms.
 
 use super::super::{Experiment, Run, USUAL, ratio};
-use super::{Between, Case};
+use super::{Between, Case, Manner};
 use crate::result::{Claim, Series, find};
 use crate::worker::{SplitWaiting, SwitchModule};
 
@@ -20,7 +20,7 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 const SETTING: &str = "one connection, four members";
 const SLOWED_US: [u64; 4] = [0, 250, 500, 750];
 const SYSTEMS: [Between; 2] = [
-    Between::Switch(SwitchModule::Speed, 0),
+    Between::Switch(SwitchModule::Speed, Manner::Usual),
     Between::Proxy(SplitWaiting::Select),
 ];
 

@@ -1,0 +1,286 @@
+//! Redis: an unmodified benchmark and four unmodified servers, through bridges and a switch,
+//! and through programs that were made for it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use anyhow::Context;
+
+use super::super::{Experiment, Run, USUAL, ratio};
+use super::star::{Star, members, middle};
+use super::{BUSY, Between, Case, Installed, Manner, PROCESSOR_REQUEST};
+use crate::command::run as run_program;
+use crate::interrupt;
+use crate::result::{Claim, Point, Series};
+use crate::sweep::{Sample, point};
+use crate::worker::{Child, Job, Place, Program, SwitchModule, Times, Usage, Watch};
+
+pub(in super::super) const EXPERIMENT: Experiment = Experiment {
+    name: "anypoint-redis",
+    paper: "Anypoint, after its storage service",
+    about: "redis-benchmark -P 16 over four servers: bridges and the switch, twemproxy, HAProxy",
+    x: "commands in a pipeline",
+    y: "requests/s",
+    senders: &["redis-benchmark"],
+    measure,
+    claims,
+    ..USUAL
+};
+
+const SETTING: &str = "SET and GET, 50 connections, four servers";
+const MEMBERS: u8 = 4;
+const PIPELINE: &str = "16";
+/// Ports of the servers themselves, where bridges are before them.
+const BEHIND: u16 = 1000;
+/// Of the client's bridge.
+const BRIDGE: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 6379);
+
+/// A system: who stands between, and whether the bridges, if any, share its processor.
+const SYSTEMS: [(&str, Between, bool); 5] = [
+    (
+        "switch",
+        Between::Switch(SwitchModule::KeyValue, Manner::Usual),
+        false,
+    ),
+    (
+        "switch-sleeping",
+        Between::Switch(SwitchModule::KeyValue, Manner::Sleeping),
+        false,
+    ),
+    (
+        "switch-and-bridges",
+        Between::Switch(SwitchModule::KeyValue, Manner::Sleeping),
+        true,
+    ),
+    ("twemproxy", Between::Program(Installed::Twemproxy), false),
+    ("haproxy", Between::Program(Installed::Haproxy), false),
+];
+
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let begun = std::time::Instant::now();
+    if !Program::Redis.is_there() || crate::command::absolute("redis-benchmark").is_err() {
+        run.note("Nothing is measured: the Debian packages redis-server and redis-tools are not both installed.");
+        return Ok(());
+    }
+    let quick = run.options.quick;
+    let requests = if quick { 100_000 } else { 300_000 };
+    let there = run.installed(&SYSTEMS.map(|it| it.1));
+    let systems = SYSTEMS.iter().filter(|it| there.contains(&it.1));
+    let systems: Vec<_> = systems.collect();
+    let plan = run.options.plan(6);
+    let star = Star::new(&run.bench.testbed, false)?;
+    star.set_mtu(CASE_MTU)?;
+    let mut measured: Vec<Vec<Sample>> = vec![Vec::new(); systems.len()];
+    for round in 0..plan.rounds {
+        let per_round = begun.elapsed() / round.max(1);
+        if round >= plan.least && begun.elapsed() + per_round > plan.budget {
+            break;
+        }
+        run.progress.begin(
+            &format!("{}, round {}", run.name, round + 1),
+            systems.len() as u64,
+        );
+        let mut order: Vec<usize> = (0..systems.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for place in order {
+            interrupt::check()?;
+            let (name, between, beside) = *systems[place];
+            let (rate, busy) =
+                through(&star, between, beside, requests).with_context(|| name.to_owned())?;
+            run.progress
+                .step(&format!("{name}: {rate:.0}, busy {busy:.2}"));
+            measured[place].push(Sample {
+                round,
+                x: 16.0,
+                y: rate,
+                values: BTreeMap::from([
+                    (BUSY.to_owned(), busy),
+                    (PROCESSOR_REQUEST.to_owned(), busy * 1e9 / rate),
+                ]),
+                ..Sample::default()
+            });
+        }
+        run.progress.end();
+        let curve = |(&&(name, ..), samples): (&&(&str, Between, bool), &Vec<Sample>)| Series {
+            points: point(samples).into_iter().collect(),
+            ..Series::named(name, SETTING)
+        };
+        run.series = systems.iter().zip(&measured).map(curve).collect();
+    }
+    let described = systems.iter().map(|(name, between, beside)| {
+        let bridges = match (between, beside) {
+            (Between::Switch(..), true) => "; all bridges on the intermediary's processor",
+            (Between::Switch(..), false) => "; bridges with the client and with the servers",
+            _ => "",
+        };
+        ((*name).to_owned(), format!("{}{bridges}", between.about()))
+    });
+    run.described = Some(described.collect());
+    run.note(
+        "The intermediary has one processor; the benchmark and all servers, and bridges where they \
+         are at the ends, share the other one, which is what is busy first. HAProxy sends a \
+         connection to one server, whatever its keys: that is another service, shown for its cost.",
+    );
+    Ok(())
+}
+
+const CASE_MTU: u16 = 1500;
+
+/// Requests/s, and what share of the intermediary's processor they took.
+fn through(
+    star: &Star,
+    between: Between,
+    beside: bool,
+    requests: u32,
+) -> anyhow::Result<(f64, f64)> {
+    let [ends, between_cpu] = star.cpus;
+    let bridges_cpu = if beside { between_cpu } else { ends };
+    let start = |namespace: &str, cpu, job: Job, what: &str| {
+        Child::start_ready(Place { namespace, cpu }, &job, what)
+    };
+    let program = |namespace: &str, cpu, program: Program, port| {
+        let what = program.name();
+        start(namespace, cpu, Job::Program(program, port), what)
+    };
+    let is_switch = matches!(between, Between::Switch(..));
+    let addresses = members(MEMBERS);
+    let case = Case {
+        mtu: CASE_MTU,
+        ..Case::default()
+    };
+    let (job, mut address) = middle(between, &addresses, &case);
+    let mut running = Vec::new();
+    for member in &addresses {
+        let (own, behind) = (member.port(), member.port() + BEHIND);
+        let port = if is_switch { behind } else { own };
+        running.push(program(&star.members, ends, Program::Redis, port)?);
+        if is_switch {
+            let bridge = Program::AcpBridge {
+                side: "member".to_owned(),
+                to: SocketAddr::new(BRIDGE.ip(), behind),
+            };
+            running.push(program(&star.members, bridges_cpu, bridge, own)?);
+        }
+    }
+    let job = job.context("nobody is between")?;
+    let intermediary = start(&star.middle, between_cpu, job, between.name())?;
+    if is_switch {
+        let bridge = Program::AcpBridge {
+            side: "client".to_owned(),
+            to: address,
+        };
+        running.push(program(&star.peer, bridges_cpu, bridge, BRIDGE.port())?);
+        address = BRIDGE;
+    }
+    let watch = Watch {
+        process: intermediary.process(),
+        cpu: between_cpu,
+    };
+    let first = Times::read(watch);
+    let (host, port) = (address.ip().to_string(), address.port().to_string());
+    let (requests, cpu) = (requests.to_string(), ends.to_string());
+    let said = run_program(
+        "ip",
+        &[
+            "netns",
+            "exec",
+            &star.peer,
+            "timeout",
+            "60",
+            "taskset",
+            "-c",
+            &cpu,
+            "redis-benchmark",
+            "-h",
+            &host,
+            "-p",
+            &port,
+            "-P",
+            PIPELINE,
+            "-c",
+            "50",
+            "-n",
+            &requests,
+            "-r",
+            "100000",
+            "-t",
+            "set,get",
+            "--csv",
+        ],
+    )?;
+    let usage = Usage::between(&first, &Times::read(watch));
+    Ok((rate(&said).context(said)?, 1.0 - usage.left()))
+}
+
+/// The rate of all tests together, each of as many requests, from what redis-benchmark
+/// prints with `--csv`: name and requests/s of each in quotes.
+fn rate(said: &str) -> Option<f64> {
+    let rates = said.lines().filter_map(|line| {
+        let mut fields = line.split(',').map(|it| it.trim_matches('"'));
+        fields.next().filter(|name| ["SET", "GET"].contains(name))?;
+        fields.next()?.parse::<f64>().ok()
+    });
+    let rates: Vec<f64> = rates.collect();
+    let time: f64 = rates.iter().map(|rate| 1.0 / rate).sum();
+    (!rates.is_empty() && time > 0.0).then(|| rates.len() as f64 / time)
+}
+
+fn claims(series: &[Series]) -> Vec<Claim> {
+    let at = |system| crate::result::find(series, system, Some(SETTING))?.last();
+    let rate = |system| at(system).map(|point: &Point| point.y);
+    let cost = |system| at(system).and_then(|it| it.values.get(PROCESSOR_REQUEST).copied());
+    vec![
+        Claim::at_least(
+            "twemproxy",
+            "requests/s: switch, bridges at the ends, over twemproxy",
+            ratio(rate("switch"), rate("twemproxy")),
+            1.3,
+        ),
+        Claim::at_least(
+            "capacity",
+            "requests a second of the intermediary's processor: switch, bridges at the ends, over \
+             twemproxy",
+            ratio(cost("twemproxy"), cost("switch-sleeping")),
+            1.3,
+        ),
+        Claim::new(
+            "bridges",
+            "requests/s: switch and bridges on the intermediary's processor over twemproxy",
+            ratio(rate("switch-and-bridges"), rate("twemproxy")),
+        ),
+        Claim::new(
+            "haproxy",
+            "requests/s: switch, bridges at the ends, over HAProxy, which knows no keys",
+            ratio(rate("switch"), rate("haproxy")),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::curve;
+
+    #[test]
+    fn what_the_benchmark_prints_becomes_a_rate() {
+        let said = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"100.0\",\"1\"\n\
+                    \"GET\",\"300.0\",\"1\"\n";
+        assert_eq!(super::rate(said), Some(150.0));
+        assert_eq!(super::rate("Could not connect\n"), None);
+    }
+
+    #[test]
+    fn claims_compare_with_twemproxy() {
+        let mut series = ["switch", "switch-sleeping", "twemproxy"]
+            .map(|system| curve(system, Some(SETTING), &[(16.0, 100.0)]));
+        for (curve, cost) in [(1, 2.0), (2, 5.0)] {
+            let values = &mut series[curve].points[0].values;
+            values.insert(PROCESSOR_REQUEST.to_owned(), cost);
+        }
+        let measured: Vec<Option<f64>> = claims(&series).iter().map(|it| it.measured).collect();
+        assert_eq!(measured, [Some(1.0), Some(2.5), None, None]);
+    }
+}
