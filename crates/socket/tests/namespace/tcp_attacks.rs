@@ -100,6 +100,12 @@ impl Forger {
     }
 }
 
+/// Answers that a time has room for, where two a second may leave: one at once, and
+/// one for each half second that has begun.
+fn answers_allowed(since: Instant) -> usize {
+    2 + since.elapsed().as_millis() as usize / 500
+}
+
 /// What the connection expects next, and what it will send.
 struct Numbers {
     expected: u32,
@@ -186,7 +192,6 @@ pub fn blind_segments_do_not_reach_a_connection() {
     let (server, over) = echo(&bed.listener);
     exchange(&bed.client, b"before");
     let mut numbers = answers(&bed).1;
-    let mut challenged = 0;
     for (what, flags, payload) in [
         ("RST", Flags::RST, &b""[..]),
         ("RST|ACK", Flags::RST | Flags::ACK, b""),
@@ -196,6 +201,7 @@ pub fn blind_segments_do_not_reach_a_connection() {
         ("FIN", Flags::ACK | Flags::FIN, b""),
     ] {
         let Numbers { expected, next } = numbers;
+        let start = Instant::now();
         for guess in 0..400u32 {
             // Some within the window, some anywhere; never the exact number.
             let offset = match guess % 2 {
@@ -221,14 +227,26 @@ pub fn blind_segments_do_not_reach_a_connection() {
         }
         let (found, then) = answers(&bed);
         numbers = then;
-        assert!(found.len() <= 4, "{} answers to {what}", found.len());
+        let most = answers_allowed(start);
+        assert!(found.len() <= most, "{} answers to {what}", found.len());
         assert!(
             found.iter().all(|header| header.flags == Flags::ACK),
             "{what}: {found:?}"
         );
-        challenged += found.len();
     }
-    assert!(challenged > 0, "nothing was challenged");
+    // The challenges above may have left with the sentinel's acknowledgment, which
+    // answers a batch. Nothing of the client's is under way now.
+    let syn = Header {
+        sequence: numbers.expected.wrapping_add(1),
+        flags: Flags::SYN,
+        ..Header::default()
+    };
+    let challenged = wait_until(|| {
+        bed.forger.send(syn, b"");
+        let found = bed.forger.captured();
+        found.iter().any(|header| header.flags == Flags::ACK)
+    });
+    assert!(challenged, "no SYN was challenged");
     assert!(!over.load(Ordering::Acquire));
     drop(bed.client);
     let stream = server.join().unwrap();
@@ -243,6 +261,7 @@ pub fn acknowledgments_of_the_unsent_start_no_storm() {
     let (server, _) = echo(&bed.listener);
     exchange(&bed.client, b"before");
     let Numbers { expected, next } = answers(&bed).1;
+    let start = Instant::now();
     for guess in 0..3000u32 {
         bed.forger.send(
             Header {
@@ -255,7 +274,8 @@ pub fn acknowledgments_of_the_unsent_start_no_storm() {
         );
     }
     let (found, _) = answers(&bed);
-    assert!(found.len() <= 6, "{} answers", found.len());
+    let most = answers_allowed(start);
+    assert!(found.len() <= most, "{} answers", found.len());
     drop(bed.client);
     server.join().unwrap();
 }
