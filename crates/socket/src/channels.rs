@@ -284,14 +284,12 @@ struct Keeper;
 
 impl Endpoint for Keeper {
     fn on_frames(self: Arc<Self>, core: &Core, channel: u16) {
-        let mut deferred = Deferred::default();
-        {
+        Deferred::collect(core, |deferred| {
             let mut pooled = lock(&core.channels.pooled);
             if let Some(set) = pooled.iter_mut().find(|set| set.id.index() == channel) {
-                set.empty(&mut deferred);
+                set.empty(deferred);
             }
-        }
-        core.tcp.run_deferred(core, deferred);
+        });
     }
 }
 

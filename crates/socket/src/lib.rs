@@ -30,6 +30,7 @@
 #![deny(unsafe_code)]
 
 mod causes;
+mod channel_frame;
 mod channels;
 mod comparators;
 pub mod control;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewall_device::demux::ChannelId;
-use tidewall_device::demux::layout::{METADATA_LENGTH, Metadata};
 use tidewall_protocol::ip::reassembly::{Counters, Limits, Reassembled, Reassembler};
 use tidewall_receive::poller::{Channel, Done};
 
 use super::Ip;
 use crate::causes::Causes;
+use crate::channel_frame::ChannelFrame;
 use crate::endpoint::Endpoint;
 use crate::lock::lock;
 use crate::stack::Core;
@@ -68,12 +68,9 @@ impl Fragments {
             let mut done = Done::default();
             for _ in 0..BATCH {
                 let Some(frame) = channel.remove() else { break };
-                let metadata = Metadata::from_bytes(shared.memory().below(&frame, METADATA_LENGTH));
-                let packet = shared.memory().packet(&frame);
-                let bytes = packet
-                    .get(usize::from(metadata.network)..usize::from(metadata.end))
-                    .unwrap_or_default();
-                if let Ok(Some(datagram)) = reassembler.insert(now, bytes, None) {
+                let packet = ChannelFrame::new(&shared, &frame).packet();
+                let packet = packet.unwrap_or_default();
+                if let Ok(Some(datagram)) = reassembler.insert(now, packet, None) {
                     reassembled.push(datagram);
                 }
                 done.add(&shared, frame);

@@ -176,19 +176,26 @@ impl ConnectionInner {
 
     /// Runs the protocol on the frames that wait.
     pub(crate) fn process(self: &Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
+        Deferred::collect(core, |deferred| {
             let state = self.look();
             if !state.has_frames() {
                 return;
             }
             let mut state = Locked::new(state, &self.memory);
-            if self.take_frames(core, &mut state, &mut deferred) > 0 {
-                self.update(core, &mut state, &mut deferred);
+            if self.take_frames(core, &mut state, deferred) > 0 {
+                self.update(core, &mut state, deferred);
                 self.notify_changes(&mut state);
             }
-        }
-        core.tcp.run_deferred(core, deferred);
+        });
+    }
+
+    /// Has `work` done with the connection locked, and then what that put off.
+    pub(crate) fn with<R>(
+        &self,
+        core: &Core,
+        work: impl FnOnce(&mut State, &mut Deferred) -> R,
+    ) -> R {
+        Deferred::collect(core, |deferred| work(&mut self.lock(), deferred))
     }
 
     /// Gives the channel's frames to the engine. Returns how many.
@@ -243,9 +250,9 @@ impl ConnectionInner {
 
     /// A segment that came another way than by its own channel.
     pub(crate) fn input(self: &Arc<Self>, core: &Core, segment: &Segment<'_>, queue: usize) {
-        let mut deferred = Deferred::default();
-        self.input_with(core, segment, queue, &mut deferred);
-        core.tcp.run_deferred(core, deferred);
+        Deferred::collect(core, |deferred| {
+            self.input_with(core, segment, queue, deferred);
+        });
     }
 
     /// As [`ConnectionInner::input`], by who has a listener locked.
@@ -279,26 +286,20 @@ impl ConnectionInner {
 
     /// An ICMP error that came another way than by its own channel.
     pub(crate) fn icmp_error(self: &Arc<Self>, core: &Core, error: &FlowError) {
-        let mut deferred = Deferred::default();
-        {
-            let mut state = self.lock();
+        self.with(core, |state, deferred| {
             state.connection.icmp_error(error, core.now());
-            self.update(core, &mut state, &mut deferred);
-            self.notify_changes(&mut state);
-        }
-        core.tcp.run_deferred(core, deferred);
+            self.update(core, state, deferred);
+            self.notify_changes(state);
+        });
     }
 
     /// Ends it with an error.
     pub(crate) fn fail(self: &Arc<Self>, core: &Core, error: Errno) {
-        let mut deferred = Deferred::default();
-        {
-            let mut state = self.lock();
+        self.with(core, |state, deferred| {
             state.connection.fail(error);
-            self.update(core, &mut state, &mut deferred);
-            self.notify_changes(&mut state);
-        }
-        core.tcp.run_deferred(core, deferred);
+            self.update(core, state, deferred);
+            self.notify_changes(state);
+        });
     }
 
     /// What follows any change: the end of the connection, its timer, and its
@@ -459,22 +460,19 @@ impl ConnectionInner {
     /// The application is done with it: FIN, or RST when data was not read, and
     /// the rest in the background.
     pub(crate) fn close(self: &Arc<Self>, core: &Core, linger: Option<Duration>) {
-        let mut deferred = Deferred::default();
         // What comes after the frames below is not left to the application.
         self.closed.store(true, Ordering::Release);
-        {
-            let mut state = self.lock();
-            self.take_frames(core, &mut state, &mut deferred);
+        self.with(core, |state, deferred| {
+            self.take_frames(core, state, deferred);
             state.orphan = true;
             state.opening.awaits_syn_data = false;
             state.connection.close(linger, core.now());
             if !state.detached {
-                core.tcp.limit_orphan(&mut state);
+                core.tcp.limit_orphan(state);
                 core.tcp.counters.orphan_made();
-                self.update(core, &mut state, &mut deferred);
+                self.update(core, state, deferred);
             }
-        }
-        core.tcp.run_deferred(core, deferred);
+        });
     }
 
     /// True for one that the application has closed and that has something to

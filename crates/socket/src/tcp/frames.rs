@@ -1,19 +1,20 @@
 //! From frames to segments, and whose a segment is.
 
 use tidewall_device::demux::ChannelId;
-use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
+use tidewall_device::demux::layout::Kind;
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::KernelDelivered;
+use tidewall_protocol::DropReason;
 use tidewall_protocol::icmp::{self, FlowError};
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{self, Segment, TimeWaitReaction};
-use tidewall_protocol::{DropReason, InputOptions};
 use tidewall_receive::poller::{Done, Shared};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::udp::Addresses;
 
 use super::Tcp;
 use super::connection::flow_of;
+use crate::channel_frame::ChannelFrame;
 use crate::lock::lock;
 use crate::stack::Core;
 
@@ -37,12 +38,31 @@ pub(crate) struct Deferred {
 }
 
 impl Deferred {
+    /// Has `work` done, which may lock connections, and then what it has put off.
+    #[inline]
+    pub(crate) fn collect<R>(core: &Core, work: impl FnOnce(&mut Deferred) -> R) -> R {
+        let mut deferred = Deferred::default();
+        let result = work(&mut deferred);
+        deferred.run(core);
+        result
+    }
+
+    fn run(self, core: &Core) {
+        for _ in 0..self.unknown {
+            core.causes.protocol(DropReason::Protocol);
+        }
+        for misdirected in self.misdirected {
+            core.tcp.take_misdirected(core, &misdirected);
+        }
+        if !self.reassembled.is_empty() {
+            core.ip.deliver(core, self.reassembled);
+        }
+    }
+
     /// Keeps a frame's segment for its real owner.
     pub(crate) fn keep(&mut self, shared: &Shared, frame: &Frame) {
-        let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
-        let packet = shared.memory().packet(frame);
-        let range = usize::from(metadata.network)..usize::from(metadata.end);
-        let error = match metadata.kind() {
+        let described = ChannelFrame::new(shared, frame);
+        let error = match described.kind() {
             Some(Kind::Datagram) => false,
             Some(Kind::IcmpError) => true,
             _ => {
@@ -51,10 +71,10 @@ impl Deferred {
             }
         };
         self.misdirected.push(Misdirected {
-            bytes: packet.get(range).unwrap_or_default().into(),
-            transport: usize::from(metadata.transport.saturating_sub(metadata.network)),
+            bytes: described.packet().unwrap_or_default().into(),
+            transport: described.transport(),
             error,
-            neighbour: sender(packet),
+            neighbour: sender(shared.memory().packet(frame)),
             queue: shared.queue() as usize,
         });
     }
@@ -85,28 +105,19 @@ impl Tcp {
         owner: ChannelId,
         deferred: &mut Deferred,
     ) -> Content<'a> {
-        let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
-        let packet = shared.memory().packet(frame);
-        let range = usize::from(metadata.network)..usize::from(metadata.end);
-        let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
+        let described = ChannelFrame::new(shared, frame);
         let dropped = |cause: DropReason| {
-            core.trace
-                .line(metadata.trace, "dropped", || cause.name().to_owned());
-            core.causes.protocol(cause);
+            described.dropped(core, cause);
             Content::Nothing
         };
-        let Some(bytes) = packet.get(range) else {
+        let Some(bytes) = described.packet() else {
             return dropped(DropReason::Truncated);
         };
-        match metadata.kind() {
+        match described.kind() {
             Some(Kind::Datagram) => {
-                let options = InputOptions {
-                    verified: core.receiver.architecture.verifies_eagerly(),
-                    ..core.ip.input_options
-                };
-                match tcp::input(bytes, transport, &options) {
+                match tcp::input(bytes, described.transport(), &described.input_options(core)) {
                     Ok(segment) => {
-                        core.trace.line(metadata.trace, "delivered", || {
+                        described.trace(core, "delivered", || {
                             let header = &segment.header;
                             format!(
                                 "{:?} {} bytes from {}",
@@ -121,38 +132,21 @@ impl Tcp {
                 }
             }
             Some(Kind::FirstFragment) => {
-                core.trace
-                    .line(metadata.trace, "fragment", || "first fragment".to_owned());
+                described.trace_fragment(core);
                 let complete =
                     core.ip
                         .first_fragment(core, bytes, owner, &mut deferred.reassembled);
                 deferred.reassembled.extend(complete);
                 Content::Nothing
             }
-            Some(Kind::IcmpError) => match icmp::tcp_error(bytes, transport) {
+            Some(Kind::IcmpError) => match icmp::tcp_error(bytes, described.transport()) {
                 Ok(error) => {
-                    core.trace.line(metadata.trace, "icmp-error", || {
-                        format!("errno {}", error.errno)
-                    });
-                    core.causes.icmp_error();
+                    described.count_icmp_error(core, error.errno);
                     Content::Error(error)
                 }
                 Err(cause) => dropped(cause),
             },
             Some(Kind::Fragment | Kind::Raw) | None => dropped(DropReason::Protocol),
-        }
-    }
-
-    /// Does what was put off while a connection was locked.
-    pub(crate) fn run_deferred(&self, core: &Core, deferred: Deferred) {
-        for _ in 0..deferred.unknown {
-            core.causes.protocol(DropReason::Protocol);
-        }
-        for misdirected in deferred.misdirected {
-            self.take_misdirected(core, &misdirected);
-        }
-        if !deferred.reassembled.is_empty() {
-            core.ip.deliver(core, deferred.reassembled);
         }
     }
 
@@ -284,20 +278,20 @@ impl Tcp {
         id: ChannelId,
         frames: &mut Vec<Frame>,
     ) {
-        let mut done = Done::default();
-        let mut deferred = Deferred::default();
-        for frame in frames.drain(..) {
-            match self.parse(core, shared, &frame, id, &mut deferred) {
-                Content::Segment(segment) => {
-                    let neighbour = sender(shared.memory().packet(&frame));
-                    self.dispatch(core, &segment, neighbour, queue);
+        Deferred::collect(core, |deferred| {
+            let mut done = Done::default();
+            for frame in frames.drain(..) {
+                match self.parse(core, shared, &frame, id, deferred) {
+                    Content::Segment(segment) => {
+                        let neighbour = sender(shared.memory().packet(&frame));
+                        self.dispatch(core, &segment, neighbour, queue);
+                    }
+                    Content::Error(error) => self.icmp_error(core, &error),
+                    Content::Nothing => {}
                 }
-                Content::Error(error) => self.icmp_error(core, &error),
-                Content::Nothing => {}
+                done.add(shared, frame);
             }
-            done.add(shared, frame);
-        }
-        shared.give_back(id, done);
-        self.run_deferred(core, deferred);
+            shared.give_back(id, done);
+        });
     }
 }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
-use tidewall_protocol::tcp::{Congestion, Keepalive, SendFlags, StreamOptions};
+use tidewall_protocol::tcp::{Congestion, Keepalive, StreamOptions};
 
 use tidewall_sys::{option, set_option, set_option_bytes};
 
@@ -137,13 +137,6 @@ impl KernelStream {
 
     pub(crate) fn get(&self, level: i32, name: i32) -> io::Result<i32> {
         option(self.stream.as_fd(), level, name)
-    }
-
-    pub(crate) fn send(&self, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
-        let mut kernel = rustix::net::SendFlags::NOSIGNAL;
-        kernel.set(rustix::net::SendFlags::MORE, flags.more);
-        kernel.set(rustix::net::SendFlags::EOR, flags.record);
-        Ok(rustix::net::send(&self.stream, bytes, kernel)?)
     }
 
     pub(crate) fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {

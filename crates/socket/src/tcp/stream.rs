@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase};
 
 use super::connection::{ConnectionInner, State, Waiting, error};
-use super::frames::Deferred;
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
 use crate::readiness::Events;
@@ -64,14 +63,14 @@ pub struct TcpStream {
 }
 
 enum Inner {
-    Own { connection: Arc<ConnectionInner> },
+    Own(Arc<ConnectionInner>),
     Kernel(KernelStream),
 }
 
 impl TcpStream {
     /// A connection of the stack's. `mapped`: it came to an IPv6 socket.
     pub(crate) fn own(connection: Arc<ConnectionInner>, stack: Stack, mapped: bool) -> Self {
-        Self::new(Inner::Own { connection }, stack, mapped)
+        Self::new(Inner::Own(connection), stack, mapped)
     }
 
     /// A connection of the kernel's.
@@ -100,12 +99,7 @@ impl TcpStream {
     /// # Errors
     /// As [`std::io::Read::read`] of this type.
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.stream.peek(buffer),
-            Inner::Own { .. } => {
-                self.receive_pieces(&mut [IoSliceMut::new(buffer)], libc::MSG_PEEK)
-            }
-        }
+        self.receive_pieces(&mut [IoSliceMut::new(buffer)], libc::MSG_PEEK)
     }
 
     /// `at_once`: does not wait, whatever the stream is set to.
@@ -144,22 +138,18 @@ impl TcpStream {
     /// As [`std::io::Read::read`] of this type; `Unsupported` for a connection of the
     /// kernel's, which has no memory to lend, and for one of frames.
     pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
-        match &self.inner {
-            Inner::Kernel(_) => Err(io::ErrorKind::Unsupported.into()),
-            Inner::Own { connection } if connection.is_framed() => {
-                Err(io::ErrorKind::Unsupported.into())
+        let connection = self.own_connection().filter(|it| !it.is_framed());
+        let connection = connection.ok_or(io::ErrorKind::Unsupported)?;
+        self.receive(connection, false, &mut |state| {
+            let pieces = state.connection.received();
+            let length = pieces.iter().map(|piece| piece.len()).sum::<usize>();
+            if length == 0 {
+                return state.connection.read(&mut [0]);
             }
-            Inner::Own { connection, .. } => self.receive(connection, false, &mut |state| {
-                let pieces = state.connection.received();
-                let length = pieces.iter().map(|piece| piece.len()).sum::<usize>();
-                if length == 0 {
-                    return state.connection.read(&mut [0]);
-                }
-                let taken = each(pieces).min(length);
-                state.connection.consume(taken);
-                Ok(taken)
-            }),
-        }
+            let taken = each(pieces).min(length);
+            state.connection.consume(taken);
+            Ok(taken)
+        })
     }
 
     /// `at_once`: does not wait, whatever the stream is set to.
@@ -177,30 +167,27 @@ impl TcpStream {
         core.receiver.poll_if_due(core)?;
         let mut polled = false;
         loop {
-            let mut deferred = Deferred::default();
             let mut opened = false;
-            let result = {
-                let mut state = connection.lock();
+            let result = connection.with(core, |state, deferred| {
                 // Nothing comes before the SYN has left.
                 let begun = state.begin();
-                let came = connection.take_frames(core, &mut state, &mut deferred) > 0;
+                let came = connection.take_frames(core, state, deferred) > 0;
                 if came || begun {
-                    connection.update(core, &mut state, &mut deferred);
+                    connection.update(core, state, deferred);
                 }
-                let result = take(&mut state);
+                let result = take(state);
                 if came {
-                    connection.notify_read(&mut state);
+                    connection.notify_read(state);
                 }
                 if result.is_ok() && state.connection.wants_output() {
                     // The window has opened.
-                    connection.update(core, &mut state, &mut deferred);
+                    connection.update(core, state, deferred);
                     opened = true;
                 } else if let Some(due) = state.connection.release_due() {
-                    connection.arm(core, &mut state, due);
+                    connection.arm(core, state, due);
                 }
                 result
-            };
-            core.tcp.run_deferred(core, deferred);
+            });
             if opened && core.has_event_loops() {
                 // The loop's next turn is none of the stack's.
                 core.tcp.flush(core);
@@ -239,24 +226,6 @@ impl TcpStream {
 
     // ---- Writing ------------------------------------------------------------
 
-    /// Sends as `send(2)` with MSG_MORE or MSG_EOR does; without flags it is
-    /// [`std::io::Write::write`].
-    ///
-    /// # Errors
-    /// As [`std::io::Write::write`] of this type.
-    pub fn send_with(&self, buffer: &[u8], flags: SendFlags) -> io::Result<usize> {
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.send(buffer, flags),
-            Inner::Own { connection, .. } => {
-                let sending = Sending {
-                    flags,
-                    ..Sending::default()
-                };
-                self.send(connection, &[IoSlice::new(buffer)], sending)
-            }
-        }
-    }
-
     fn send(
         &self,
         connection: &Arc<ConnectionInner>,
@@ -279,20 +248,17 @@ impl TcpStream {
         // The handshake was not complete when this was looked at last.
         let mut opening = false;
         loop {
-            let mut deferred = Deferred::default();
             let mut failed = None;
-            let (blocked, done);
-            {
-                let mut state = connection.lock();
+            let (blocked, done) = connection.with(core, |state, deferred| {
                 let notified = state.connection.notification_count();
-                if connection.take_frames(core, &mut state, &mut deferred) > 0 {
-                    connection.notify_changes(&mut state);
+                if connection.take_frames(core, state, deferred) > 0 {
+                    connection.notify_changes(state);
                 }
                 // Past what an earlier turn has written.
                 let mut skip = written;
                 let mut ahead = wanted - written;
                 let stream = if connection.is_framed() {
-                    match acp::write(&mut state, pieces, flags.more) {
+                    match acp::write(state, pieces, flags.more) {
                         Ok(length) => written = length,
                         Err(errno) => failed = Some(errno),
                     }
@@ -335,9 +301,9 @@ impl TcpStream {
                         }
                     }
                 }
-                blocked = failed.is_none_or(|errno| errno == tcp::Errno::AGAIN);
+                let blocked = failed.is_none_or(|errno| errno == tcp::Errno::AGAIN);
                 // A frame may be empty, and is not written yet for that.
-                done = written >= wanted && (failed.is_none() || !connection.is_framed());
+                let done = written >= wanted && (failed.is_none() || !connection.is_framed());
                 opening = match state.connection.state() {
                     Phase::SynSent => true,
                     Phase::Closed => opening,
@@ -350,13 +316,13 @@ impl TcpStream {
                 if done || nonblocking || !blocked {
                     // Nothing more comes of this call.
                     state.connection.end_write(written, zero_copy);
-                    connection.notify_notifications(&mut state, notified);
+                    connection.notify_notifications(state, notified);
                 }
                 // What was written goes with the SYN.
                 state.begin();
-                connection.update(core, &mut state, &mut deferred);
-            }
-            core.tcp.run_deferred(core, deferred);
+                connection.update(core, state, deferred);
+                (blocked, done)
+            });
             self.send_unless_later(connection);
             // What went with a SYN that nobody answered was not written.
             if let Some(errno) = failed.filter(|_| (written == 0 || opening) && !blocked) {
@@ -419,7 +385,7 @@ impl TcpStream {
     /// a caller that connects without waiting learns that it must wait on.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
-            Inner::Own { connection } => {
+            Inner::Own(connection) => {
                 let state = connection.lock();
                 if matches!(state.connection.state(), Phase::SynSent | Phase::Closed) {
                     return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
@@ -433,7 +399,7 @@ impl TcpStream {
     /// The peer's address, whatever has become of the connection.
     pub(crate) fn peer_address(&self) -> SocketAddr {
         match &self.inner {
-            Inner::Own { connection } => {
+            Inner::Own(connection) => {
                 as_bound(connection.look().connection.flow().remote, self.mapped)
             }
             Inner::Kernel(kernel) => {
@@ -449,7 +415,7 @@ impl TcpStream {
     /// What the kernel reports, for a connection of its own.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
-            Inner::Own { connection } => Ok(as_bound(
+            Inner::Own(connection) => Ok(as_bound(
                 connection.look().connection.flow().local,
                 self.mapped,
             )),
@@ -459,7 +425,23 @@ impl TcpStream {
 
     /// True for a connection of the kernel's.
     pub fn is_kernels(&self) -> bool {
-        matches!(self.inner, Inner::Kernel(_))
+        self.kernels().is_some()
+    }
+
+    /// The connection, if it is the stack's.
+    fn own_connection(&self) -> Option<&Arc<ConnectionInner>> {
+        match &self.inner {
+            Inner::Own(connection) => Some(connection),
+            Inner::Kernel(_) => None,
+        }
+    }
+
+    /// The connection, if it is the kernel's.
+    fn kernels(&self) -> Option<&KernelStream> {
+        match &self.inner {
+            Inner::Own(_) => None,
+            Inner::Kernel(kernel) => Some(kernel),
+        }
     }
 
     /// Closes one half or both.
@@ -469,23 +451,20 @@ impl TcpStream {
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.shutdown(how),
-            Inner::Own { connection, .. } => {
+            Inner::Own(connection) => {
                 let how = match how {
                     Shutdown::Read => tcp::Shutdown::Read,
                     Shutdown::Write => tcp::Shutdown::Write,
                     Shutdown::Both => tcp::Shutdown::Both,
                 };
                 let core = self.stack.here()?;
-                let mut deferred = Deferred::default();
-                let result = {
-                    let mut state = connection.lock();
-                    connection.take_frames(core, &mut state, &mut deferred);
+                let result = connection.with(core, |state, deferred| {
+                    connection.take_frames(core, state, deferred);
                     let result = state.connection.shutdown(how, core.now());
-                    connection.update(core, &mut state, &mut deferred);
-                    connection.notify_state(&mut state);
+                    connection.update(core, state, deferred);
+                    connection.notify_state(state);
                     result
-                };
-                core.tcp.run_deferred(core, deferred);
+                });
                 self.send_unless_later(connection);
                 result.map_err(error)
             }
@@ -499,19 +478,14 @@ impl TcpStream {
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.take_error(),
-            Inner::Own { connection, .. } => {
-                Ok(connection.lock().connection.take_error().map(error))
-            }
+            Inner::Own(connection) => Ok(connection.lock().connection.take_error().map(error)),
         }
     }
 
     /// Numbers of the connection, as TCP_INFO has them; `None` for a connection
     /// of the kernel's.
     pub fn info(&self) -> Option<Info> {
-        match &self.inner {
-            Inner::Kernel(_) => None,
-            Inner::Own { connection, .. } => Some(connection.look().connection.info()),
-        }
+        Some(self.own_connection()?.look().connection.info())
     }
 
     /// How long there was something to send, and for what part of that the peer's
@@ -519,13 +493,9 @@ impl TcpStream {
     /// the network, the peer or this application makes a connection slow. `None`
     /// for a connection of the kernel's.
     pub fn sending_times(&self) -> Option<SendingTimes> {
-        match &self.inner {
-            Inner::Kernel(_) => None,
-            Inner::Own { connection, .. } => {
-                let now = self.stack.core().now();
-                Some(connection.look().connection.sending_times(now))
-            }
-        }
+        let connection = self.own_connection()?;
+        let now = self.stack.core().now();
+        Some(connection.look().connection.sending_times(now))
     }
 
     fn finish(&self, connection: &Arc<ConnectionInner>) {
@@ -560,7 +530,7 @@ impl Drop for TcpStream {
             return;
         }
         match &self.inner {
-            Inner::Own { connection, .. } => {
+            Inner::Own(connection) => {
                 connection.wait_queue.close();
                 self.finish(connection);
             }

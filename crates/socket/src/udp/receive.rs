@@ -7,16 +7,17 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 
-use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
+use tidewall_device::demux::layout::Kind;
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::udp::{self, Datagram};
-use tidewall_protocol::{DropReason, InputOptions, icmp};
+use tidewall_protocol::{DropReason, icmp};
 use tidewall_receive::poller::{Done, Shared};
 
 use super::Received;
 use super::inner::{SocketInner, Waiting};
+use crate::channel_frame::ChannelFrame;
 use crate::lock::lock;
 use crate::stack::Core;
 
@@ -251,30 +252,22 @@ impl SocketInner {
         frame: &'a Frame,
         others: &mut Vec<Reassembled>,
     ) -> Outcome<'a> {
-        let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
-        let packet = shared.memory().packet(frame);
-        let range = usize::from(metadata.network)..usize::from(metadata.end);
-        let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
+        let described = ChannelFrame::new(shared, frame);
         let dropped = |cause: DropReason| {
-            core.trace
-                .line(metadata.trace, "dropped", || cause.name().to_owned());
-            core.causes.protocol(cause);
+            described.dropped(core, cause);
             Outcome::Nothing
         };
-        let Some(bytes) = packet.get(range) else {
+        let Some(bytes) = described.packet() else {
             return dropped(DropReason::Truncated);
         };
-        match metadata.kind() {
+        let transport = described.transport();
+        match described.kind() {
             Some(Kind::Datagram) => {
-                let options = InputOptions {
-                    verified: core.receiver.architecture.verifies_eagerly(),
-                    ..core.ip.input_options
-                };
-                let found = match udp::input(bytes, transport, &options) {
+                let found = match udp::input(bytes, transport, &described.input_options(core)) {
                     Ok(found) => found,
                     Err(cause) => return dropped(cause),
                 };
-                core.trace.line(metadata.trace, "delivered", || {
+                described.trace(core, "delivered", || {
                     format!("{} bytes from {}", found.payload.len(), found.source)
                 });
                 Outcome::Borrowed(Received {
@@ -287,8 +280,7 @@ impl SocketInner {
                 })
             }
             Some(Kind::FirstFragment) => {
-                core.trace
-                    .line(metadata.trace, "fragment", || "first fragment".to_owned());
+                described.trace_fragment(core);
                 core.ip
                     .first_fragment(core, bytes, self.id(), others)
                     .and_then(|datagram| self.reassembled(core, &datagram))
@@ -296,10 +288,7 @@ impl SocketInner {
             }
             Some(Kind::IcmpError) => match icmp::error(bytes, transport) {
                 Ok(error) => {
-                    core.trace.line(metadata.trace, "icmp-error", || {
-                        format!("errno {}", error.errno)
-                    });
-                    core.causes.icmp_error();
+                    described.count_icmp_error(core, error.errno);
                     if self.icmp_error(core, &error, bytes) {
                         Outcome::Nothing
                     } else {

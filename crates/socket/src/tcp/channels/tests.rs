@@ -112,10 +112,10 @@ fn a_reassembled_segment_waits_for_no_lock() {
         let config = core.tcp.config(true);
         let connection =
             tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.now());
-        let mut deferred = Deferred::default();
-        core.tcp
-            .open(core, connection, None, 0, 64, &mut deferred)
-            .unwrap()
+        Deferred::collect(core, |deferred| {
+            core.tcp.open(core, connection, None, 0, 64, deferred)
+        })
+        .unwrap()
     };
     let mut bytes = vec![0x45, 0, 0, 40, 0, 1, 0, 0, 64, 6, 0, 0];
     let FourTuple { local, remote } = flow(1);
@@ -157,11 +157,10 @@ fn sending_waits_for_no_route() {
     let connection =
         tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.now());
     let neighbour = Some(MacAddress([2, 0, 0, 0, 0, 2]));
-    let mut deferred = Deferred::default();
-    let connection = core
-        .tcp
-        .open(core, connection, neighbour, 0, 64, &mut deferred)
-        .unwrap();
+    let connection = Deferred::collect(core, |deferred| {
+        core.tcp.open(core, connection, neighbour, 0, 64, deferred)
+    })
+    .unwrap();
     let asking = lock(&core.ip.routes);
     let (done, seen) = channel();
     let other = stack.clone();

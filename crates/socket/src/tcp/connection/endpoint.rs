@@ -23,9 +23,7 @@ impl Endpoint for ConnectionInner {
     }
 
     fn on_timer(self: Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
-            let mut state = self.lock();
+        self.with(core, |state, deferred| {
             if state.detached {
                 return;
             }
@@ -33,7 +31,7 @@ impl Endpoint for ConnectionInner {
             state.armed = NEVER;
             // An acknowledgment that waits in the channel may make the timer
             // void.
-            self.take_frames(core, &mut state, &mut deferred);
+            self.take_frames(core, state, deferred);
             if state
                 .connection
                 .next_timeout()
@@ -42,24 +40,21 @@ impl Endpoint for ConnectionInner {
                 state.connection.timeout(now);
             }
             state.held_up = false;
-            self.update(core, &mut state, &mut deferred);
-            self.notify_changes(&mut state);
-        }
-        core.tcp.run_deferred(core, deferred);
+            self.update(core, state, deferred);
+            self.notify_changes(state);
+        });
     }
 
     fn copy_out(self: Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
+        Deferred::collect(core, |deferred| {
             let Some(mut state) = self.try_lock() else {
                 return;
             };
-            if self.take_frames(core, &mut state, &mut deferred) > 0 {
-                self.update(core, &mut state, &mut deferred);
+            if self.take_frames(core, &mut state, deferred) > 0 {
+                self.update(core, &mut state, deferred);
                 self.notify_changes(&mut state);
             }
-        }
-        core.tcp.run_deferred(core, deferred);
+        });
     }
 
     fn channel_usage(&self, now: Duration) -> Option<u16> {
@@ -86,12 +81,9 @@ impl Endpoint for ConnectionInner {
     }
 
     fn reset(self: Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
-            let mut state = self.lock();
+        self.with(core, |state, deferred| {
             state.connection.abort();
-            self.update(core, &mut state, &mut deferred);
-        }
-        core.tcp.run_deferred(core, deferred);
+            self.update(core, state, deferred);
+        });
     }
 }

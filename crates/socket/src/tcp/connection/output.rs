@@ -41,13 +41,9 @@ impl ConnectionInner {
     /// caller makes the device send.
     pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core) -> Emitted {
         self.dirty.store(false, Ordering::Release);
-        let mut deferred = Deferred::default();
-        let emitted = {
-            let mut state = self.lock();
-            self.emit_locked(core, &mut state, &mut deferred)
-        };
-        core.tcp.run_deferred(core, deferred);
-        emitted
+        self.with(core, |state, deferred| {
+            self.emit_locked(core, state, deferred)
+        })
     }
 
     fn emit_locked(

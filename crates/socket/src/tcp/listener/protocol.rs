@@ -36,18 +36,15 @@ impl ListenerInner {
     }
 
     fn process_as(self: &Arc<Self>, core: &Core, takes: usize) -> usize {
-        let mut deferred = Deferred::default();
-        let taken = {
+        Deferred::collect(core, |deferred| {
             let mut state = lock(&self.state);
             let before = state.established;
-            let taken = self.take_frames(core, &mut state, &mut deferred);
+            let taken = self.take_frames(core, &mut state, deferred);
             if taken > 0 {
                 self.update(core, &mut state, before, takes);
             }
             taken
-        };
-        core.tcp.run_deferred(core, deferred);
-        taken
+        })
     }
 
     fn take_frames(
@@ -113,18 +110,16 @@ impl ListenerInner {
         if self.is_full() {
             return core.causes.protocol(DropReason::TcpListenOverflow);
         }
-        let mut deferred = Deferred::default();
-        {
+        Deferred::collect(core, |deferred| {
             let mut state = lock(&self.state);
             let Some(id) = state.channel.as_ref().map(|set| set.id) else {
                 return core.causes.protocol(DropReason::TcpNoConnection);
             };
             let before = state.established;
             state.origin = Origin { neighbour, queue };
-            self.segment(core, &mut state, id, segment, reused, &mut deferred);
+            self.segment(core, &mut state, id, segment, reused, deferred);
             self.update(core, &mut state, before, 0);
-        }
-        core.tcp.run_deferred(core, deferred);
+        });
     }
 
     fn segment(
@@ -289,15 +284,14 @@ impl ListenerInner {
 
     /// Retransmits and forgets what is due.
     pub(super) fn run_timer(self: &Arc<Self>, core: &Core) {
-        let mut deferred = Deferred::default();
-        {
+        Deferred::collect(core, |deferred| {
             let mut state = lock(&self.state);
             if state.channel.is_none() {
                 return;
             }
             let before = state.established;
             // What answers the SYN-ACKs may be here already.
-            self.take_frames(core, &mut state, &mut deferred);
+            self.take_frames(core, &mut state, deferred);
             let now = core.now();
             state.armed = Duration::MAX;
             let protocol = &mut state.protocol;
@@ -316,8 +310,7 @@ impl ListenerInner {
                 );
             }
             self.update(core, &mut state, before, 0);
-        }
-        core.tcp.run_deferred(core, deferred);
+        });
     }
 
     /// Closes it: its channel, and the flows that were half open.

@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 
 use tidewall_protocol::tcp::Errno;
 
-use super::{Inner, Phase, TcpStream};
+use super::{Phase, TcpStream};
 use crate::descriptor::scatter;
 use crate::tcp::connection::{State, error};
 
@@ -34,10 +34,8 @@ impl TcpStream {
     /// call that reads takes one frame, of which what does not fit its buffers is lost,
     /// and each that writes sends one.
     pub fn is_framed(&self) -> bool {
-        match &self.inner {
-            Inner::Own { connection } => connection.is_framed(),
-            Inner::Kernel(_) => false,
-        }
+        self.own_connection()
+            .is_some_and(|connection| connection.is_framed())
     }
 
     /// Receives a frame into several buffers, in turn. `None` is the end of what the
@@ -52,12 +50,8 @@ impl TcpStream {
         buffers: &mut [IoSliceMut<'_>],
         flags: i32,
     ) -> io::Result<Option<ReceivedFrame>> {
-        let Inner::Own { connection } = &self.inner else {
-            return Err(error(Errno::INVAL));
-        };
-        if !connection.is_framed() {
-            return Err(error(Errno::INVAL));
-        }
+        let connection = self.own_connection().filter(|it| it.is_framed());
+        let connection = connection.ok_or_else(|| error(Errno::INVAL))?;
         let mut received = None;
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         self.receive(connection, at_once, &mut |state| {
@@ -79,9 +73,7 @@ impl TcpStream {
     /// It becomes less when the path turns out to carry less. `None` where no frames
     /// are carried, or the handshake is not complete.
     pub fn frame_max(&self) -> Option<usize> {
-        let Inner::Own { connection } = &self.inner else {
-            return None;
-        };
+        let connection = self.own_connection()?;
         let state = connection.look();
         let begun = !matches!(
             state.connection.state(),

@@ -13,7 +13,7 @@ use tidewall_protocol::tcp::{
 };
 use tidewall_sys::set_option;
 
-use super::{Inner, TcpStream};
+use super::TcpStream;
 use crate::ip::routes::Neighbour;
 use crate::kernel_calls;
 use crate::lock::lock;
@@ -149,16 +149,14 @@ impl TcpStream {
     /// True while its SYN waits for what is written first
     /// ([`TcpStream::connect_fast_open`]).
     pub fn awaits_first_write(&self) -> bool {
-        match &self.inner {
-            Inner::Own { connection } => connection.look().awaits_syn_data(),
-            Inner::Kernel(_) => false,
-        }
+        self.own_connection()
+            .is_some_and(|connection| connection.look().awaits_syn_data())
     }
 
     /// Waits until the peer has answered.
     fn connected(self, deadline: Option<Instant>) -> io::Result<Self> {
         let stream = self;
-        let Inner::Own { connection, .. } = &stream.inner else {
+        let Some(connection) = stream.own_connection() else {
             return Ok(stream);
         };
         let core = stream.stack.core();
@@ -244,11 +242,10 @@ impl TcpStream {
             core.tcp.ports.enter(&core.netdev.owner, None, port, held)?;
             let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
             let connection = core.tcp.new_connection(core, flow, &config, options);
-            let mut deferred = Deferred::default();
-            let opened = core
-                .tcp
-                .open(core, connection, neighbour, 0, HOP_LIMIT, &mut deferred);
-            core.tcp.run_deferred(core, deferred);
+            let opened = Deferred::collect(core, |deferred| {
+                let tcp = &core.tcp;
+                tcp.open(core, connection, neighbour, 0, HOP_LIMIT, deferred)
+            });
             // The connection is a user of the port now, or nobody is.
             core.tcp.ports.leave(&core.netdev.owner, port);
             if let Some(connection) = opened {

@@ -12,22 +12,11 @@ use crate::kernel_calls;
 /// what ICMP reported while nothing came.
 impl Read for &TcpStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match &self.inner {
-            Inner::Kernel(kernel) => (&kernel.stream).read(buffer),
-            Inner::Own { connection } if connection.is_framed() => {
-                self.receive_pieces(&mut [IoSliceMut::new(buffer)], 0)
-            }
-            Inner::Own { connection, .. } => self.receive(connection, false, &mut |state| {
-                state.connection.read(buffer)
-            }),
-        }
+        self.receive_pieces(&mut [IoSliceMut::new(buffer)], 0)
     }
 
     fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        match &self.inner {
-            Inner::Kernel(kernel) => (&kernel.stream).read_vectored(buffers),
-            Inner::Own { .. } => self.receive_pieces(buffers, 0),
-        }
+        self.receive_pieces(buffers, 0)
     }
 }
 
@@ -44,7 +33,7 @@ impl TcpStream {
                 let received = kernel_calls::receive(&kernel.stream, buffers, flags);
                 return received.map(|(length, _)| length);
             }
-            Inner::Own { connection, .. } => connection,
+            Inner::Own(connection) => connection,
         };
         if connection.is_framed() {
             let received = self.receive_frame(buffers, flags)?;
@@ -90,7 +79,7 @@ impl TcpStream {
     pub(crate) fn send_pieces(&self, buffers: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel_calls::send(&kernel.stream, buffers, None, flags),
-            Inner::Own { connection, .. } => {
+            Inner::Own(connection) => {
                 let has = |flag| flags & flag != 0;
                 let sending = Sending {
                     flags: SendFlags {
@@ -111,19 +100,11 @@ impl TcpStream {
 /// EINTR.
 impl Write for &TcpStream {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        match &self.inner {
-            Inner::Kernel(kernel) => (&kernel.stream).write(buffer),
-            Inner::Own { connection, .. } => {
-                self.send(connection, &[IoSlice::new(buffer)], Sending::default())
-            }
-        }
+        self.send_pieces(&[IoSlice::new(buffer)], 0)
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        match &self.inner {
-            Inner::Kernel(kernel) => (&kernel.stream).write_vectored(buffers),
-            Inner::Own { connection, .. } => self.send(connection, buffers, Sending::default()),
-        }
+        self.send_pieces(buffers, 0)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tidewall_protocol::tcp::{Connection, Notification as Reported, Timestamping};
 
-use super::{Inner, Sending, TcpStream};
+use super::TcpStream;
 
 /// What a stream tells beside its bytes (an entry of Linux's error queue): times
 /// that [`Timestamping`] asks for, and calls of [`TcpStream::write_zero_copy`] that
@@ -61,15 +61,9 @@ impl TcpStream {
     /// As [`std::io::Write::write`] of this type, and as
     /// [`TcpStream::set_timestamping`]. What fails has no number.
     pub fn write_zero_copy(&self, buffer: &[u8]) -> io::Result<usize> {
-        match &self.inner {
-            Inner::Kernel(_) => unsupported(),
-            Inner::Own { connection, .. } => {
-                let sending = Sending {
-                    zero_copy: true,
-                    ..Sending::default()
-                };
-                self.send(connection, &[IoSlice::new(buffer)], sending)
-            }
+        match self.kernels() {
+            Some(_) => unsupported(),
+            None => self.send_pieces(&[IoSlice::new(buffer)], libc::MSG_ZEROCOPY),
         }
     }
 
@@ -95,7 +89,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
     pub fn take_notification(&self) -> io::Result<Option<Notification>> {
-        let Inner::Own { connection, .. } = &self.inner else {
+        let Some(connection) = self.own_connection() else {
             return unsupported();
         };
         let core = self.stack.here()?;

@@ -10,7 +10,6 @@ use tidewall_protocol::tcp::{Congestion, Connection, Keepalive, StreamOptions};
 
 use super::{Inner, NO_LINGER, TcpStream};
 use crate::tcp::connection::{State, error};
-use crate::tcp::frames::Deferred;
 use crate::tcp::kernel_stream::{self, KernelStream, TCP_NOTSENT_LOWAT};
 
 impl TcpStream {
@@ -20,10 +19,8 @@ impl TcpStream {
     /// What the kernel reports, for a connection of its own.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.stream.set_nonblocking(nonblocking),
-            Inner::Own { .. } => Ok(()),
-        }
+        self.kernels()
+            .map_or(Ok(()), |kernel| kernel.stream.set_nonblocking(nonblocking))
     }
 
     /// Whether reading and writing return EAGAIN instead of waiting.
@@ -37,10 +34,8 @@ impl TcpStream {
     /// EINVAL for a zero duration.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.read_timeout.set(timeout)?;
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.stream.set_read_timeout(timeout),
-            Inner::Own { .. } => Ok(()),
-        }
+        self.kernels()
+            .map_or(Ok(()), |kernel| kernel.stream.set_read_timeout(timeout))
     }
 
     /// Bounds how long writing waits (SO_SNDTIMEO).
@@ -49,10 +44,8 @@ impl TcpStream {
     /// EINVAL for a zero duration.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.write_timeout.set(timeout)?;
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.stream.set_write_timeout(timeout),
-            Inner::Own { .. } => Ok(()),
-        }
+        self.kernels()
+            .map_or(Ok(()), |kernel| kernel.stream.set_write_timeout(timeout))
     }
 
     /// The bound on reading, if any.
@@ -161,40 +154,28 @@ impl TcpStream {
     /// after them; where frames are carried, bytes of the next one. `None` for a
     /// connection of the kernel's.
     pub fn unread(&self) -> Option<(u32, bool)> {
-        match &self.inner {
-            Inner::Kernel(_) => None,
-            Inner::Own { connection, .. } => {
-                let state = connection.look();
-                let connection = &state.connection;
-                let unread = if connection.is_framed() {
-                    let next = connection.frame().unwrap_or_default();
-                    next.iter().map(|piece| piece.len() as u32).sum()
-                } else {
-                    connection.info().unread
-                };
-                Some((unread, connection.receive_closed()))
-            }
-        }
+        let state = self.own_connection()?.look();
+        let connection = &state.connection;
+        let unread = if connection.is_framed() {
+            let next = connection.frame().unwrap_or_default();
+            next.iter().map(|piece| piece.len() as u32).sum()
+        } else {
+            connection.info().unread
+        };
+        Some((unread, connection.receive_closed()))
     }
 
     /// How long ago data came last (tcpi_last_data_recv); `None` for a connection of
     /// the kernel's.
     pub fn since_received(&self) -> Option<Duration> {
-        match &self.inner {
-            Inner::Kernel(_) => None,
-            Inner::Own { connection, .. } => {
-                let now = self.stack.core().now();
-                Some(connection.look().connection.since_received(now))
-            }
-        }
+        let connection = self.own_connection()?;
+        let now = self.stack.core().now();
+        Some(connection.look().connection.since_received(now))
     }
 
     /// The kernel's socket of a connection that the kernel has.
     pub fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
-        match &self.inner {
-            Inner::Kernel(kernel) => Some(kernel.stream.as_fd()),
-            Inner::Own { .. } => None,
-        }
+        Some(self.kernels()?.stream.as_fd())
     }
 
     /// Probes a silent peer (SO_KEEPALIVE, TCP_KEEPIDLE, TCP_KEEPINTVL,
@@ -380,10 +361,8 @@ impl TcpStream {
             u64::try_from(time.as_nanos()).unwrap_or(NO_LINGER - 1)
         });
         self.linger.store(value, Ordering::Relaxed);
-        match &self.inner {
-            Inner::Kernel(kernel) => kernel.set_linger(linger),
-            Inner::Own { .. } => Ok(()),
-        }
+        self.kernels()
+            .map_or(Ok(()), |kernel| kernel.set_linger(linger))
     }
 
     /// What dropping the stream does; see [`TcpStream::set_linger`].
@@ -457,7 +436,7 @@ impl TcpStream {
         kernel: impl FnOnce(&KernelStream) -> io::Result<T>,
     ) -> io::Result<T> {
         match &self.inner {
-            Inner::Own { connection, .. } => Ok(own(&connection.lock().connection)),
+            Inner::Own(connection) => Ok(own(&connection.lock().connection)),
             Inner::Kernel(of_kernel) => kernel(of_kernel),
         }
     }
@@ -469,26 +448,24 @@ impl TcpStream {
         kernel: impl FnOnce(&KernelStream) -> io::Result<()>,
     ) -> io::Result<()> {
         match &self.inner {
-            Inner::Own { .. } => self.change(own),
+            Inner::Own(_) => self.change(own),
             Inner::Kernel(of_kernel) => kernel(of_kernel),
         }
     }
 
     /// Changes something of a connection of ours, and sends what that frees.
     pub(super) fn change(&self, how: impl FnOnce(&mut State, Duration)) -> io::Result<()> {
-        if let Inner::Own { connection, .. } = &self.inner {
-            let core = self.stack.here()?;
-            let mut deferred = Deferred::default();
-            let wants = {
-                let mut state = connection.lock();
-                how(&mut state, core.now());
-                connection.update(core, &mut state, &mut deferred);
-                state.connection.wants_output()
-            };
-            core.tcp.run_deferred(core, deferred);
-            if wants {
-                self.send_unless_later(connection);
-            }
+        let Some(connection) = self.own_connection() else {
+            return Ok(());
+        };
+        let core = self.stack.here()?;
+        let wants = connection.with(core, |state, deferred| {
+            how(state, core.now());
+            connection.update(core, state, deferred);
+            state.connection.wants_output()
+        });
+        if wants {
+            self.send_unless_later(connection);
         }
         Ok(())
     }

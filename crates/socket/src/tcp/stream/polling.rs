@@ -6,47 +6,38 @@ use super::{Inner, TcpStream};
 use crate::readiness::Events;
 use crate::readiness::registration::{File, Pollable};
 use crate::stack::{Core, Stack};
+use crate::tcp::kernel_stream::KernelStream;
 use crate::wait_queue::WaitQueue;
 
 impl TcpStream {
     /// What it is ready for, once its protocol has seen the frames that wait; `None`
     /// for one of the kernel's.
     pub(crate) fn look(&self, core: &Core) -> Option<Events> {
-        match &self.inner {
-            Inner::Own { connection, .. } => {
-                let mut state = connection.look();
-                if state.has_frames() {
-                    drop(state);
-                    connection.process(core);
-                    state = connection.look();
-                }
-                Some(state.events())
-            }
-            Inner::Kernel(_) => None,
+        let connection = self.own_connection()?;
+        let mut state = connection.look();
+        if state.has_frames() {
+            drop(state);
+            connection.process(core);
+            state = connection.look();
         }
+        Some(state.events())
     }
 }
 
 impl File for TcpStream {
     fn pollable(&self) -> Option<Arc<dyn Pollable>> {
-        match &self.inner {
-            Inner::Own { connection, .. } => Some(connection.clone()),
-            Inner::Kernel(_) => None,
-        }
+        Some(self.own_connection()?.clone())
     }
 
     fn wait_queue(&self) -> &WaitQueue {
         match &self.inner {
-            Inner::Own { connection, .. } => &connection.wait_queue,
+            Inner::Own(connection) => &connection.wait_queue,
             Inner::Kernel(kernel) => &kernel.wait_queue,
         }
     }
 
     fn descriptor(&self) -> i32 {
-        match &self.inner {
-            Inner::Own { .. } => -1,
-            Inner::Kernel(kernel) => kernel.descriptor(),
-        }
+        self.kernels().map_or(-1, KernelStream::descriptor)
     }
 
     fn is_of(&self, stack: &Stack) -> bool {

@@ -1,0 +1,81 @@
+//! A frame out of a channel, as the driver program has described it.
+
+use std::fmt::Display;
+
+use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
+use tidewall_device::frame::Frame;
+use tidewall_protocol::{DropReason, InputOptions};
+use tidewall_receive::poller::Shared;
+
+use crate::stack::Core;
+
+/// A frame and what the driver program has written in front of it.
+pub(crate) struct ChannelFrame<'a> {
+    frame: &'a [u8],
+    metadata: Metadata,
+}
+
+impl<'a> ChannelFrame<'a> {
+    #[inline]
+    pub(crate) fn new(shared: &'a Shared, frame: &'a Frame) -> Self {
+        let memory = shared.memory();
+        ChannelFrame {
+            frame: memory.packet(frame),
+            metadata: Metadata::from_bytes(memory.below(frame, METADATA_LENGTH)),
+        }
+    }
+
+    /// What it was found to be; `None` for what no driver program has described.
+    #[inline]
+    pub(crate) fn kind(&self) -> Option<Kind> {
+        self.metadata.kind()
+    }
+
+    /// The IP packet; `None` where it should end beyond the frame.
+    #[inline]
+    pub(crate) fn packet(&self) -> Option<&'a [u8]> {
+        let Metadata { network, end, .. } = self.metadata;
+        self.frame.get(usize::from(network)..usize::from(end))
+    }
+
+    /// Where the transport's header begins in the packet.
+    #[inline]
+    pub(crate) fn transport(&self) -> usize {
+        let Metadata {
+            network, transport, ..
+        } = self.metadata;
+        usize::from(transport.saturating_sub(network))
+    }
+
+    /// How its packet is to be checked.
+    #[inline]
+    pub(crate) fn input_options(&self, core: &Core) -> InputOptions {
+        InputOptions {
+            verified: core.receiver.architecture.verifies_eagerly(),
+            ..core.ip.input_options
+        }
+    }
+
+    /// A line of `tidewall trace`, if the frame is being followed.
+    #[inline]
+    pub(crate) fn trace(&self, core: &Core, stage: &str, what: impl FnOnce() -> String) {
+        core.trace.line(self.metadata.trace, stage, what);
+    }
+
+    /// Counts and traces that it is dropped.
+    pub(crate) fn dropped(&self, core: &Core, cause: DropReason) {
+        self.trace(core, "dropped", || cause.name().to_owned());
+        core.causes.protocol(cause);
+    }
+
+    /// Traces that it is the first fragment of a packet.
+    pub(crate) fn trace_fragment(&self, core: &Core) {
+        self.trace(core, "fragment", || "first fragment".to_owned());
+    }
+
+    /// It is an ICMP error: counted, and traced.
+    pub(crate) fn count_icmp_error(&self, core: &Core, errno: impl Display) {
+        self.trace(core, "icmp-error", || format!("errno {errno}"));
+        core.causes.icmp_error();
+    }
+}
