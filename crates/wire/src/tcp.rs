@@ -238,31 +238,14 @@ impl Header {
         checksum: Checksum,
         buffer: &mut [u8],
     ) -> Result<usize, EmitError> {
-        let (options, options_len) = self.options.bytes();
-        let header_len = HEADER_LEN + options_len;
-        let limit = usize::from(u16::MAX) - header_len;
-        if payload_len > limit {
-            return Err(EmitError::PayloadTooLong {
-                limit,
-                length: payload_len,
-            });
-        }
-        let length = header_len + payload_len;
-        let too_small = EmitError::BufferTooSmall {
-            needed: length,
-            available: buffer.len(),
-        };
-        let segment = buffer.get_mut(..length).ok_or(too_small)?;
-        self.write(segment, &options, options_len)
-            .ok_or(too_small)?;
+        let segment = self.begin(payload_len, payload_len, buffer)?;
+        let length = segment.len();
         let pseudo_header = addresses.pseudo_header(Protocol::TCP, length);
         let field = match checksum {
             Checksum::Offload => pseudo_header.folded(),
             Checksum::Software | Checksum::None => pseudo_header.bytes(segment).checksum(),
         };
-        if let Some(place) = segment.get_mut(16..18) {
-            place.copy_from_slice(&field.to_be_bytes());
-        }
+        put_checksum(segment, field);
         Ok(length)
     }
 
@@ -279,6 +262,27 @@ impl Header {
         checksum: PayloadChecksum,
         buffer: &mut [u8],
     ) -> Result<usize, EmitError> {
+        let header = self.begin(payload_len, 0, buffer)?;
+        let header_len = header.len();
+        let pseudo_header = addresses.pseudo_header(Protocol::TCP, header_len + payload_len);
+        let field = match checksum {
+            PayloadChecksum::Sum(sum) => pseudo_header.bytes(header).sum(sum).checksum(),
+            PayloadChecksum::Offload => pseudo_header.folded(),
+        };
+        put_checksum(header, field);
+        Ok(header_len)
+    }
+
+    /// Writes the header of a segment with `payload_len` bytes of payload at the start
+    /// of `buffer`, but for the checksum, whose field is zero. Returns the part of it
+    /// that the header takes and the `present` bytes behind it.
+    #[inline]
+    fn begin<'b>(
+        &self,
+        payload_len: usize,
+        present: usize,
+        buffer: &'b mut [u8],
+    ) -> Result<&'b mut [u8], EmitError> {
         let (options, options_len) = self.options.bytes();
         let header_len = HEADER_LEN + options_len;
         let limit = usize::from(u16::MAX) - header_len;
@@ -288,21 +292,12 @@ impl Header {
                 length: payload_len,
             });
         }
-        let too_small = EmitError::BufferTooSmall {
-            needed: header_len,
-            available: buffer.len(),
-        };
-        let header = buffer.get_mut(..header_len).ok_or(too_small)?;
-        self.write(header, &options, options_len).ok_or(too_small)?;
-        let pseudo_header = addresses.pseudo_header(Protocol::TCP, header_len + payload_len);
-        let field = match checksum {
-            PayloadChecksum::Sum(sum) => pseudo_header.bytes(header).sum(sum).checksum(),
-            PayloadChecksum::Offload => pseudo_header.folded(),
-        };
-        if let Some(place) = header.get_mut(16..18) {
-            place.copy_from_slice(&field.to_be_bytes());
-        }
-        Ok(header_len)
+        let needed = header_len + present;
+        let available = buffer.len();
+        let too_small = EmitError::BufferTooSmall { needed, available };
+        let taken = buffer.get_mut(..needed).ok_or(too_small)?;
+        self.write(taken, &options, options_len).ok_or(too_small)?;
+        Ok(taken)
     }
 
     /// Everything but the checksum, whose field is zero.
@@ -325,6 +320,12 @@ impl Header {
             place.copy_from_slice(options);
         }
         Some(())
+    }
+}
+
+fn put_checksum(segment: &mut [u8], field: u16) {
+    if let Some(place) = segment.get_mut(16..18) {
+        place.copy_from_slice(&field.to_be_bytes());
     }
 }
 

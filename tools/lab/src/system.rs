@@ -64,13 +64,6 @@ pub enum System {
 }
 
 impl System {
-    /// The four architectures of the stack.
-    pub const STACK: [System; 4] = [
-        System::NiLrp,
-        System::SoftLrp,
-        System::EarlyDemux,
-        System::Bsd,
-    ];
     /// The kernel's modes that receive on the receiver's processor.
     pub const LINUX: [System; 3] = [System::LinuxRps, System::LinuxTimer, System::LinuxBusy];
 

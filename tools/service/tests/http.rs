@@ -69,7 +69,7 @@ fn serving(
     let serve = |start: &Start<'_>| {
         let host = LinuxStreams::new(options).unwrap();
         let (counters, stop) = (start.counters, start.stop);
-        http::serve(&host, LOCAL, &spec, log, counters, 0, stop, start.ready())
+        http::serve(&host, LOCAL, &spec, log, counters, stop, start.ready())
     };
     let within = limits.grace + Duration::from_secs(2);
     running(1, within, serve, during);
@@ -446,7 +446,7 @@ fn a_port_in_use_and_a_missing_root_are_named() {
             limits: Limits::default(),
         };
         let stop = AtomicBool::new(false);
-        http::serve(&host, LOCAL, &spec, None, &counters, 0, &stop, |_| {
+        http::serve(&host, LOCAL, &spec, None, &counters, &stop, |_| {
             panic!("it cannot be ready")
         })
         .unwrap_err()

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tidewall_protocol::tcp::Config;
 use tidewall_simulator::link::{Impairment, Loss, Queue};
-use tidewall_simulator::network::{Application, LinkId, Network, Reading, Setup};
+use tidewall_simulator::network::{Application, LinkId, Network, Setup};
 
 const USAGE: &str =
     "MBIT RTT-MS QUEUE-BYTES (bulk MS [LOSS [SEED [BACK]]] | object BYTES [LOST-PACKET ...])";
@@ -29,16 +29,7 @@ fn setup(forward: LinkId, back: LinkId, application: Application) -> Setup {
         offload: 65_536,
         ..Config::default()
     };
-    Setup {
-        client: config,
-        server: config,
-        forward: vec![forward],
-        back: vec![back],
-        application,
-        start: Duration::ZERO,
-        reading: Reading::default(),
-        device_queue: None,
-    }
+    Setup::new(config, forward, back, application)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

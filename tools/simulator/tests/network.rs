@@ -36,16 +36,7 @@ fn rough() -> Impairment {
 }
 
 fn setup(forward: LinkId, back: LinkId, application: Application) -> Setup {
-    Setup {
-        client: Config::default(),
-        server: Config::default(),
-        forward: vec![forward],
-        back: vec![back],
-        application,
-        start: Duration::ZERO,
-        reading: Reading::default(),
-        device_queue: None,
-    }
+    Setup::new(Config::default(), forward, back, application)
 }
 
 /// One flow over a link of each direction.

@@ -16,10 +16,7 @@ pub mod kind {
 pub mod unreachable {
     pub const NO_ROUTE: u8 = 0;
     pub const PROHIBITED: u8 = 1;
-    pub const SCOPE: u8 = 2;
     pub const ADDRESS: u8 = 3;
     pub const PORT: u8 = 4;
-    /// Of ingress or egress filters.
-    pub const POLICY: u8 = 5;
     pub const REJECT: u8 = 6;
 }

@@ -8,9 +8,7 @@
 //! is dealt with before the next one.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -24,7 +22,7 @@ use tidewall_manager::{AfXdp, Config};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::bare::{LIMIT, poll};
-use super::service::until_input_ends;
+use super::service::run_until_report;
 
 /// Frames of each queue.
 const FRAMES: u32 = 4096;
@@ -65,26 +63,8 @@ pub struct ForwardReport {
 /// Forwards until the line `report`, which is answered with a [`ForwardReport`], or the end
 /// of the input.
 pub(super) fn run(job: &ForwardJob) -> anyhow::Result<()> {
-    let stop = Arc::new(AtomicBool::new(false));
     let mut forwarder = Forwarder::open(job)?;
-    let seen = stop.clone();
-    let mut thread = Some(thread::spawn(move || forwarder.run(&seen)));
-    println!("ready");
-    let answered = until_input_ends(|line| {
-        if line != "report" {
-            return Ok(());
-        }
-        stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = thread.take() {
-            let report = thread
-                .join()
-                .map_err(|_| anyhow!("the forwarder's thread died"))??;
-            println!("{}", serde_json::to_string(&report)?);
-        }
-        Ok(())
-    });
-    stop.store(true, Ordering::Relaxed);
-    answered
+    run_until_report(move |stop| forwarder.run(stop))
 }
 
 struct Forwarder {

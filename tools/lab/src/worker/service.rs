@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidewall_service::descriptor_host::DescriptorEpoll;
@@ -295,6 +295,32 @@ pub(super) fn until_input_ends(
         std::io::stdout().flush()?;
     }
     Ok(())
+}
+
+/// Runs `work` in a thread of its own until the line `report`, which is answered with
+/// what it returns, or the end of the input.
+pub(super) fn run_until_report<R: Serialize + Send + 'static>(
+    work: impl FnOnce(&AtomicBool) -> anyhow::Result<R> + Send + 'static,
+) -> anyhow::Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = stop.clone();
+    let mut thread = Some(std::thread::spawn(move || work(&seen)));
+    println!("ready");
+    let answered = until_input_ends(|line| {
+        if line != "report" {
+            return Ok(());
+        }
+        stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = thread.take() {
+            let report = thread
+                .join()
+                .map_err(|_| anyhow!("the worker's thread panicked"))??;
+            println!("{}", serde_json::to_string(&report)?);
+        }
+        Ok(())
+    });
+    stop.store(true, Ordering::Relaxed);
+    answered
 }
 
 /// What Linux dropped.

@@ -11,8 +11,6 @@ use super::{TcpKind, TcpSpec, streams};
 
 /// Connections that may wait at a port where nobody accepts.
 const DUMMY_BACKLOG: u32 = 128;
-/// Place of the service among the counters.
-const NUMBER: usize = 0;
 
 /// Serves until `stop` is set. `ready` is called once all ports are open.
 pub(super) fn serve<H: StreamHost>(
@@ -43,14 +41,10 @@ pub(super) fn serve<H: StreamHost>(
                 work: *work,
                 limits: *limits,
             };
-            http::serve(host, address, &server, None, counters, NUMBER, stop, |_| {
-                ready()
-            })?;
+            http::serve(host, address, &server, None, counters, stop, |_| ready())?;
         }
         TcpKind::Proxy(spec) => {
-            proxy::serve(host, address, spec, None, counters, NUMBER, stop, |_| {
-                ready()
-            })?;
+            proxy::serve(host, address, spec, None, counters, stop, |_| ready())?;
         }
         TcpKind::Program(program) => bail!("{} has sockets of its own", program.name()),
     }

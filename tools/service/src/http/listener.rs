@@ -71,11 +71,12 @@ pub trait ClientConnection {
     }
 }
 
+/// The server's place among the services of its counters.
+const SERVICE: usize = 0;
+
 /// Where it is counted.
 pub(super) struct Tally<'a> {
     pub(super) counters: &'a Counters,
-    /// The number of the service.
-    pub(super) number: usize,
 }
 
 impl Tally<'_> {
@@ -87,15 +88,14 @@ impl Tally<'_> {
             responses,
             refused,
         } = std::mem::take(&mut site.counts);
-        self.counters
-            .batch(self.number, requests, received, responses);
+        self.counters.batch(SERVICE, requests, received, responses);
         for _ in 0..refused {
             self.error();
         }
     }
 
     pub(super) fn error(&self) {
-        self.counters.error(self.number);
+        self.counters.error(SERVICE);
     }
 }
 
@@ -157,7 +157,7 @@ impl<S: Stream, P: ClientConnection> Client<S, P> {
             match sent {
                 None => {}
                 Some(Ok(count)) => {
-                    tally.counters.sent(tally.number, count as u64);
+                    tally.counters.sent(SERVICE, count as u64);
                     self.session
                         .connection_mut()
                         .sent(count, now, &shared.limits);
@@ -350,7 +350,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
             queued: false,
         });
         let open = self.clients.len() as u64;
-        self.tally.counters.accepted(self.tally.number, open);
+        self.tally.counters.accepted(SERVICE, open);
         if self.host.watch_early()
             && let Some(client) = self.clients.get_mut(key)
         {
@@ -462,7 +462,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
         }
         client.link.close(self.host);
         let open = self.clients.len() as u64;
-        self.tally.counters.open(self.tally.number, open);
+        self.tally.counters.open(SERVICE, open);
         Some(client.session)
     }
 }

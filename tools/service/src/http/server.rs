@@ -16,22 +16,17 @@ use crate::counters::Counters;
 use crate::stream::StreamHost;
 
 /// Serves the files of `spec.root` at `address` until `stop` is set, then
-/// finishes the responses at hand. Counts as service `number` of `counters`.
+/// finishes the responses at hand. Counts as the first service of `counters`.
 /// `ready` is called once it listens, with the address.
 ///
 /// # Errors
 /// What opening the root, listening or waiting reports.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the parts of a server, each once"
-)]
 pub fn serve<H: StreamHost>(
     host: &H,
     address: IpAddr,
     spec: &Spec,
     log: Option<Log>,
     counters: &Counters,
-    number: usize,
     stop: &AtomicBool,
     ready: impl FnOnce(SocketAddr),
 ) -> io::Result<()> {
@@ -45,7 +40,7 @@ pub fn serve<H: StreamHost>(
     site.work = spec.work;
     site.log = log;
     let local = SocketAddr::new(address, spec.port);
-    let tally = Tally { counters, number };
+    let tally = Tally { counters };
     let listener = Listener::open(host, local, site, tally, ready)?;
     Engine::new(listener, Nobody).run(stop)
 }

@@ -111,16 +111,7 @@ pub fn proxying_at<H: StreamHost>(
     let within = spec.limits.grace + Duration::from_secs(2);
     let serve = |start: &Start<'_>| {
         let (counters, stop) = (start.counters, start.stop);
-        proxy::serve(
-            &host(),
-            address,
-            spec,
-            None,
-            counters,
-            0,
-            stop,
-            start.ready(),
-        )
+        proxy::serve(&host(), address, spec, None, counters, stop, start.ready())
     };
     running(1, within, serve, during);
 }

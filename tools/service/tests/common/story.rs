@@ -57,7 +57,6 @@ pub fn among_idle_clients<O: StreamHost, H: StreamHost, C: Client>(
             &web,
             None,
             counters,
-            0,
             stop,
             start.ready(),
         )

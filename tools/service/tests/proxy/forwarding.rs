@@ -24,16 +24,7 @@ fn with_web_server(during: impl FnOnce(SocketAddr, &Path)) {
     };
     let serve = |start: &Start<'_>| {
         let (counters, stop) = (start.counters, start.stop);
-        http::serve(
-            &epoll(),
-            LOCAL,
-            &spec,
-            None,
-            counters,
-            0,
-            stop,
-            start.ready(),
-        )
+        http::serve(&epoll(), LOCAL, &spec, None, counters, stop, start.ready())
     };
     let within = spec.limits.grace + Duration::from_secs(2);
     running(1, within, serve, |web| during(web.address, &root));

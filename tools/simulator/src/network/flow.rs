@@ -76,6 +76,23 @@ pub struct Setup {
     pub device_queue: Option<u32>,
 }
 
+impl Setup {
+    /// A flow from the beginning on, both of whose ends have the same engine, read at
+    /// once, and send into links without a device's queue in front.
+    pub fn new(config: Config, forward: LinkId, back: LinkId, application: Application) -> Self {
+        Setup {
+            client: config,
+            server: config,
+            forward: vec![forward],
+            back: vec![back],
+            application,
+            start: Duration::ZERO,
+            reading: Reading::default(),
+            device_queue: None,
+        }
+    }
+}
+
 /// What came of a flow so far.
 #[derive(Clone, Debug)]
 pub struct Report {

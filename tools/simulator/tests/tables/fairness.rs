@@ -6,7 +6,7 @@ use tidewall_protocol::tcp::Config;
 use tidewall_simulator::link::Impairment;
 use tidewall_simulator::network::{Network, Setup};
 
-use crate::scenario::{BULK, MS, Path, SECOND, US, engines, names, report, run, setup};
+use crate::scenario::{BULK, MS, Path, SECOND, US, engines, names, report, run};
 use crate::table::{Table, head, median};
 
 /// Jain's index (RFC 5166 §2.3): one if all get the same, 1/n if one has all.
@@ -40,7 +40,7 @@ pub fn shares(
             network.flow(Setup {
                 forward: vec![access, forward],
                 start,
-                ..setup(config, forward, back, BULK)
+                ..Setup::new(config, forward, back, BULK)
             })
         })
         .collect();

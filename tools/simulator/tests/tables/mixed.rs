@@ -2,7 +2,7 @@
 
 use tidewall_simulator::network::Network;
 
-use crate::scenario::{BULK, MS, Path, SECOND, US, engines, names, objects, report, run, setup};
+use crate::scenario::{BULK, MS, Path, SECOND, US, engines, names, objects, report, run};
 use crate::table::{Table, head, median, milliseconds, percent, percentile};
 use tidewall_simulator::link::Impairment;
 use tidewall_simulator::network::Setup;
@@ -46,7 +46,7 @@ fn mixed() {
                         for &way in &ways[1..] {
                             flows.push(network.flow(Setup {
                                 forward: vec![way, forward],
-                                ..setup(config, forward, back, BULK)
+                                ..Setup::new(config, forward, back, BULK)
                             }));
                         }
                         // The server's data go the way of the bulk.
@@ -54,7 +54,7 @@ fn mixed() {
                             forward: vec![back],
                             back: vec![ways[0], forward],
                             start: 3 * SECOND,
-                            ..setup(config, back, forward, objects(bytes, u32::MAX))
+                            ..Setup::new(config, back, forward, objects(bytes, u32::MAX))
                         });
                         let read = |network: &Network| -> u64 {
                             let flows = flows.iter();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewall_protocol::tcp::{Config, Congestion};
 use tidewall_simulator::link::{Counters, Impairment, Queue};
-use tidewall_simulator::network::{Application, FlowId, LinkId, Network, Reading, Report, Setup};
+use tidewall_simulator::network::{Application, FlowId, LinkId, Network, Report, Setup};
 
 use crate::table::{median, percentile};
 
@@ -115,20 +115,6 @@ impl Path {
     }
 }
 
-/// A flow from the beginning on, both of whose ends are told the same.
-pub fn setup(config: Config, forward: LinkId, back: LinkId, application: Application) -> Setup {
-    Setup {
-        client: config,
-        server: config,
-        forward: vec![forward],
-        back: vec![back],
-        application,
-        start: Duration::ZERO,
-        reading: Reading::default(),
-        device_queue: None,
-    }
-}
-
 pub const BULK: Application = Application::Bulk { bytes: None };
 
 /// Objects, each on a connection of its own: a request of 100 bytes, an answer.
@@ -174,7 +160,7 @@ pub fn bulk(
 ) -> Outcome {
     let mut network = Network::new(seed);
     let (forward, back) = path.build(&mut network);
-    let mut setup = setup(config, forward, back, BULK);
+    let mut setup = Setup::new(config, forward, back, BULK);
     if let Some(access) = &path.access {
         setup.forward.insert(0, network.link(access.clone()));
     }
@@ -265,7 +251,7 @@ pub fn completions(
     for seed in 0..seeds {
         let mut network = Network::new(seed);
         let (data, requests) = path.build(&mut network);
-        let flow = network.flow(setup(config, requests, data, objects(bytes, count)));
+        let flow = network.flow(Setup::new(config, requests, data, objects(bytes, count)));
         run(&mut network, FOREVER, &format!("{path:?}, seed {seed}"));
         let report = report(&network, flow);
         assert!(report.done, "{path:?}, seed {seed}: {report:?}");

@@ -58,7 +58,7 @@ impl Web {
                 );
             };
             let (address, stop) = (place.arguments.address(), place.stop);
-            http::serve(host, address, &spec, log, counters, 0, stop, ready)
+            http::serve(host, address, &spec, log, counters, stop, ready)
         })
     }
 }

@@ -101,7 +101,7 @@ impl Proxy {
                 say_where(&format!("proxy on {address}/tcp, {whom}"), &place.what);
             };
             let (address, stop) = (place.arguments.address(), place.stop);
-            proxy::serve(host, address, &spec, log, counters, 0, stop, ready)
+            proxy::serve(host, address, &spec, log, counters, stop, ready)
         })
     }
 }

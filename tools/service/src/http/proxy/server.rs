@@ -22,22 +22,17 @@ const ROUNDS: usize = 8;
 const RESOLVING: Duration = Duration::from_millis(5);
 
 /// Runs the proxy at `address` until `stop` is set, then finishes the answers
-/// at hand. Counts as service `number` of `counters`. `ready` is called once it
+/// at hand. Counts as the first service of `counters`. `ready` is called once it
 /// listens, with the address.
 ///
 /// # Errors
 /// What listening or waiting reports.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the parts of a server, each once"
-)]
 pub fn serve<H: StreamHost>(
     host: &H,
     address: IpAddr,
     spec: &Spec,
     log: Option<Log>,
     counters: &Counters,
-    number: usize,
     stop: &AtomicBool,
     ready: impl FnOnce(SocketAddr),
 ) -> io::Result<()> {
@@ -47,7 +42,7 @@ pub fn serve<H: StreamHost>(
     let mut shared = Shared::forwarding(spec.clone(), clock, random);
     shared.log = log;
     let local = SocketAddr::new(address, spec.port);
-    let tally = Tally { counters, number };
+    let tally = Tally { counters };
     let listener = Listener::open(host, local, shared, tally, ready)?;
     Engine::new(listener, Origins::new()).run(stop)
 }
