@@ -9,12 +9,12 @@ use std::path::Path;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use crate::bound::Bound;
 use crate::capacity::Capacity;
 use crate::environment::Environment;
-use crate::plot::precise;
-use crate::sweep::median;
-use crate::verdict::interval;
+
+mod claim;
+
+pub use claim::{Claim, Verdict};
 
 /// The outcome of one experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -123,174 +123,6 @@ pub struct Sample {
     /// Further figures, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub values: BTreeMap<String, f64>,
-}
-
-/// Something that the experiment is to show.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Claim {
-    /// Short name, unique in the experiment.
-    pub id: String,
-    /// What is claimed.
-    pub text: String,
-    /// The paper's figure for it, where it gives one.
-    pub paper: Option<f64>,
-    /// Ours, computed from the series; `None` when they lack what it takes.
-    pub measured: Option<f64>,
-    /// What the figure must keep; `None` for one that is only told.
-    pub bound: Option<Bound>,
-    /// The 95 % interval of the figure, where it was measured in rounds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub low: Option<f64>,
-    /// Its other end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub high: Option<f64>,
-    /// Whether it does; `None` where there is nothing to keep, and while the limit
-    /// lies in the interval.
-    pub holds: Option<bool>,
-    /// The same in a word.
-    #[serde(default)]
-    pub verdict: Verdict,
-}
-
-/// What became of a claim.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verdict {
-    /// It keeps its bound.
-    #[serde(rename = "holds")]
-    Holds,
-    /// It does not.
-    #[serde(rename = "FAILED")]
-    Failed,
-    /// The bound lies in the figure's interval.
-    #[serde(rename = "undecided")]
-    Undecided,
-    /// It has no bound.
-    #[default]
-    #[serde(rename = "measured")]
-    Measured,
-}
-
-impl Verdict {
-    /// The word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Verdict::Holds => "holds",
-            Verdict::Failed => "FAILED",
-            Verdict::Undecided => "undecided",
-            Verdict::Measured => "measured",
-        }
-    }
-}
-
-impl Claim {
-    /// A figure without a bound, which neither holds nor fails.
-    pub fn new(id: impl Into<String>, text: impl Into<String>, measured: Option<f64>) -> Self {
-        Claim {
-            id: id.into(),
-            text: text.into(),
-            paper: None,
-            // What is no number has no form in JSON either.
-            measured: measured.filter(|measured| measured.is_finite()),
-            bound: None,
-            low: None,
-            high: None,
-            holds: None,
-            verdict: Verdict::Measured,
-        }
-    }
-
-    /// With the paper's figure for it.
-    #[must_use]
-    pub fn paper(self, figure: f64) -> Self {
-        let paper = Some(figure);
-        Claim { paper, ..self }
-    }
-
-    /// Judged by a bound. What could not be measured does not hold.
-    fn judged(self, bound: Bound) -> Self {
-        let holds = self.measured.is_some_and(|measured| bound.holds(measured));
-        Claim {
-            bound: Some(bound),
-            ..self
-        }
-        .decided(Some(holds))
-    }
-
-    fn decided(self, holds: Option<bool>) -> Self {
-        let verdict = match holds {
-            _ if self.bound.is_none() => Verdict::Measured,
-            Some(true) => Verdict::Holds,
-            Some(false) => Verdict::Failed,
-            None => Verdict::Undecided,
-        };
-        Claim {
-            holds: holds.filter(|_| self.bound.is_some()),
-            verdict,
-            ..self
-        }
-    }
-
-    /// The same claim, by its figure in each round that gave one. Nothing changes
-    /// where none did.
-    pub(crate) fn with_rounds(self, values: &[f64]) -> Self {
-        let Some(measured) = median(values) else {
-            return self;
-        };
-        let interval = interval(values);
-        let decided = interval
-            .zip(self.bound)
-            .and_then(|((low, high), bound)| bound.decides(low, high));
-        Claim {
-            measured: Some(measured),
-            low: interval.map(|(low, _)| low),
-            high: interval.map(|(_, high)| high),
-            ..self
-        }
-        .decided(decided)
-    }
-
-    /// True while the bound lies in the interval, or there are too few rounds for one.
-    pub fn is_undecided(&self) -> bool {
-        self.verdict == Verdict::Undecided
-    }
-
-    /// Holds if the figure is at least `limit`.
-    pub fn at_least(
-        id: impl Into<String>,
-        text: impl Into<String>,
-        measured: Option<f64>,
-        limit: f64,
-    ) -> Self {
-        Claim::new(id, text, measured).judged(Bound::at_least(limit))
-    }
-
-    /// Holds if the figure is above `limit`.
-    pub fn above(
-        id: impl Into<String>,
-        text: impl Into<String>,
-        measured: Option<f64>,
-        limit: f64,
-    ) -> Self {
-        Claim::new(id, text, measured).judged(Bound::above(limit))
-    }
-
-    /// Holds if the figure is at most `limit`.
-    pub fn at_most(
-        id: impl Into<String>,
-        text: impl Into<String>,
-        measured: Option<f64>,
-        limit: f64,
-    ) -> Self {
-        Claim::new(id, text, measured).judged(Bound::at_most(limit))
-    }
-
-    /// What a reader sees of the interval: nothing where there is none.
-    pub(crate) fn interval(&self) -> String {
-        let ends = self.low.zip(self.high);
-        ends.map_or_else(String::new, |(low, high)| {
-            format!("{}–{}", precise(low), precise(high))
-        })
-    }
 }
 
 impl Point {
@@ -657,7 +489,7 @@ pub(crate) mod tests {
     fn a_claim_without_a_bound_never_holds() {
         for figure in [Some(1.0), None] {
             let mut result = sample();
-            result.claims = vec![Claim::new("told", "a ratio", figure)];
+            result.claims = vec![Claim::new("reported", "a ratio", figure)];
             assert_eq!(result.claims[0].verdict, Verdict::Measured);
             assert_eq!(result.failed().count(), 0);
             let text = serde_json::to_string(&result).unwrap();
