@@ -320,7 +320,7 @@ fn one_neighbour_does_not_take_the_others_arp() {
         &[sender("blast", 100_000, answers), router(), asks()],
         4_000,
     );
-    // Whoever they say they are: answers to us come before what all get.
+    // Under any name: answers to us come before what all get.
     let anybody = |_: u64, random: &mut Random| {
         let [_, _, a, b, c, d, ..] = random.next().to_be_bytes();
         arp(EVERYBODY, [2, 9, a, b, c, d])

@@ -14,7 +14,7 @@
 //!
 //! A socket that is neither bound to a listener nor connected is an unconnected socket
 //! of the kernel's under the number, which `connect` or `listen` replace: an epoll set
-//! that it was in before has to be told of it again.
+//! that it was in before has to hear of it again.
 #![deny(unsafe_code)]
 
 mod address;

@@ -99,7 +99,7 @@ impl Pair {
     }
 
     /// Until neither end has anything to send at this time.
-    fn settle(&mut self) {
+    fn quiesce(&mut self) {
         while self.send(0) + self.send(1) > 0 {}
     }
 
@@ -132,7 +132,7 @@ fn stream(config: &Config, length: usize, calls: usize, counter: &mut Counter) {
                 pair.send(1);
             }
             pair.pass(Duration::from_millis(41));
-            pair.settle();
+            pair.quiesce();
         });
         sent += length as u64;
     }

@@ -2,7 +2,7 @@
 //! the processor.
 //!
 //! The frames of all sockets wait in the device's one ring until a poll sorts them, and
-//! what finds the ring full is lost, whoever it was for. A channel that is full costs
+//! what finds the ring full is lost, no matter whose it is. A channel that is full costs
 //! its own socket a frame (LRP, Druschel & Banga, OSDI 1996, section 3.1). So the ring
 //! comes first:
 //!

@@ -157,7 +157,7 @@ impl PortReservation {
 }
 
 /// Whether the kernel's part of a socket has input, as far as anybody knows. It tells
-/// of changes only, so what it told is remembered until it says that nothing is left.
+/// of changes only, so what it reported is remembered until it says that nothing is left.
 #[derive(Debug, Default)]
 pub(crate) struct KernelInput(AtomicBool);
 

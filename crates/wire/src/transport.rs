@@ -12,7 +12,7 @@ pub enum ChecksumState {
     /// It is correct.
     Valid,
     /// It is zero: the sender computed none. Fit for use over IPv4 (RFC 768);
-    /// over IPv6 only for tunnels that were told to expect it (RFC 6935).
+    /// over IPv6 only for tunnels that were set to expect it (RFC 6935).
     Absent,
     /// It is the sum of the pseudo-header alone: a sender on the same host has
     /// left it to its device, and no device was in between (Linux

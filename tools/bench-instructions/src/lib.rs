@@ -18,7 +18,7 @@
 //! tables grow to their size and connections leave slow start, then [`COUNTED`] that
 //! are. In each of them the scenario names the part that is meant; what it does
 //! besides to prepare it is not counted. Copying, clearing and comparing memory in
-//! libc (`memcpy` and its like) is told, but not judged: which of libc's versions
+//! libc (`memcpy` and its like) is printed, but not judged: which of libc's versions
 //! runs depends on the processor.
 //!
 //! # The judgement

@@ -180,7 +180,7 @@ fn main() {
     };
     match (read(kernel), read(tidewall)) {
         (Ok(kernel), Ok(tidewall)) => {
-            // Whoever reads may have had enough.
+            // Who reads may have had enough.
             let _ = io::stdout().write_all(table(&kernel, &tidewall).as_bytes());
         }
         (Err(error), _) | (_, Err(error)) => {

@@ -60,7 +60,7 @@ pub(crate) struct Service {
 }
 
 impl Governor {
-    /// Starts it. A `netdev_budget` that may not be written is told in
+    /// Starts it. A `netdev_budget` that may not be written is noted in
     /// `shortcomings`, and T alone is set.
     ///
     /// # Errors

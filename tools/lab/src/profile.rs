@@ -191,7 +191,7 @@ mod tests {
         odd line\n";
 
     #[test]
-    fn samples_are_told_apart() {
+    fn samples_are_distinguished() {
         let profile = read(TEXT, 4711);
         assert_eq!((profile.idle, profile.others), (1, 1));
         assert_eq!(profile.functions["net_rx_action"], 2);

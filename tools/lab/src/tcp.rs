@@ -11,17 +11,17 @@ use rustix::net::sockopt::{set_socket_reuseaddr, set_tcp_congestion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use tidewall_sys::option_bytes;
 
-/// Connects from local `port` within `patience`, with congestion control
+/// Connects from local `port` within `timeout`, with congestion control
 /// `congestion`; small writes leave at once.
 ///
 /// # Errors
 /// EADDRINUSE for a port that is taken; ENOENT for a congestion control that
-/// the kernel has not; WouldBlock when the patience is over.
+/// the kernel has not; WouldBlock at the timeout.
 pub(crate) fn connect(
     port: u16,
     server: SocketAddrV4,
     congestion: &str,
-    patience: Duration,
+    timeout: Duration,
 ) -> io::Result<TcpStream> {
     let kind = SocketType::STREAM;
     let socket = socket_with(AddressFamily::INET, kind, SocketFlags::CLOEXEC, None)?;
@@ -31,7 +31,7 @@ pub(crate) fn connect(
     set_tcp_congestion(&stream, congestion)?;
     stream.set_nodelay(true)?;
     // Bounds connecting too (socket(7)).
-    stream.set_write_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(timeout))?;
     bind(&stream, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))?;
     rustix::net::connect(&stream, &server)?;
     Ok(stream)
@@ -72,7 +72,7 @@ fn read_info(bytes: &[u8; INFO]) -> BTreeMap<String, f64> {
         ("retransmitted", word(100)),
         ("timeouts", half(240)),
         ("timeout episodes", half(242)),
-        ("duplicates told", word(216)),
+        ("duplicates reported", word(216)),
         ("reordering seen", word(220)),
         ("out of order", word(224)),
         ("window, segments", word(80)),

@@ -169,7 +169,7 @@ pub struct Sample {
     pub burst: u32,
     /// Packets/s that the service processed.
     pub goodput: f64,
-    /// Share of the receiver's processor that was idle; `None`: not told.
+    /// Share of the receiver's processor that was idle; `None`: not reported.
     pub idle: Option<f64>,
     /// Frames that the driver delivered over the whole load.
     pub frames: f64,

@@ -22,7 +22,7 @@ use tidewall_load::{BlastSpec, LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, Reader, ServiceSpec};
 use tidewall_wire::ethernet::MacAddress;
 
-/// A worker of the lab in a namespace: this very test, told what to be.
+/// A worker of the lab in a namespace: this very test, started as one.
 fn worker(namespace: &str, test: &str, job: &Job) -> Child {
     Command::new("ip")
         .args(["netns", "exec", namespace])

@@ -110,12 +110,12 @@ impl Idle {
         raise_descriptors(u64::from(spec.connections) + OTHERS)?;
         let mut idle = Idle::new(spec)?;
         let clock = Instant::now();
-        let patience = nanoseconds(spec.opening_max());
+        let limit = nanoseconds(spec.opening_max());
         let mut reported = Duration::ZERO;
         loop {
             let now = nanoseconds(clock.elapsed());
             if idle.open == spec.connections as usize
-                || now >= patience
+                || now >= limit
                 || stop.load(Ordering::Relaxed)
             {
                 break;

@@ -147,7 +147,7 @@ pub fn mac(link: &Link, next_hop: IpAddr, destination: IpAddr) -> io::Result<Mac
         io::ErrorKind::HostUnreachable,
         format!(
             "{next_hop} does not answer on {name}: is it up? Its Ethernet address can be given, \
-             or told to the kernel with `ip neigh replace {next_hop} lladdr ADDRESS dev {name}`",
+             or given to the kernel with `ip neigh replace {next_hop} lladdr ADDRESS dev {name}`",
             name = link.name
         ),
     ))

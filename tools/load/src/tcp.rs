@@ -28,7 +28,7 @@ pub(crate) struct Ways {
     sources: Vec<IpAddr>,
     turn: usize,
     /// Receive buffer in bytes, of which the kernel doubles and bounds the number:
-    /// the peer is told of no larger window.
+    /// no larger window is announced to the peer.
     buffer: Option<u32>,
 }
 
@@ -242,7 +242,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_connection_is_told_when_it_stands() {
+    fn a_connection_is_reported_when_it_stands() {
         for local in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(local) else {
                 tidewall_skip::inapplicable(local, "no such address here");

@@ -139,7 +139,7 @@ fn nobody_there_leaves_none() {
 }
 
 #[test]
-fn opening_is_told_of_and_can_be_stopped() {
+fn opening_is_reported_and_can_be_stopped() {
     let server = Server::start(Behaviour::Silence, FREELY);
     let load = load(&server, |spec| {
         (spec.connections, spec.pace) = (10_000, Some(100));

@@ -61,8 +61,8 @@ fn a_port_that_nobody_owns_is_blasted_all_the_same() {
 }
 
 #[test]
-fn a_rate_steps_when_it_is_told_to() {
-    if !tidewall_skip::has_programs("a_rate_steps_when_it_is_told_to", &["ip"]) {
+fn a_rate_steps_when_asked_to() {
+    if !tidewall_skip::has_programs("a_rate_steps_when_asked_to", &["ip"]) {
         return;
     }
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -105,7 +105,7 @@ fn a_silent_server_loses_every_request() {
 }
 
 #[test]
-fn progress_is_told_and_a_run_can_be_stopped() {
+fn progress_is_reported_and_a_run_can_be_stopped() {
     let server = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = server.local_addr().unwrap();
     let over = AtomicBool::new(false);
@@ -127,18 +127,18 @@ fn progress_is_told_and_a_run_can_be_stopped() {
         ping.interval = Duration::from_millis(1);
         let mut spec = load(None, Some(ping), 60_000);
         spec.warm_up = Duration::from_millis(250);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let report = run_until(&spec, &stop, |progress| {
             stop.store(progress.phase == Phase::Measuring, Ordering::Relaxed);
-            told.push(progress);
+            reported.push(progress);
         });
         over.store(true, Ordering::Relaxed);
         let report = report.unwrap();
         assert!(report.stopped);
-        assert_eq!(told.first().unwrap().phase, Phase::WarmUp);
-        assert_eq!(told.last().unwrap().phase, Phase::Measuring);
+        assert_eq!(reported.first().unwrap().phase, Phase::WarmUp);
+        assert_eq!(reported.last().unwrap().phase, Phase::Measuring);
         let ping = report.ping.as_ref().unwrap();
-        let echoed: u64 = told
+        let echoed: u64 = reported
             .iter()
             .map(|progress| progress.ping.unwrap().echoed)
             .sum();

@@ -437,8 +437,8 @@ fn answers_to_nobody_are_dropped_at_the_device() {
     let echoed = thread::scope(|scope| {
         scope.spawn(|| {
             let mut buffer = [0; 64];
-            let patience = Some(Duration::from_millis(20));
-            socket.set_read_timeout(patience).unwrap();
+            let timeout = Some(Duration::from_millis(20));
+            socket.set_read_timeout(timeout).unwrap();
             while !over.load(Ordering::Relaxed) {
                 if let Ok((length, from)) = socket.recv_from(&mut buffer) {
                     let _ = socket.send_to(&buffer[..length], from);

@@ -68,7 +68,7 @@ fn another_status_is_counted_apart() {
 }
 
 #[test]
-fn a_server_that_closes_or_resets_or_talks_nonsense_is_told_from_another() {
+fn servers_that_close_reset_or_answer_nonsense_are_distinguished() {
     for behaviour in [Behaviour::Close, Behaviour::Reset, Behaviour::Refuse] {
         let counts = against(behaviour, |_| ()).whole;
         assert!(
@@ -179,7 +179,7 @@ fn a_proxy_is_asked_in_the_absolute_form() {
 }
 
 #[test]
-fn a_run_ends_when_it_is_told_to_and_reports_what_it_has() {
+fn a_run_ends_when_asked_to_and_reports_what_it_has() {
     let server = Server::start(Behaviour::Answer(10), FREELY);
     let mut load = load(server.address, |_| ());
     load.duration = Duration::from_secs(600);

@@ -343,7 +343,7 @@ impl Reader {
         Times::of(self.page.words().get(TIMES..).unwrap_or_default())
     }
 
-    /// Lines that the access log has lost so far: whoever writes them down was
+    /// Lines that the access log has lost so far: who writes them down was
     /// too slow, or could not.
     pub fn log_lost(&self) -> u64 {
         self.page.words()[LOG_LOST].load(Ordering::Relaxed)

@@ -106,7 +106,7 @@ impl Host for Linux {
                     io::Error::new(error.kind(), what)
                 })?;
         }
-        // A socket bound to one address answers from that without being told.
+        // A socket bound to one address answers from that by itself.
         let located = replies && address.ip().is_unspecified();
         if located {
             if address.is_ipv6() {

@@ -100,7 +100,7 @@ impl<E: Entry> Watched<E> {
             events |= libc::POLLOUT;
         }
         match self.entries.get_mut(place as usize) {
-            // An entry that asks for nothing would still be told of errors,
+            // An entry that asks for nothing would still get errors,
             // again and again.
             Some(_) if events == 0 => self.remove(place as usize),
             Some(entry) => entry.set_events(events),

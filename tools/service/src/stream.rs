@@ -31,7 +31,7 @@ impl Interest {
 /// What [`StreamHost::wait`] has found.
 ///
 /// A host may report a state once, when it begins (as edge-triggered epoll
-/// does), or each time while it lasts. So whoever gets an event remembers it
+/// does), or each time while it lasts. So who gets an event remembers it
 /// until a read or write has come back short or with `WouldBlock`, and is not
 /// surprised when it did not need it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -98,12 +98,12 @@ fn a_file_in_memory_costs_none() {
     );
     let mut site = Site::new(One(Rc::new(entry)), clock(), Limits::default());
     let mut connection = Connection::new(PEER, Duration::ZERO);
-    let mut spare = Vec::with_capacity(64 * 1024);
+    let mut output = Vec::with_capacity(64 * 1024);
     let mut request = |site: &mut Site<One>| {
-        connection.lend(&mut spare);
+        connection.lend(&mut output);
         connection.receive(REQUEST, site);
         assert!(send(&mut connection) > 1259);
-        connection.give_back(&mut spare);
+        connection.give_back(&mut output);
     };
     // The first one makes room for the path.
     request(&mut site);
@@ -116,13 +116,13 @@ fn a_forwarded_request_costs_few() {
     let origin = SocketAddr::new(PEER, 80);
     let mut shared = Shared::forwarding(Spec::new(0, Some(origin)), clock(), 7);
     let mut session = Session::new(PEER, Duration::ZERO);
-    let mut spare = Vec::with_capacity(64 * 1024);
+    let mut output = Vec::with_capacity(64 * 1024);
     let body = "x".repeat(1259);
     let answer = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 1259\r\n\r\n{body}"
     );
     let mut request = || {
-        session.connection_mut().lend(&mut spare);
+        session.connection_mut().lend(&mut output);
         session.receive(REQUEST, &mut shared);
         assert!(session.wants_upstream().is_some());
         session.connected(Duration::ZERO);
@@ -131,7 +131,7 @@ fn a_forwarded_request_costs_few() {
         session.upstream_receive(answer.as_bytes(), &mut shared);
         assert!(session.take_finished());
         assert!(send(session.connection_mut()) > 1259);
-        session.connection_mut().give_back(&mut spare);
+        session.connection_mut().give_back(&mut output);
     };
     request();
     let count = allocations(request);

@@ -106,8 +106,8 @@ fn answers_come_from_the_address_that_was_asked() {
                     let client = UdpSocket::bind((local, 0)).unwrap();
                     // Connected, it takes answers from nobody else.
                     client.connect((address, port)).unwrap();
-                    let patience = Some(Duration::from_secs(5));
-                    client.set_read_timeout(patience).unwrap();
+                    let timeout = Some(Duration::from_secs(5));
+                    client.set_read_timeout(timeout).unwrap();
                     for length in [1, 1472, 2048, 8000] {
                         client.send(&vec![7; length]).unwrap();
                         let got = client.recv(&mut [0; 8192]);

@@ -50,8 +50,8 @@ struct Near(TcpStream);
 impl Near {
     fn connect(stack: &Stack, to: SocketAddr) -> Self {
         let stream = TcpStream::connect(stack, to).unwrap();
-        let patience = Some(Duration::from_secs(10));
-        stream.set_read_timeout(patience).unwrap();
+        let timeout = Some(Duration::from_secs(10));
+        stream.set_read_timeout(timeout).unwrap();
         Near(stream)
     }
 }

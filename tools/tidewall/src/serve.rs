@@ -90,7 +90,7 @@ pub struct Arguments {
     /// T itself [default: 0]
     #[arg(long, value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
-    /// Write what receive control was told of the first 2000 rounds (of the first queue) to this
+    /// Write what receive control saw of the first 2000 rounds (of the first queue) to this
     /// file at the end, as CSV: such files are replayed through every policy by the tests
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -112,7 +112,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     limit: Option<u32>,
     /// A traffic class: its ports and largest Bp (repeat it); the nth comes on the nth queue and is
-    /// polled nth. The device is told by ntuple rules; on a veth, which takes none, the sender's
+    /// polled nth. The device is set by ntuple rules; on a veth, which takes none, the sender's
     /// transmit queue decides: echo MASK > /sys/class/net/PEER/queues/tx-N/xps_cpus (XPS)
     #[arg(long = "class", value_name = "PORT[,PORT...][:BUDGET]", value_parser = class)]
     classes: Vec<TrafficClass>,
@@ -145,7 +145,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Where to listen. A proxy that goes wherever it is told to must not be
+    /// Where to listen. A proxy that goes wherever it is asked to must not be
     /// everybody's by default.
     fn address(&self) -> IpAddr {
         let open = self.service == Service::Proxy && self.proxy.is_open();

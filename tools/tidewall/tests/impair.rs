@@ -190,8 +190,8 @@ fn a_bad_path_carries_every_byte_and_counts_what_it_loses() {
 }
 
 #[test]
-fn what_is_no_packet_of_a_wire_is_refused_and_told() {
-    let Some(testbed) = testbed("what_is_no_packet_of_a_wire_is_refused_and_told") else {
+fn what_is_no_packet_of_a_wire_is_refused_and_reported() {
+    let Some(testbed) = testbed("what_is_no_packet_of_a_wire_is_refused_and_reported") else {
         return;
     };
     shell(testbed.client(), "ethtool -K tw-a tx on");

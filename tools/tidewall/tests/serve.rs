@@ -21,8 +21,8 @@ fn serve(port: u16, arguments: &[&str]) -> Service {
 /// Asks for `/` over a connection of its own; `meanwhile` it is answered.
 fn fetch(port: u16, meanwhile: impl FnOnce()) -> String {
     let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let patience = Some(Duration::from_secs(10));
-    client.set_read_timeout(patience).unwrap();
+    let timeout = Some(Duration::from_secs(10));
+    client.set_read_timeout(timeout).unwrap();
     client
         .write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .unwrap();
@@ -40,8 +40,8 @@ fn datagrams_are_served_to_a_clean_end() {
     let expected = format!("echo on 127.0.0.1:{port}/udp, Linux sockets");
     assert!(service.first.starts_with(&expected), "{}", service.first);
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let patience = Some(Duration::from_secs(5));
-    client.set_read_timeout(patience).unwrap();
+    let timeout = Some(Duration::from_secs(5));
+    client.set_read_timeout(timeout).unwrap();
     client.send_to(b"hello", ("127.0.0.1", port)).unwrap();
     let mut reply = [0; 16];
     let (length, _) = client.recv_from(&mut reply).unwrap();

@@ -136,7 +136,7 @@ fn end_peer() {
     let frames = std::env::var("TW_FRAMES").map_or(FRAMES, |frames| frames.parse().unwrap());
     let stream = TcpStream::connect(VIRTUAL).unwrap();
     stream.set_nodelay(true).unwrap();
-    // Whoever waits longer waits for ever.
+    // Who waits longer waits for ever.
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
     let output = stream.try_clone().unwrap();

@@ -264,7 +264,7 @@ impl PortState {
         for queue in &mut self.queues {
             self.counters.down += queue.device.len() as u64;
             queue.device.clear();
-            // Whoever sleeps is to find out at its next poll.
+            // Who sleeps is to find out at its next poll.
             if queue.armed {
                 queue.armed = false;
                 queue.signal.set(true);

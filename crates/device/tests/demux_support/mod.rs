@@ -170,7 +170,7 @@ pub fn set_up(tables: &Tables) {
             .set_cookies(port, CookieMode::Answer)
             .unwrap();
     }
-    // In the kernel its clock runs on, here as it is told: unbounded.
+    // In the kernel its clock runs on, here as it is set: unbounded.
     tables
         .trusted
         .set_class(0, Class::NoConnection, ClassLimit::NONE);

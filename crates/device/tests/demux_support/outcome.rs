@@ -11,7 +11,7 @@ pub const PASS: u32 = 2;
 pub const TRANSMIT: u32 = 3;
 pub const REDIRECT: u32 = 4;
 
-/// What the two can be told apart by.
+/// What the two may differ in.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
     action: u32,

@@ -1,4 +1,4 @@
-//! Memory that the program shares with whoever runs it, as it does a map that
+//! Memory that the program shares with what runs it, as it does a map that
 //! user space has mapped.
 
 use std::marker::PhantomData;

@@ -183,7 +183,7 @@ fn soft_errors_reach_only_sockets_that_asked() {
 }
 
 #[test]
-fn a_path_mtu_is_told_and_never_believed_too_small() {
+fn a_path_mtu_is_reported_and_never_believed_too_small() {
     let quoted4 = sent(LOCAL4, REMOTE4);
     for (next_hop, believed) in [(1400, Some(1400)), (68, Some(552)), (0, None)] {
         let message = message_of(v4::kind::DESTINATION_UNREACHABLE, 4, next_hop, &quoted4);

@@ -175,7 +175,7 @@ impl Connection {
         usize::from(self.send.mss).saturating_sub(HEADER_LEN)
     }
 
-    /// What must be free of the send buffer for a writer to be told that it may write,
+    /// What must be free of the send buffer for a writer to be notified that it may write,
     /// in bytes: the longest frame's space.
     pub(super) fn least_room(&self) -> u32 {
         if self.is_framed() {

@@ -64,7 +64,7 @@ fn the_farthest_deadline_and_a_wild_number_do_no_harm() {
     assert_eq!(expire(&mut wheel, Duration::MAX), [0]);
 }
 
-/// Keepalive timers of many idle connections cost few wake-ups: whoever sleeps
+/// Keepalive timers of many idle connections cost few wake-ups: who sleeps
 /// until [`Wheel::next`] wakes a few times for each tick that has timers.
 #[test]
 fn a_sleeper_wakes_seldom_for_far_timers() {

@@ -255,8 +255,8 @@ fn what_belongs_to_nothing_is_reset_or_dropped() {
         (Flags::NONE, false),
         (Flags::SYN | Flags::FIN, false),
     ] {
-        let stray = segment(flow, flags, 1, 2, Options::default());
-        let (reaction, sent) = give(&mut listener, &stray, START);
+        let unexpected = segment(flow, flags, 1, 2, Options::default());
+        let (reaction, sent) = give(&mut listener, &unexpected, START);
         assert_eq!(
             reaction,
             Reaction::Dropped(DropReason::TcpNoConnection),

@@ -58,8 +58,11 @@ fn a_connection_waits_a_minute() {
     assert!(due >= START + TIME_WAIT && due <= START + TIME_WAIT + Duration::from_millis(20));
     assert_eq!(expire(&mut table, due), flows);
     assert!(table.is_empty() && table.next_timeout(due).is_none());
-    let stray = segment(flows[0], Flags::ACK, 1, 1, Options::default());
-    assert_eq!(give(&mut table, &stray, due).0, TimeWaitReaction::Unknown);
+    let unexpected = segment(flows[0], Flags::ACK, 1, 1, Options::default());
+    assert_eq!(
+        give(&mut table, &unexpected, due).0,
+        TimeWaitReaction::Unknown
+    );
 }
 
 #[test]
@@ -169,8 +172,8 @@ fn answers_to_what_is_out_of_place_are_bounded() {
     let mut answers = |flow, now| {
         (0..10_000)
             .map(|number| {
-                let stray = segment(flow, Flags::ACK, number, number, Options::default());
-                give(&mut table, &stray, now).1.len()
+                let unexpected = segment(flow, Flags::ACK, number, number, Options::default());
+                give(&mut table, &unexpected, now).1.len()
             })
             .sum::<usize>()
     };
@@ -246,8 +249,8 @@ fn the_table_finds_what_is_in_it_and_nothing_else() {
             }
             4 => assert_eq!(table.remove(&flow), model.remove(&flow).is_some()),
             _ => {
-                let stray = segment(flow, Flags::RST, 1, 1, Options::default());
-                let known = give(&mut table, &stray, now).0 != TimeWaitReaction::Unknown;
+                let unexpected = segment(flow, Flags::RST, 1, 1, Options::default());
+                let known = give(&mut table, &unexpected, now).0 != TimeWaitReaction::Unknown;
                 assert_eq!(known, model.contains_key(&flow));
             }
         }

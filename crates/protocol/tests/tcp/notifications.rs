@@ -280,7 +280,7 @@ fn copied_memory_is_free_at_once_and_reported_in_ranges() {
     copy_free(&mut peer, 10);
     assert_eq!(peer.engine.notification_count(), 1);
     copy_free(&mut peer, 10);
-    // Told again, as one.
+    // Reported again, as one.
     assert_eq!(peer.engine.notification_count(), 2);
     assert_eq!(all(&mut peer), [free(0, 1)]);
     copy_free(&mut peer, 10);

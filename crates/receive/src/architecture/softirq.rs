@@ -175,7 +175,7 @@ impl ReceiveSoftirq {
             move |poller: &mut Poller, sorted: &mut Sorted| self.polled(poller, interrupt, sorted)
         };
         let (seen, waiting) = self.take(poller, poll(Interrupt::Masked), start, activity);
-        // Before the descriptors are asked for: each lesson has its own.
+        // Before the descriptors are asked for: each that comes has its own.
         let kernel_delivered = poller.take_kernel_delivered();
         if poller.is_stopped() {
             return (Next::Stopped, kernel_delivered);
@@ -220,7 +220,7 @@ impl ReceiveSoftirq {
             .unwrap_or_default()
     }
 
-    /// One round, told to receive control.
+    /// One round, which receive control hears of.
     fn take(
         &self,
         poller: &mut Poller,

@@ -38,8 +38,8 @@ fn look(counter: &mut Counter) {
     let mut events = [EpollEvent::default(); 4];
     while counter.next_round() {
         let now = Some(Duration::ZERO);
-        let told = counter.count(1, || bed.near.epoll_wait(bed.set, &mut events, now));
-        assert_eq!(told.ok(), Some(0));
+        let found = counter.count(1, || bed.near.epoll_wait(bed.set, &mut events, now));
+        assert_eq!(found.ok(), Some(0));
     }
 }
 

@@ -131,7 +131,7 @@ mod loom_tests {
 
     /// Levels: what is ready after a scan that found nothing is in the list.
     #[test]
-    fn loom_what_becomes_ready_while_it_is_settled_stays() {
+    fn loom_what_becomes_ready_during_a_scan_stays() {
         loom::model(|| {
             let model = Model::new();
             assert!(model.listed.enter());

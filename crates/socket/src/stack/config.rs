@@ -12,7 +12,7 @@ use super::Receiving;
 use crate::receiver::TrafficClass;
 use crate::tcp::memory::ORPHANS_MAX;
 
-/// Largest Bp of a receiver that polls for itself, unless told otherwise: half
+/// Largest Bp of a receiver that polls for itself, unless set otherwise: half
 /// of what a channel holds by default. A larger round overflows it before
 /// anybody can read, and after each pause a policy tries the largest again
 /// (RHIP lost 15,000 frames/s so).

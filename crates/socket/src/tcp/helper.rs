@@ -205,7 +205,7 @@ impl Helper {
     /// As the thread when it wakes. True if there was anything to do.
     pub(crate) fn attend_now(&self, core: &Core) -> bool {
         if core.receiver.leadership.is_taken() && !self.something_waits(core) {
-            // Whoever sleeps in the stack sees to it.
+            // Who sleeps in the stack sees to it.
             return false;
         }
         let waited = self.something_waits(core);

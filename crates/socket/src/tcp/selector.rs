@@ -55,7 +55,7 @@ pub struct Event {
     /// Both halves are closed.
     pub hangup: bool,
     /// An error is pending ([`TcpStream::take_error`]), or there is something to be
-    /// told ([`TcpStream::take_notifications`]).
+    /// reported ([`TcpStream::take_notifications`]).
     pub error: bool,
 }
 

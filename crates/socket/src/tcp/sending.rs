@@ -29,7 +29,7 @@ const FLUSH_MAX: u32 = 2048;
 pub(crate) struct Sending {
     order: Mutex<Order, rank::Leaf>,
     count: AtomicUsize,
-    /// Queues with frames that the device was not told of, or did not take, as
+    /// Queues with frames that the device has not heard of, or did not take, as
     /// bits.
     pending_doorbells: AtomicU32,
 }

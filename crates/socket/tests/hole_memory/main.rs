@@ -154,9 +154,10 @@ fn a_byte_at_the_far_end_of_the_window_takes_little() {
         assert_eq!(answers.len(), 2 * BATCH);
         send(answers);
         // The acknowledgment of each tells of the byte.
-        let told = sent(&tap);
+        let reported = sent(&tap);
         assert!(
-            told.iter()
+            reported
+                .iter()
                 .all(|(_, header)| !header.options.sack.is_empty())
         );
         while let Ok((stream, _)) = listener.accept() {
@@ -164,7 +165,7 @@ fn a_byte_at_the_far_end_of_the_window_takes_little() {
             selector.add(&stream, 1, Interest::READABLE).unwrap();
             streams.push(stream);
         }
-        assert_eq!((streams.len(), told.len()), (numbers.end, BATCH));
+        assert_eq!((streams.len(), reported.len()), (numbers.end, BATCH));
     }
     let bytes = (raw_count::bytes() - before).div_ceil(connections);
     println!("{connections} connections, a byte at the far end of each window: {bytes} bytes each");

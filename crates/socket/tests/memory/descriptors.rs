@@ -173,24 +173,24 @@ fn datagrams_by_number() {
 
 /// Every call that does not wait, with its error if it fails.
 fn errors(descriptors: &Descriptors, fd: i32) -> Vec<(&'static str, Option<i32>)> {
-    fn told<V>(result: io::Result<V>) -> Option<i32> {
+    fn failure<V>(result: io::Result<V>) -> Option<i32> {
         result.err().map(errno)
     }
     let mut buffer = [0; 4];
     vec![
-        ("read", told(descriptors.read(fd, &mut buffer))),
-        ("recv", told(descriptors.recv(fd, &mut buffer, 0))),
-        ("write", told(descriptors.send(fd, b"x", MSG_NOSIGNAL))),
-        ("accept", told(descriptors.accept4(fd, Flags::NONE))),
-        ("local", told(descriptors.local_address(fd))),
-        ("peer", told(descriptors.peer_address(fd))),
-        ("error", told(descriptors.take_error(fd))),
+        ("read", failure(descriptors.read(fd, &mut buffer))),
+        ("recv", failure(descriptors.recv(fd, &mut buffer, 0))),
+        ("write", failure(descriptors.send(fd, b"x", MSG_NOSIGNAL))),
+        ("accept", failure(descriptors.accept4(fd, Flags::NONE))),
+        ("local", failure(descriptors.local_address(fd))),
+        ("peer", failure(descriptors.peer_address(fd))),
+        ("error", failure(descriptors.take_error(fd))),
         (
             "many pieces",
-            told(descriptors.writev(fd, &[IoSlice::new(b"x"); 1025])),
+            failure(descriptors.writev(fd, &[IoSlice::new(b"x"); 1025])),
         ),
-        ("status", told(descriptors.is_nonblocking(fd))),
-        ("flag", told(descriptors.close_on_exec(fd))),
+        ("status", failure(descriptors.is_nonblocking(fd))),
+        ("flag", failure(descriptors.close_on_exec(fd))),
     ]
 }
 

@@ -145,7 +145,7 @@ fn a_path_mtu_is_kept_to_by_all_sockets_and_for_its_destination_only() {
         send(near, 1400).unwrap();
         let sent = tap.take().remove(0).bytes;
         bed.inject(&too_big(1300, &sent));
-        // Nobody is told: the socket has no peer.
+        // Nobody hears of it: the socket has no peer.
         assert_eq!(drain(&socket), []);
         assert_eq!(bed.far.snapshot().counters.icmp_errors, 1);
         // Here is no kernel that could cut it.
@@ -195,7 +195,7 @@ fn a_connected_socket_hears_of_the_path_mtu_once() {
 }
 
 #[test]
-fn soft_errors_are_not_told() {
+fn soft_errors_are_not_reported() {
     let bed = Bed::new();
     let (socket, sent) = connected(&bed);
     for code in [0, 1, 5, 11, 12] {
@@ -243,7 +243,7 @@ fn drain_quietly(socket: &UdpSocket) -> usize {
 }
 
 #[test]
-fn an_unconnected_socket_is_not_told_and_forged_errors_tell_nobody() {
+fn an_unconnected_socket_gets_no_error_and_a_forged_one_reaches_nobody() {
     let bed = Bed::new();
     let socket = bed.service();
     let tap = bed.far_tap();

@@ -158,11 +158,11 @@ fn a_connection_that_begins_in_the_loop() {
     assert_eq!(events_now(&mut poll), 0, "nothing to read yet");
     (&accepted).write_all(b"x").unwrap();
     assert!(wait_for(&mut poll, Token(8)).is_readable());
-    assert_eq!(events_now(&mut poll), 0, "an edge is told once");
+    assert_eq!(events_now(&mut poll), 0, "an edge is reported once");
     // More is an edge, although the first byte was not read.
     (&accepted).write_all(b"y").unwrap();
     assert!(wait_for(&mut poll, Token(8)).is_readable());
-    // What is readable is told again to who asks anew.
+    // What is readable is reported again to who asks anew.
     let both = Interest::READABLE | Interest::WRITABLE;
     poll.registry()
         .reregister(&mut stream, Token(9), both)
@@ -181,7 +181,7 @@ fn a_connection_that_begins_in_the_loop() {
 }
 
 #[test]
-fn a_full_connection_is_told_when_there_is_room() {
+fn a_full_connection_is_writable_when_there_is_room() {
     let (near, far) = stacks();
     let listener = TcpListener::bind(&far, at(FAR4, PORT)).unwrap();
     let accepting = thread::spawn(move || listener.accept().unwrap().0);

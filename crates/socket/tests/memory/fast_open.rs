@@ -69,7 +69,7 @@ fn the_second_connection_carries_its_request_in_the_syn() {
 }
 
 #[test]
-fn a_listener_has_it_when_it_is_told_so() {
+fn a_listener_has_it_when_it_is_set() {
     let (near, far) = stacks();
     let listener = TcpListener::bind(&far, at(FAR4, PORT)).unwrap();
     for _ in 0..3 {

@@ -17,7 +17,7 @@ fn taken(stream: &TcpStream) -> Vec<Notification> {
     all
 }
 
-/// Waits for the selector to say that something was told.
+/// Waits for the selector to say that something was reported.
 fn wait(selector: &Selector) {
     let begin = Instant::now();
     let mut events: Vec<Event> = Vec::new();
@@ -56,10 +56,10 @@ fn a_write_has_times_and_a_selector_tells_of_them() {
         server
     });
     assert_eq!(client.write(&vec![7; length]).unwrap(), length);
-    let mut told = Vec::new();
-    while told.len() < 2 {
+    let mut reported = Vec::new();
+    while reported.len() < 2 {
         wait(&selector);
-        client.take_notifications(&mut told).unwrap();
+        client.take_notifications(&mut reported).unwrap();
     }
     let end = Instant::now();
     let [
@@ -73,9 +73,9 @@ fn a_write_has_times_and_a_selector_tells_of_them() {
             key: acknowledged,
             at: arrived,
         },
-    ] = told[..]
+    ] = reported[..]
     else {
-        panic!("{told:?}");
+        panic!("{reported:?}");
     };
     let last = u32::try_from(length).unwrap() - 1;
     assert_eq!((sent, acknowledged), (last, last));
@@ -90,7 +90,7 @@ fn a_write_has_times_and_a_selector_tells_of_them() {
 }
 
 #[test]
-fn copied_memory_is_told_to_be_free_at_once() {
+fn copied_memory_is_reported_free_at_once() {
     let (near, far) = stacks();
     let (client, mut server) = streams(&near, &far);
     let selector = Selector::new(&near).unwrap();

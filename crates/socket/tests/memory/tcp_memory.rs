@@ -86,7 +86,7 @@ fn what_is_not_read_is_bounded_for_all_together() {
     // One connection's window was open when the limit was reached.
     let most = LIMIT + COUNT as u64 * LEAST + (128 << 10);
     assert!((LIMIT..=most).contains(&tcp.memory), "{tcp:?}");
-    // Nobody new gets in meanwhile; whoever tries goes on trying.
+    // Nobody new gets in meanwhile; who tries goes on trying.
     let late = meeting.connect(1000);
     meeting.pump();
     assert!(meeting.accept(1000).is_none());
@@ -213,7 +213,7 @@ fn orphans_beyond_their_number_are_reset() {
     assert_eq!(tcp.counters["orphans-reset"], 3);
     meeting.bed.link.set_filter(Side::A, None);
     pass(&meeting, 10);
-    let told = clients
+    let lengths = clients
         .iter()
         .map(|mut client| match client.read(&mut [0; 2000]) {
             Ok(length) => length,
@@ -223,5 +223,5 @@ fn orphans_beyond_their_number_are_reset() {
             }
         });
     // A reset overtakes nothing: what had arrived before is lost with it.
-    assert_eq!(told.collect::<Vec<_>>(), [1000, 1000, 0, 0, 0]);
+    assert_eq!(lengths.collect::<Vec<_>>(), [1000, 1000, 0, 0, 0]);
 }

@@ -153,7 +153,7 @@ pub fn marks_and_hops_reach_the_application() {
         through[1] <= 2,
         "only NAPI probes may lack them: {through:?}"
     );
-    // Answers carry what the socket was told.
+    // Answers carry what the socket was set to.
     socket.set_tos(0x2e << 2).unwrap();
     socket.set_ttl(9).unwrap();
     socket

@@ -100,7 +100,7 @@ system_tests! {
     forked::a_child_that_lives_on_keeps_nothing_of_the_interface on 2,
     forward::connections_of_kernels_pass_in_place on 2,
 
-    readiness::what_the_kernel_has_is_told_of_until_it_is_taken on 1,
+    readiness::what_the_kernel_has_is_reported_until_it_is_taken on 1,
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,

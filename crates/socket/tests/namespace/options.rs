@@ -35,9 +35,9 @@ pub fn streams_begin_with_what_the_namespace_says() {
     assert_eq!(agreed(&own, SERVICE), [false, false]);
     drop(own);
     // Read once, when the stack starts; what the caller says goes before.
-    let told = stack_with(config().tcp(Sysctl::default()));
-    assert_eq!(told.sysctl(), Sysctl::default());
-    assert_eq!(agreed(&told, SERVICE + 1), [true, true]);
+    let configured = stack_with(config().tcp(Sysctl::default()));
+    assert_eq!(configured.sysctl(), Sysctl::default());
+    assert_eq!(agreed(&configured, SERVICE + 1), [true, true]);
 }
 
 pub fn the_kernels_streams_have_the_same_options() {

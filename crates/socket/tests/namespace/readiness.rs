@@ -24,7 +24,7 @@ fn readable(table: &Descriptors, fds: [i32; 2], timeout: Option<Duration>) -> Ve
     read.iter().collect()
 }
 
-pub fn what_the_kernel_has_is_told_of_until_it_is_taken() {
+pub fn what_the_kernel_has_is_reported_until_it_is_taken() {
     let stack = stack();
     let table = Descriptors::new(&stack, 64);
     let address = at(Ipv4Addr::UNSPECIFIED, SERVICE);
@@ -44,9 +44,9 @@ pub fn what_the_kernel_has_is_told_of_until_it_is_taken() {
     let wait = |timeout| {
         let mut events = [EpollEvent::default(); 4];
         let count = table.epoll_wait(set, &mut events, timeout).unwrap();
-        let mut told: Vec<i32> = events.iter().take(count).map(|it| it.data as i32).collect();
-        told.sort_unstable();
-        told
+        let mut reported: Vec<i32> = events.iter().take(count).map(|it| it.data as i32).collect();
+        reported.sort_unstable();
+        reported
     };
     for fd in both {
         control(Operation::Add, fd, Events::IN | Events::ONESHOT);
@@ -61,7 +61,7 @@ pub fn what_the_kernel_has_is_told_of_until_it_is_taken() {
             assert_eq!(readable(&table, both, TIMEOUT), both);
         }
         assert_eq!(wait(TIMEOUT), both);
-        // What is there and was told of keeps nobody awake.
+        // What is there and was reported keeps nobody awake.
         let before = raw_system::processor_time();
         assert_eq!(wait(Some(Duration::from_millis(200))), NOBODY);
         let used = raw_system::processor_time() - before;

@@ -140,7 +140,7 @@ pub fn a_source_that_is_not_ours_is_refused() {
     let stack = stack();
     let (four, six) = (peer_socket(PEER4), peer_socket(PEER6));
     let mut buffer = [0; 16];
-    // Whoever names a source gets that, whatever the socket is bound to.
+    // Who names a source gets that, whatever the socket is bound to.
     let bound4 = bind(&stack, at(HERE4, SERVICE));
     let bound6 = bind(&stack, at(HERE6, SERVICE));
     let any = bind(&stack, at(Ipv6Addr::UNSPECIFIED, SERVICE + 1));

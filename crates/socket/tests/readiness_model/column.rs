@@ -11,7 +11,7 @@ use std::net::Shutdown;
 pub type Answer<T> = Result<T, i32>;
 
 /// Events and data.
-pub type Told = (u32, u64);
+pub type Event = (u32, u64);
 
 /// To be read, to be written, and exceptions.
 pub type Selected = [Vec<i32>; 3];
@@ -68,9 +68,9 @@ pub trait Column {
     /// A new set becomes `fd`, which is free.
     fn epoll_create(&mut self, fd: i32);
     /// `epoll_ctl`; `operation` is EPOLL_CTL_*.
-    fn epoll_ctl(&mut self, set: i32, operation: i32, fd: i32, event: Option<Told>) -> Answer<()>;
+    fn epoll_ctl(&mut self, set: i32, operation: i32, fd: i32, event: Option<Event>) -> Answer<()>;
     /// `epoll_wait` without waiting.
-    fn epoll_wait(&mut self, set: i32, most: usize) -> Answer<Vec<Told>>;
+    fn epoll_wait(&mut self, set: i32, most: usize) -> Answer<Vec<Event>>;
 
     /// `select` without waiting, on the numbers below `count` of three sets: those
     /// of each that are ready, rising, and what the call returns.
@@ -80,5 +80,5 @@ pub trait Column {
     fn poll(&mut self, list: &[(i32, i16)]) -> Answer<(usize, Vec<i16>)>;
 
     /// Until everything that was sent has arrived and been answered.
-    fn settle(&mut self);
+    fn quiesce(&mut self);
 }

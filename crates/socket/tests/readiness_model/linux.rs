@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::column::{Answer, Column, NUMBERS, Selected};
 use super::raw_linux as raw;
 
-pub use super::column::Told;
+pub use super::column::Event;
 
 /// Where the tests' numbers begin among the process's descriptors.
 const BASE: i32 = 400;
@@ -40,7 +40,7 @@ pub struct Linux {
     /// Which listener each number is.
     listeners: HashMap<i32, usize>,
     /// Connections that wait at a listener, in order.
-    knocking: Vec<VecDeque<usize>>,
+    backlog: Vec<VecDeque<usize>>,
     peers: HashMap<usize, Peer>,
     traffic: HashMap<usize, Traffic>,
     service: TcpListener,
@@ -61,7 +61,7 @@ impl Linux {
             _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner),
             numbers: HashMap::new(),
             listeners: HashMap::new(),
-            knocking: Vec::new(),
+            backlog: Vec::new(),
             peers: HashMap::new(),
             traffic: HashMap::new(),
             service: TcpListener::bind("127.0.0.1:0").unwrap(),
@@ -84,7 +84,7 @@ impl Linux {
     }
 
     /// True when nothing is on its way any more.
-    fn is_settled(&self) -> bool {
+    fn is_quiescent(&self) -> bool {
         const IN_BETWEEN: [u8; 3] = [4, 9, 11];
         let calm = |state: u8| !IN_BETWEEN.contains(&state);
         for (&fd, connection) in &self.numbers {
@@ -112,7 +112,7 @@ impl Linux {
         self.listeners.iter().all(|(fd, listener)| {
             let (state, _, queued) = raw::tcp_info(at(*fd)).unwrap();
             // 7: it does not listen any more.
-            state == 7 || queued as usize >= self.knocking[*listener].len()
+            state == 7 || queued as usize >= self.backlog[*listener].len()
         })
     }
 }
@@ -142,8 +142,8 @@ impl Column for Linux {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         self.place(fd, listener);
-        self.listeners.insert(fd, self.knocking.len());
-        self.knocking.push(VecDeque::new());
+        self.listeners.insert(fd, self.backlog.len());
+        self.backlog.push(VecDeque::new());
     }
 
     fn datagram(&mut self, fd: i32, connection: usize) {
@@ -179,13 +179,13 @@ impl Column for Linux {
         self.peers.insert(connection, Peer::Stream(peer));
         self.traffic.insert(connection, Traffic::default());
         let listener = self.listeners[&fd];
-        self.knocking[listener].push_back(connection);
+        self.backlog[listener].push_back(connection);
     }
 
     fn accept(&mut self, fd: i32, to: i32) -> Answer<()> {
         let accepted = raw::accept(at(fd))?;
         let listener = self.listeners[&fd];
-        let connection = self.knocking[listener].pop_front().unwrap();
+        let connection = self.backlog[listener].pop_front().unwrap();
         self.place(to, accepted);
         self.numbers.insert(to, connection);
         Ok(())
@@ -289,11 +289,11 @@ impl Column for Linux {
         self.place(fd, raw::epoll_create());
     }
 
-    fn epoll_ctl(&mut self, set: i32, operation: i32, fd: i32, event: Option<Told>) -> Answer<()> {
+    fn epoll_ctl(&mut self, set: i32, operation: i32, fd: i32, event: Option<Event>) -> Answer<()> {
         raw::epoll_ctl(at(set), operation, at(fd), event)
     }
 
-    fn epoll_wait(&mut self, set: i32, most: usize) -> Answer<Vec<Told>> {
+    fn epoll_wait(&mut self, set: i32, most: usize) -> Answer<Vec<Event>> {
         raw::epoll_wait(at(set), most)
     }
 
@@ -312,9 +312,9 @@ impl Column for Linux {
         raw::poll(list.iter().map(|&(fd, events)| (at(fd), events)))
     }
 
-    fn settle(&mut self) {
+    fn quiesce(&mut self) {
         let end = Instant::now() + TIMEOUT;
-        while !self.is_settled() && Instant::now() < end {
+        while !self.is_quiescent() && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(200));
         }
     }

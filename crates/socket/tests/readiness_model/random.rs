@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::column::{Answer, Column, Selected, Told};
+use super::column::{Answer, Column, Event, Selected};
 use super::linux::Linux;
 use super::tidewall::Tidewall;
 
@@ -67,7 +67,7 @@ struct Known {
     /// Bytes sent to a subject and by it since they were last read.
     outstanding: HashMap<usize, [usize; 2]>,
     /// Connections that wait at a listener.
-    knocking: HashMap<usize, Vec<usize>>,
+    backlog: HashMap<usize, Vec<usize>>,
     peers: Vec<usize>,
     made: usize,
 }
@@ -288,7 +288,7 @@ impl Known {
                 let name = self.made;
                 self.made += 1;
                 self.numbers.insert(*fd, Kind::Listener(name));
-                self.knocking.insert(name, Vec::new());
+                self.backlog.insert(name, Vec::new());
                 both.map(|column| {
                     column.listener(*fd);
                     done()
@@ -322,7 +322,7 @@ impl Known {
                 let connection = self.made;
                 self.made += 1;
                 self.outstanding.insert(connection, [0; 2]);
-                self.knocking.get_mut(&name)?.push(connection);
+                self.backlog.get_mut(&name)?.push(connection);
                 both.map(|column| {
                     column.peer_connect(*fd, connection);
                     done()
@@ -332,7 +332,7 @@ impl Known {
                 let Some(Kind::Listener(name)) = kind(fd) else {
                     return None;
                 };
-                let waiting = self.knocking.get_mut(&name)?;
+                let waiting = self.backlog.get_mut(&name)?;
                 if !waiting.is_empty() {
                     let connection = waiting.remove(0);
                     self.numbers.insert(*to, Kind::Stream(connection));
@@ -414,7 +414,7 @@ impl Known {
                     _ => return None,
                 }
                 // What it answers once the connection is over is the connection's to
-                // say; that it was done is told.
+                // say; that it was done is compared.
                 both.map(|column| {
                     let _ = column.shutdown(*fd, *how);
                     done()
@@ -441,9 +441,10 @@ impl Known {
                 say(answer)
             }),
             It::Wait(set) => both.map(|column| {
-                say(column.epoll_wait(*set, 64).map(|mut told: Vec<Told>| {
-                    told.sort_unstable();
-                    told.into_iter()
+                say(column.epoll_wait(*set, 64).map(|mut events: Vec<Event>| {
+                    events.sort_unstable();
+                    events
+                        .into_iter()
                         .map(|(events, data)| format!("{events:#x}: {data}"))
                         .collect::<Vec<_>>()
                 }))
@@ -464,24 +465,24 @@ impl Known {
     }
 }
 
-/// Runs a sequence on both columns. How many events they told.
+/// Runs a sequence on both columns. How many events they reported.
 fn compare(operations: &[Operation], lazy: bool, classical: bool) -> Result<usize, TestCaseError> {
     let (mut linux, mut tidewall) = (Linux::new(), Tidewall::new(lazy));
     tidewall.classical = classical;
     let mut known = Known::default();
-    let mut told = Vec::new();
+    let mut log = Vec::new();
     let mut events = 0;
     for operation in operations {
         let operation = known.resolve(operation);
         let Some([theirs, ours]) = known.run([&mut linux, &mut tidewall], &operation) else {
             continue;
         };
-        linux.settle();
-        tidewall.settle();
-        // Each is told with its data, after a colon.
+        linux.quiesce();
+        tidewall.quiesce();
+        // Each comes with its data, after a colon.
         events += theirs.matches("0x").count();
-        told.push(format!("{operation:?}: {theirs}"));
-        prop_assert_eq!(theirs, ours, "after\n{}", told.join("\n"));
+        log.push(format!("{operation:?}: {theirs}"));
+        prop_assert_eq!(theirs, ours, "after\n{}", log.join("\n"));
     }
     Ok(events)
 }
@@ -512,15 +513,15 @@ fn run(lazy: bool, classical: bool) {
             all.append(&mut operations);
             all
         });
-    let told = Cell::new(0);
+    let events = Cell::new(0);
     TestRunner::new_with_rng(config, rng)
         .run(&sequences, |operations| {
-            told.set(told.get() + compare(&operations, lazy, classical)?);
+            events.set(events.get() + compare(&operations, lazy, classical)?);
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{error}"));
-    println!("{} events", told.get());
-    assert!(told.get() > 500, "sequences that say little");
+    println!("{} events", events.get());
+    assert!(events.get() > 500, "sequences that say little");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
-use super::column::{Answer, Selected, Told};
+use super::column::{Answer, Event, Selected};
 
 /// An error as its number.
 fn number(error: Errno) -> i32 {
@@ -129,7 +129,7 @@ pub fn epoll_create() -> OwnedFd {
     epoll::create(epoll::CreateFlags::CLOEXEC).unwrap()
 }
 
-pub fn epoll_ctl(set: i32, operation: i32, fd: i32, event: Option<Told>) -> Answer<()> {
+pub fn epoll_ctl(set: i32, operation: i32, fd: i32, event: Option<Event>) -> Answer<()> {
     let mut raw = event.map(|(events, data)| libc::epoll_event { events, u64: data });
     let pointer = raw
         .as_mut()
@@ -139,7 +139,7 @@ pub fn epoll_ctl(set: i32, operation: i32, fd: i32, event: Option<Told>) -> Answ
     check(outcome(result.into())).map(drop)
 }
 
-pub fn epoll_wait(set: i32, most: usize) -> Answer<Vec<Told>> {
+pub fn epoll_wait(set: i32, most: usize) -> Answer<Vec<Event>> {
     let empty = epoll::Event {
         flags: epoll::EventFlags::empty(),
         data: epoll::EventData::new_u64(0),

@@ -32,7 +32,7 @@ struct Script<'a>(&'a mut dyn Column);
 
 impl Script<'_> {
     fn select(&mut self, read: &[i32], write: &[i32]) -> Result<(usize, Selected), i32> {
-        self.0.settle();
+        self.0.quiesce();
         let sets = [read.to_vec(), write.to_vec(), Vec::new()];
         self.0.select(&sets, 24)
     }
@@ -50,7 +50,7 @@ impl Script<'_> {
     }
 
     fn poll(&mut self, list: &[(i32, i16)]) -> Vec<i16> {
-        self.0.settle();
+        self.0.quiesce();
         let (count, returned) = self.0.poll(list).unwrap();
         assert_eq!(count, returned.iter().filter(|&&bits| bits != 0).count());
         returned
@@ -58,7 +58,7 @@ impl Script<'_> {
 
     fn comes(&mut self, connection: usize) {
         self.0.peer_write(connection, 1);
-        self.0.settle();
+        self.0.quiesce();
     }
 }
 

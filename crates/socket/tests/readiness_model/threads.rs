@@ -513,7 +513,7 @@ fn no_wake_up_is_lost_while_somebody_looks_at_the_set() {
     });
 }
 
-/// Whoever sleeps on a set is woken for data at once, also when what came before
+/// Who sleeps on a set is woken for data at once, also when what came before
 /// went to another set, which nobody waits on any more.
 #[test]
 fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {

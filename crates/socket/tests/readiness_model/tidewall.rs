@@ -15,7 +15,7 @@ use tidewall_socket::readiness::{DescriptorSet, EpollEvent, Events, Operation, P
 use tidewall_socket::{ListenOptions, MemoryConfig, Stack, TcpListener, TcpStream, UdpSocket};
 use tidewall_wire::ethernet::MacAddress;
 
-use super::column::{Answer, Column, NUMBERS, Selected, Told};
+use super::column::{Answer, Column, Event, NUMBERS, Selected};
 use super::raw_linux;
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -42,7 +42,7 @@ pub struct Tidewall {
     port: u16,
     /// Subjects' protocol runs when their set is waited on, or after a while.
     lazy: bool,
-    settled: usize,
+    quiesced: usize,
     /// Sets beside those of the test: turning one runs the protocol of what is in
     /// it, which a helper thread does in real time. Listeners, and subjects.
     drivers: [i32; 2],
@@ -95,7 +95,7 @@ impl Tidewall {
             listeners: HashMap::new(),
             port: 1000,
             lazy,
-            settled: 0,
+            quiesced: 0,
         }
     }
 
@@ -317,7 +317,7 @@ impl Column for Tidewall {
         self.place(opened, fd);
     }
 
-    fn epoll_ctl(&mut self, set: i32, operation: i32, fd: i32, event: Option<Told>) -> Answer<()> {
+    fn epoll_ctl(&mut self, set: i32, operation: i32, fd: i32, event: Option<Event>) -> Answer<()> {
         let operation = match operation {
             libc::EPOLL_CTL_ADD => Operation::Add,
             libc::EPOLL_CTL_MOD => Operation::Modify,
@@ -333,7 +333,7 @@ impl Column for Tidewall {
         )
     }
 
-    fn epoll_wait(&mut self, set: i32, most: usize) -> Answer<Vec<Told>> {
+    fn epoll_wait(&mut self, set: i32, most: usize) -> Answer<Vec<Event>> {
         let mut events = vec![EpollEvent::default(); most];
         let now = Some(Duration::ZERO);
         let count = answer(self.descriptors.epoll_wait(at(set), &mut events, now))?;
@@ -375,9 +375,9 @@ impl Column for Tidewall {
         Ok((ready, list.iter().map(|entry| entry.revents).collect()))
     }
 
-    fn settle(&mut self) {
-        self.settled += 1;
-        if self.settled.is_multiple_of(3) {
+    fn quiesce(&mut self) {
+        self.quiesced += 1;
+        if self.quiesced.is_multiple_of(3) {
             // Before the peers' retransmission timers expire.
             self.turn(1);
         }

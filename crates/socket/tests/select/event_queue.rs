@@ -45,14 +45,14 @@ fn the_state_at_the_declaration_is_no_event() {
     );
     assert_eq!(bed.declare(counter, Events::IN), Events::IN);
     assert_eq!(bed.next(9, NOW), []);
-    // Whoever does not ask for the state is told of it.
+    // Who does not ask for the state hears of it.
     bed.table.declare_interest(fd, Events::IN, None).unwrap();
     bed.table
         .declare_interest(counter, Events::IN, None)
         .unwrap();
-    let mut told = bed.next(9, LONG);
-    told.sort_unstable_by_key(|told| told.0);
-    assert_eq!(told, [(fd, Events::IN), (counter, Events::IN)]);
+    let mut reported = bed.next(9, LONG);
+    reported.sort_unstable_by_key(|reported| reported.0);
+    assert_eq!(reported, [(fd, Events::IN), (counter, Events::IN)]);
     assert_eq!(bed.next(9, NOW), []);
 }
 
@@ -79,7 +79,7 @@ fn events_are_coalesced_and_come_in_bulk() {
     );
     // Nothing has been read, and nothing new has happened.
     assert_eq!(bed.next(9, NOW), []);
-    // What was undone before it was told of is not told.
+    // What was undone before it was reported is not reported.
     bed.comes(7005);
     bed.comes(7006);
     assert_eq!(bed.select(&[fds[5]], LONG).unwrap(), [fds[5]]);
@@ -113,11 +113,11 @@ fn interest_ends() {
     );
 }
 
-/// How many of several threads that wait are told of a datagram.
-fn told(bed: &Bed, fd: i32, interest: Events, timeout: Option<Duration>) -> usize {
+/// How many of several threads that wait hear of a datagram.
+fn reported(bed: &Bed, fd: i32, interest: Events, timeout: Option<Duration>) -> usize {
     const SLEEPERS: usize = 3;
     let declared = Barrier::new(SLEEPERS + 1);
-    let told = thread::scope(|scope| {
+    let reported = thread::scope(|scope| {
         let sleepers = [0; SLEEPERS].map(|_| {
             scope.spawn(|| {
                 assert_eq!(bed.declare(fd, interest), Events::NONE);
@@ -129,21 +129,21 @@ fn told(bed: &Bed, fd: i32, interest: Events, timeout: Option<Duration>) -> usiz
         // Time to fall asleep.
         thread::sleep(Duration::from_millis(50));
         bed.comes(7000);
-        let told = sleepers.map(|sleeper| sleeper.join().unwrap());
-        told.iter().sum()
+        let reported = sleepers.map(|sleeper| sleeper.join().unwrap());
+        reported.iter().sum()
     });
     bed.table.read(fd, &mut [0; 8]).unwrap();
-    told
+    reported
 }
 
 #[test]
 fn threads_declare_for_themselves_or_to_be_one_of_many() {
     let bed = Bed::new();
     let fd = bed.datagram(7000);
-    assert_eq!(told(&bed, fd, Events::IN, LONG), 3);
-    // Whoever is not asleep yet is told, too: a busy machine gets several tries.
+    assert_eq!(reported(&bed, fd, Events::IN, LONG), 3);
+    // Who is not asleep yet is woken, too: a busy machine gets several tries.
     let short = Some(Duration::from_millis(300));
     let exclusive = Events::IN | Events::EXCLUSIVE;
-    let mut tries = (0..10).map(|_| told(&bed, fd, exclusive, short));
-    assert!(tries.any(|told| told == 1));
+    let mut tries = (0..10).map(|_| reported(&bed, fd, exclusive, short));
+    assert!(tries.any(|reported| reported == 1));
 }

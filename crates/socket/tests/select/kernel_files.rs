@@ -37,7 +37,7 @@ impl Bed {
 }
 
 #[test]
-fn many_that_are_ready_are_all_told_of_in_one_call() {
+fn many_that_are_ready_are_all_reported_in_one_call() {
     const MANY: usize = 200;
     let bed = Bed::new();
     let counters: Vec<i32> = (0..MANY).map(|_| bed.counter()).collect();
@@ -54,9 +54,9 @@ fn many_that_are_ready_are_all_told_of_in_one_call() {
         bed.add(counter);
     }
     assert_eq!(bed.select(&counters, NOW).unwrap(), counters);
-    let told = bed.wait(set, MANY + 9, NOW);
-    assert_eq!(told.len(), MANY);
-    assert_eq!(told.into_iter().collect::<BTreeSet<_>>().len(), MANY);
+    let reported = bed.wait(set, MANY + 9, NOW);
+    assert_eq!(reported.len(), MANY);
+    assert_eq!(reported.into_iter().collect::<BTreeSet<_>>().len(), MANY);
     let mut list: Vec<PollFd> = counters
         .iter()
         .map(|&fd| PollFd::new(fd, Events::IN))
@@ -129,7 +129,7 @@ fn what_is_ready_and_not_asked_about_does_not_keep_a_thread_awake() {
     asleep(outer);
     bed.control(outer, Operation::Modify, inner, Events::NONE);
     asleep(outer);
-    // It is ready still, for whoever asks.
+    // It is ready still, for who asks.
     bed.control(outer, Operation::Modify, inner, Events::IN);
     assert_eq!(bed.wait(outer, 4, LONG), [inner]);
     assert_eq!(bed.wait(outer, 4, LONG), [inner]);
@@ -166,7 +166,7 @@ fn one_thread_is_woken_for_one_of_the_kernels() {
             thread::sleep(Duration::from_millis(2));
         }
         done.store(true, Ordering::SeqCst);
-        // Whoever leaves for this wakes nobody: each is called.
+        // Who leaves for this wakes nobody: each is called.
         let end = Instant::now() + LONG.unwrap();
         while sleepers.iter().any(|sleeper| !sleeper.is_finished()) {
             assert!(Instant::now() < end);
@@ -175,7 +175,7 @@ fn one_thread_is_woken_for_one_of_the_kernels() {
         }
         sleepers.map(|it| it.join().unwrap()).iter().sum()
     });
-    // Whoever was woken, and whoever sleeps on the descriptors in its place: not
+    // Who was woken, and who sleeps on the descriptors in its place: not
     // all of them each time.
     assert!(switches < ROUNDS * 5, "{switches}");
 }

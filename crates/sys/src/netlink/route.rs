@@ -405,7 +405,7 @@ impl Rtnetlink {
         let body = [0, interface, 0, TC_H_ROOT, 0]
             .map(u32::to_ne_bytes)
             .concat();
-        // Without NLM_F_ECHO only those who watch queueing disciplines are told;
+        // Without NLM_F_ECHO only those who watch queueing disciplines hear of it;
         // of one that is built in (`noqueue`) there is an acknowledgment alone.
         let flags = NLM_F_ACK | NLM_F_ECHO;
         let answers = self.0.exchange(libc::RTM_GETQDISC, flags, &body)?;

@@ -19,7 +19,7 @@ pub struct Timestamps {
 /// number each, in the order of the option.
 ///
 /// A SYN has none: there the room is lent to a Fast Open or ACP option, so that every
-/// other segment is spared it ([`Options::fast_open`], [`Options::acp`]).
+/// other segment goes without ([`Options::fast_open`], [`Options::acp`]).
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct SackBlocks {
     blocks: [(u32, u32); Self::MAX],

@@ -27,7 +27,7 @@ fn state(bytes: &[u8]) -> ChecksumState {
 }
 
 #[test]
-fn each_way_of_sending_a_checksum_is_told_apart() {
+fn each_way_of_sending_a_checksum_is_distinguished() {
     assert_eq!(
         state(&emitted(b"hello", Checksum::Software)),
         ChecksumState::Valid

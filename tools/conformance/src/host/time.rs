@@ -38,7 +38,7 @@ struct State {
 pub(crate) struct Time {
     state: Mutex<State>,
     moved: Condvar,
-    /// Whoever has slept asks for the time when the call is over ([`Time::asked`]).
+    /// Who has slept asks for the time when the call is over ([`Time::asked`]).
     asks: bool,
 }
 

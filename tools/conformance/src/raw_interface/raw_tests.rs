@@ -211,7 +211,7 @@ fn a_descriptor_of_the_kernels_is_read_and_written() {
 }
 
 #[test]
-fn the_clock_stands_still_for_whoever_was_woken() {
+fn the_clock_stands_still_for_who_was_woken() {
     let table = Table::new();
     let (ifc, data) = (&table.0, &table.0.userdata);
     let fd = listener(&table);

@@ -97,7 +97,7 @@ fn an_event_of_the_past_is_refused() {
 }
 
 #[test]
-fn what_is_left_over_is_told() {
+fn what_is_left_over_is_reported() {
     let message = failure("+0 write(4, ..., 100) = 100");
     assert!(message.contains("not in the script"), "{message}");
     assert!(
@@ -287,7 +287,7 @@ fn echoes_are_of_what_was_sent() {
 }
 
 #[test]
-fn options_that_are_wrong_are_told() {
+fn options_that_are_wrong_are_reported() {
     for (line, expected) in [
         (
             "--ip_version=ipv5",

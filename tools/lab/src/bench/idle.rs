@@ -36,9 +36,9 @@ impl Session<'_> {
         };
         let mut workers = Vec::new();
         for part in idle_parts(idle, open_files()) {
-            let patience = part.opening_max() + HOLD_START;
+            let timeout = part.opening_max() + HOLD_START;
             let mut worker = Child::start(place, &Job::Hold(part), "idle connections")?;
-            let line = worker.line(patience)?;
+            let line = worker.line(timeout)?;
             if line != "ready" {
                 anyhow::bail!("idle connections: expected `ready`, got `{line}`");
             }

@@ -70,7 +70,7 @@ fn connections(files: u64) -> u32 {
 /// The processes of a load beside the one that is watched.
 pub(super) struct Companions {
     workers: Vec<Child>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Companions {
@@ -94,14 +94,14 @@ impl Companions {
         }
         Ok(Companions {
             workers,
-            patience: spec.warm_up + spec.duration + ALLOWANCE,
+            timeout: spec.warm_up + spec.duration + ALLOWANCE,
         })
     }
 
     /// Waits for them and adds what they did to the report.
     pub(super) fn join(self, report: &mut LoadReport) -> anyhow::Result<()> {
         for mut worker in self.workers {
-            let line = worker.line(self.patience)?;
+            let line = worker.line(self.timeout)?;
             let outcome: LoadOutcome = serde_json::from_str(&line)
                 .with_context(|| format!("another process of the load answered {line}"))?;
             if let (Some(all), Some(part)) =

@@ -7,7 +7,7 @@
 //! packet enters when the kernel took it from the interface and leaves at the
 //! first turn after it is due. ARP and neighbour discovery pass at once. One
 //! thread does it all, because both processors of a small machine are busy with
-//! what is measured; how far it lags behind and what it lost itself is told in
+//! what is measured; how far it lags behind and what it lost itself stands in
 //! the [`Report`], for a bridge that is the bottleneck measures itself.
 //!
 //! ```text
@@ -45,12 +45,12 @@ const TURN: usize = 4 * BATCH;
 /// Most hosts whose side is remembered; a switch forgets, this floods.
 const HOSTS_MAX: usize = 1024;
 /// Most frames of memory kept for those to come.
-const SPARE_MAX: usize = 4096;
+const FREE_MAX: usize = 4096;
 
 /// How often, and how far apart, a frame is sent for which there is no room.
 const TRIES: u32 = 20;
 const NAP: Duration = Duration::from_micros(50);
-/// The longest lag that is told apart, ns.
+/// The longest lag that is distinguished, ns.
 const LAG_MAX: u64 = 10_000_000_000;
 
 /// A frame on its way.
@@ -142,7 +142,7 @@ struct Forwarder {
     hosts: HashMap<[u8; 6], usize>,
     buffers: Vec<Vec<u8>>,
     arrivals: Vec<Arrival>,
-    spare: Vec<Vec<u8>>,
+    free: Vec<Vec<u8>>,
     frame_max: usize,
     /// When each port last had a frame: times of arrival do not go backwards.
     last: Vec<Duration>,
@@ -172,7 +172,7 @@ impl Forwarder {
             hosts: HashMap::new(),
             buffers: (0..BATCH).map(|_| vec![0; frame_max]).collect(),
             arrivals: Vec::with_capacity(BATCH),
-            spare: Vec::new(),
+            free: Vec::new(),
             frame_max,
             last: vec![Duration::ZERO; count],
             leaving: (0..count).map(|_| Vec::with_capacity(BATCH)).collect(),
@@ -243,7 +243,7 @@ impl Forwarder {
                 self.refused += 1;
                 continue;
             }
-            let next = self.spare.pop().unwrap_or_else(|| vec![0; self.frame_max]);
+            let next = self.free.pop().unwrap_or_else(|| vec![0; self.frame_max]);
             let packet = Packet {
                 frame: std::mem::replace(buffer, next),
                 length: arrival.length,
@@ -347,8 +347,8 @@ impl Forwarder {
             }
         }
         for packet in leaving.drain(..) {
-            if self.spare.len() < SPARE_MAX {
-                self.spare.push(packet.frame);
+            if self.free.len() < FREE_MAX {
+                self.free.push(packet.frame);
             }
         }
         Ok(())

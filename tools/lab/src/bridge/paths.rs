@@ -132,7 +132,7 @@ impl<P: Clone> Paths<P> {
         };
         if place == self.links.len() {
             // Known to the left side's port alone, so that one flow has the
-            // same luck in every run, whoever else there is.
+            // same luck in every run, alone and among others.
             let luck = match self.sharing {
                 Sharing::All => self.seed,
                 Sharing::Flow => mixed(self.seed ^ u64::from(flow.source.1).rotate_right(16)),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_has_the_same_luck_whoever_else_there_is() {
+    fn a_flow_has_the_same_luck_alone_and_among_others() {
         let impairment = Impairment {
             loss: Loss::Random { probability: 0.5 },
             ..Impairment::default()

@@ -1,4 +1,4 @@
-//! What a bridge is told, and what it tells.
+//! What a bridge is to do, and what it reports.
 
 use std::time::Duration;
 

@@ -84,7 +84,7 @@ pub(super) fn run(progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
                 &counters,
                 &stop,
                 |_| {
-                    // Whoever waits for it is there until it comes.
+                    // Who waits for it is there until it comes.
                     let _ = ready.send(());
                 },
             )

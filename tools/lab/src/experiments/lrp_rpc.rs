@@ -2,7 +2,7 @@
 //! calls whose clients always have requests waiting.
 //!
 //! All three are threads of one program on one processor, so that each is due a
-//! third of it. What the worker gets is told by what it gets done, compared
+//! third of it. What the worker gets shows in what it gets done, compared
 //! with what it does alone: time that the stack takes on its account is
 //! missing there, as are the lines of its working set (35 % of the second
 //! level cache, as the paper's) that others push out of the cache.

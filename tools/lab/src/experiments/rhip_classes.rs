@@ -149,7 +149,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     ));
     run.note(
         "One 8-byte request at a time from a spinning client, whose kernel sockets send on queue \
-         0 (XPS): a veth cannot be told what to put on which queue, so the sender chooses. The \
+         0 (XPS): a veth cannot be set to put a class on a queue, so the sender chooses. The \
          same thread sends the blast, in bursts of at most 8.",
     );
     Ok(())

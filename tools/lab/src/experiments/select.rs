@@ -81,7 +81,7 @@ pub(super) const LINEAR: Contestant = Contestant::Tidewall(Waiting::SelectLinear
 pub(super) const SELECT: Contestant = Contestant::Tidewall(Waiting::Select);
 /// Numbered descriptors with epoll.
 pub(super) const EPOLL: Contestant = Contestant::Tidewall(Waiting::Epoll);
-/// What the servers use unless told otherwise.
+/// What the servers use unless an experiment says otherwise.
 pub(super) const SELECTOR: Contestant = Contestant::Tidewall(Waiting::Named);
 pub(super) const LINUX_SELECT: Contestant = Contestant::Linux(Waiting::Select);
 pub(super) const LINUX_EPOLL: Contestant = Contestant::Linux(Waiting::Named);
@@ -436,7 +436,7 @@ pub(super) fn capacity(run: &mut Run<'_>, servers: &Servers) -> anyhow::Result<f
     let curve = servers.curve(SELECTOR, "capacity", vec![load]);
     let noted = run.notes.len();
     let series = run.sweep(&[curve], Plan::exactly(3), reduce)?;
-    // Of what was measured for itself there is nothing to be told.
+    // Of what was measured for itself there is nothing to report.
     let notes = run.notes.split_off(noted).join("; ");
     saturation(&series, SELECTOR_NAME, "capacity")
         .with_context(|| format!("what the server can do could not be measured: {notes}"))

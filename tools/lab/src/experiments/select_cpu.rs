@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_told_apart() {
+    fn functions_are_distinguished() {
         for (function, expected) in [
             (
                 "tidewall_socket::readiness::select::ThreadState::select",

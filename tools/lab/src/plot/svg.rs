@@ -263,7 +263,7 @@ mod tests {
         while let Some(start) = rest.find('<') {
             assert!(
                 !rest[..start].contains('>'),
-                "a stray > before {}",
+                "a lone > before {}",
                 &rest[start..]
             );
             let end = start + rest[start..].find('>').expect("an open tag");

@@ -203,7 +203,7 @@ impl Testbed {
              echo 500000 > /sys/class/net/{CLIENT_INTERFACE}/gro_flush_timeout",
         ))?;
         if self.config.queues > 1 {
-            // A blast chooses its own queue, the first unless told otherwise.
+            // A blast chooses its own queue, the first by default.
             self.in_client_shell(&format!(
                 "for q in /sys/class/net/{CLIENT_INTERFACE}/queues/tx-*; do echo 0 > $q/xps_cpus; done",
             ))?;
@@ -294,7 +294,7 @@ impl Testbed {
         &self.server
     }
 
-    /// Whoever puts things back if this process cannot.
+    /// What puts things back if this process cannot.
     pub fn restorer(&self) -> &Restorer {
         &self.restorer
     }

@@ -35,7 +35,7 @@ impl BusyTimeout {
 
 /// `napi_defer_hard_irqs` that no idle period uses up: the device's poll then
 /// stays on the processor where it was bound. With the customary 100 it comes
-/// loose after a tenth of a second without traffic, and the next packet has it
+/// go after a tenth of a second without traffic, and the next packet has it
 /// run on the *sender's* processor, which gives Linux a second one.
 pub(super) const FOR_EVER: u32 = 100_000_000;
 /// Port that nobody listens on, for packets that only have to arrive.

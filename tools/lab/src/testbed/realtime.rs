@@ -26,7 +26,7 @@ impl RealTime {
     pub(crate) const LOAD_MAX: Duration = Duration::from_millis(1600);
 
     /// Turns real-time throttling and the fair server of `cpu` off. What cannot
-    /// be turned off is told in `shortcomings`.
+    /// be turned off is noted in `shortcomings`.
     pub(crate) fn take(restorer: &Restorer, cpu: usize, shortcomings: &mut Vec<String>) -> Self {
         if !Path::new(&format!("{DEBUG}/sched")).exists() {
             // Where it belongs; it may stay, as every distribution has it there.

@@ -106,17 +106,17 @@ impl Child {
     }
 
     /// The next line that it prints.
-    pub(crate) fn line(&mut self, patience: Duration) -> anyhow::Result<String> {
-        self.line_unless(patience, || false)
+    pub(crate) fn line(&mut self, timeout: Duration) -> anyhow::Result<String> {
+        self.line_unless(timeout, || false)
     }
 
     /// As `line`, given up when `over` says so.
     fn line_unless(
         &mut self,
-        patience: Duration,
+        timeout: Duration,
         over: impl Fn() -> bool,
     ) -> anyhow::Result<String> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             interrupt::check()?;
             match self.lines.recv_timeout(LOOK) {
@@ -124,11 +124,7 @@ impl Child {
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline && !over() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.silent = true;
-                    bail!(
-                        "{}: no answer within {patience:?}{}",
-                        self.what,
-                        self.said()
-                    )
+                    bail!("{}: no answer within {timeout:?}{}", self.what, self.said())
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.process.wait()?;
@@ -179,7 +175,7 @@ impl Child {
     pub(crate) fn ask_for<T: DeserializeOwned>(
         &mut self,
         question: &str,
-        patience: Duration,
+        timeout: Duration,
     ) -> anyhow::Result<T> {
         let input = self
             .process
@@ -187,7 +183,7 @@ impl Child {
             .as_mut()
             .context("no pipe to the worker")?;
         writeln!(input, "{question}")?;
-        let line = self.line(patience)?;
+        let line = self.line(timeout)?;
         serde_json::from_str(&line).with_context(|| format!("{} answered {line}", self.what))
     }
 
@@ -232,12 +228,12 @@ pub(crate) fn run_load(
     over: impl Fn() -> bool,
     measuring: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<LoadOutcome> {
-    let patience = job.spec.warm_up + job.spec.duration + START;
+    let timeout = job.spec.warm_up + job.spec.duration + START;
     let mut child = Child::start(place, &Job::Load(Box::new(job)), "the load")?;
-    let mut line = child.line_unless(patience, &over)?;
+    let mut line = child.line_unless(timeout, &over)?;
     if line == MEASURING {
         measuring()?;
-        line = child.line_unless(patience, &over)?;
+        line = child.line_unless(timeout, &over)?;
     }
     serde_json::from_str(&line).with_context(|| format!("the load answered {line}"))
 }

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_spent_is_told_apart_by_thread() {
+    fn what_was_spent_is_counted_by_thread() {
         let threads = |softirq, first| {
             let thread = |name: &str, first, nanoseconds| Thread {
                 name: name.to_owned(),

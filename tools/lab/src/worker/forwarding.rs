@@ -45,7 +45,7 @@ pub struct ForwardSide {
     pub addresses: Vec<IpAddr>,
     /// and this port, of UDP or of TCP. All else is the kernel's.
     pub port: u16,
-    /// Link address of whoever gets what leaves by it.
+    /// Link address of who gets what leaves by it.
     pub next_hop: [u8; 6],
 }
 

@@ -25,7 +25,7 @@ pub(super) fn run(spec: &IdleSpec) -> anyhow::Result<()> {
     });
     let mut load = LoadSpec::new(HOLD_MAX);
     load.idle = Some(spec.clone());
-    let mut told = false;
+    let mut said = false;
     let mut counts = IdleCounts::default();
     run_until(&load, &over, |progress| {
         if let Some(more) = progress.idle {
@@ -34,8 +34,8 @@ pub(super) fn run(spec: &IdleSpec) -> anyhow::Result<()> {
             counts.reset += more.reset;
             open.store(counts.open(), Ordering::Relaxed);
         }
-        if !told && progress.phase != Phase::Opening {
-            told = true;
+        if !said && progress.phase != Phase::Opening {
+            said = true;
             println!("ready");
         }
     })?;

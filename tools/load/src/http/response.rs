@@ -122,7 +122,7 @@ fn read_head(bytes: &[u8]) -> Head {
         _ => return Head::Wrong,
     };
     let status = response.code.unwrap_or(0);
-    // HTTP/1.0 closes unless told otherwise (RFC 9112 §9.3).
+    // HTTP/1.0 closes unless asked otherwise (RFC 9112 §9.3).
     let mut close = response.version == Some(0);
     let mut body_length = matches!(status, 204 | 304).then_some(0);
     for field in response.headers.iter() {

@@ -119,7 +119,7 @@ pub(crate) struct Measures<C> {
 }
 
 impl<C: Copy + Default + Sub<Output = C>> Measures<C> {
-    /// Nothing yet; times of up to `most` ns will be told apart.
+    /// Nothing yet; times of up to `most` ns will be distinguished.
     pub(crate) fn new(most: u64) -> io::Result<Self> {
         let none = histogram(most)?;
         Ok(Measures {

@@ -12,7 +12,7 @@ use crate::pacer::{Pacer, Step as Paced};
 use crate::report::SClientCounts;
 
 /// Connections that are begun together: those of so many ns, so that the
-/// generator sleeps in between and whoever shares its processor can run.
+/// generator sleeps in between and who shares its processor can run.
 const TOGETHER: u64 = 200_000;
 /// Most connections begun together.
 const TOGETHER_MAX: u64 = 64;

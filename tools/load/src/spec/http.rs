@@ -82,7 +82,7 @@ pub struct HttpSpec {
 }
 
 impl HttpSpec {
-    /// 32 connections in a closed loop, kept alive, spinning; 3 s of patience.
+    /// 32 connections in a closed loop, kept alive, spinning; a timeout of 3 s.
     pub fn new(destination: SocketAddr, path: &str) -> Self {
         HttpSpec {
             destination,
@@ -135,7 +135,7 @@ pub struct ProbeSpec {
 }
 
 impl ProbeSpec {
-    /// 50 new clients/s with 3 s of patience.
+    /// 50 new clients/s with a timeout of 3 s.
     pub fn new(destination: SocketAddr, path: &str) -> Self {
         ProbeSpec {
             destination,

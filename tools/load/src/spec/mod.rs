@@ -132,7 +132,7 @@ pub struct BlastSpec {
     /// for [`SenderKind::Socket`] whatever the kernel gives.
     #[serde(default)]
     pub source_port: Option<u16>,
-    /// Number of flows, told apart by source port, 1…4096; taken in turn.
+    /// Number of flows, distinguished by source port, 1…4096; taken in turn.
     #[serde(default = "one")]
     pub flows: u16,
     /// Vary the source address within this prefix, with every packet; with
@@ -162,7 +162,7 @@ pub struct BlastSpec {
     /// (8 beside a ping, so that a burst delays its replies little). For
     /// [`SenderKind::Frame`], each of whose bursts costs about 10 µs to begin,
     /// at most 256 (32 beside a ping). A SYN flood alone: 250 µs worth, at most
-    /// 128, so that the generator sleeps between bursts and whoever shares its
+    /// 128, so that the generator sleeps between bursts and who shares its
     /// processor can run; frames at most 64, which is also the most that may
     /// be asked for, since a receiver that answers in place changes the frames
     /// that a longer run would send again.

@@ -41,7 +41,7 @@ pub struct PingSpec {
     #[serde(default = "one")]
     pub outstanding: u16,
     /// Bytes of payload, 0…[`PAYLOAD_MAX`]; the first eight (or fewer) number
-    /// the request. A late reply to a 0-byte request cannot be told from the
+    /// the request. A late reply to a 0-byte request cannot be distinguished from the
     /// reply to the next.
     pub payload: u16,
     /// A request unanswered for this long is counted lost, and a new one sent.

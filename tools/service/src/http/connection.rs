@@ -332,7 +332,7 @@ impl Connection {
                 let due = self.pace.deadline(limits);
                 due.unwrap_or(self.moved + limits.stall)
             }
-            // Whoever answers it has a deadline of their own.
+            // What answers it has a deadline of its own.
             _ if self.held => Duration::MAX,
             (_, Some(since)) => since + limits.request,
             (_, None) => self.moved + limits.idle,

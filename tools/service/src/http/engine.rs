@@ -228,14 +228,14 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         let Some(client) = self.listener.clients.get_mut(key) else {
             return;
         };
-        let spare = &mut self.listener.spare;
-        client.session.connection_mut().lend(spare);
+        let output = &mut self.listener.output;
+        client.session.connection_mut().lend(output);
         let outcome = self.back.drive(&mut self.listener, key);
         let Some(client) = self.listener.clients.get_mut(key) else {
             return;
         };
         let connection = client.session.connection_mut();
-        connection.give_back(&mut self.listener.spare);
+        connection.give_back(&mut self.listener.output);
         match outcome {
             Outcome::Waiting => {
                 if self.listener.shared.stopping && connection.is_idle() {

@@ -44,7 +44,7 @@ impl<S: Stream> Link<S> {
         self.generation == generation
     }
 
-    /// What its events are told from others' by.
+    /// What distinguishes its events from others'.
     pub(super) fn token(&self, key: usize) -> u64 {
         u64::from(self.generation) << 32 | key as u64
     }

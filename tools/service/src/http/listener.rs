@@ -81,7 +81,7 @@ pub(super) struct Tally<'a> {
 
 impl Tally<'_> {
     /// Writes down what connections have done, which have `received` so many
-    /// bytes, before whoever gets the answers can look.
+    /// bytes, before who gets the answers can look.
     pub(super) fn count<S>(&self, site: &mut Site<S>, received: u64) {
         let Counts {
             requests,
@@ -233,7 +233,7 @@ pub(super) struct Listener<'a, H: StreamHost, P: ClientConnection> {
     /// Clients that have more to do.
     pub(super) runnable: Vec<usize>,
     /// Memory for output, lent to the client that runs.
-    pub(super) spare: Vec<u8>,
+    pub(super) output: Vec<u8>,
     /// `None` once it is to stop.
     pub(super) listener: Option<H::Listener>,
     /// Nothing is accepted until then.
@@ -273,7 +273,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
             runnable: Vec::new(),
             generation: 0,
             hand: 0,
-            spare: Vec::new(),
+            output: Vec::new(),
         })
     }
 

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_serves_does_not_wait_for_what_takes_nothing() {
+    fn who_serves_does_not_wait_for_what_takes_nothing() {
         let (go, stuck) = channel();
         let mut log = Log::new(Stuck(stuck)).unwrap();
         let target = "x".repeat(1000);

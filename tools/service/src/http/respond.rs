@@ -28,15 +28,15 @@ impl Connection {
             multiply(site.work, 1.0 + head.target.len() as f64 * 1e-9);
         }
         let mut close = !head.keep_alive || site.stopping;
-        // Whoever is told of the end only now may have sent the next request.
+        // Who hears of the end only now may have sent the next request.
         let mut linger = site.stopping;
         match head.content {
             Content::Length(0) => {}
             Content::Length(length) if length > site.limits.content_bytes => {
                 return self.error(Some(head), Status::CONTENT_TOO_LARGE, Last::Linger, site);
             }
-            // Content of no meaning here. A client that waits to be told to
-            // send it is told the end of the matter (RFC 9110 §10.1.1), and may
+            // Content of no meaning here. A client that waits to be asked to
+            // send it hears the end of the matter (RFC 9110 §10.1.1), and may
             // or may not send it then: no next request can be found after that.
             Content::Length(length) if !head.expects_continue && !close => self.skip(length),
             Content::Length(_) | Content::Chunked => (close, linger) = (true, true),

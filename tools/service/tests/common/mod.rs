@@ -56,7 +56,7 @@ pub struct Running<'a> {
     pub stop: &'a AtomicBool,
 }
 
-/// Sets it at the end, a panic's included: a server that is not told to stop
+/// Sets it at the end, a panic's included: a server that is not asked to stop
 /// keeps the test from failing.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
@@ -124,8 +124,8 @@ pub fn epoll() -> LinuxStreams {
 impl Running<'_> {
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
-        let patience = Some(Duration::from_secs(10));
-        stream.set_read_timeout(patience).unwrap();
+        let timeout = Some(Duration::from_secs(10));
+        stream.set_read_timeout(timeout).unwrap();
         stream
     }
 

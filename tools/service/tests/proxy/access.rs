@@ -37,7 +37,7 @@ fn the_inside_is_not_reached_by_address_or_name() {
         let url = format!("http://{host}:{port}/");
         assert_eq!(status_of(&forward(), &url), 200, "{host}");
     }
-    // A reverse proxy goes where it was told to.
+    // A reverse proxy goes where it was set to.
     assert_eq!(status_of(&Spec::new(0, Some(origin.address)), "/"), 200);
 }
 

@@ -268,7 +268,7 @@ fn pipelined_requests_are_answered_in_order() {
             .map(|n| format!("GET /{n} HTTP/1.1\r\nHost: x\r\n\r\n"))
             .collect();
         stream.write_all(requests.as_bytes()).unwrap();
-        // Whoever ends its side still gets what it has asked for.
+        // Who ends its side still gets what it has asked for.
         stream.shutdown(Shutdown::Write).unwrap();
         for n in order {
             let got = response(&mut stream, true).unwrap();

@@ -26,8 +26,8 @@ impl Client for TcpStream {
 
 fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).unwrap();
-    let patience = Some(Duration::from_secs(10));
-    stream.set_read_timeout(patience).unwrap();
+    let timeout = Some(Duration::from_secs(10));
+    stream.set_read_timeout(timeout).unwrap();
     stream
 }
 

@@ -1,5 +1,5 @@
 //! The proxy on Linux sockets over loopback, between plain clients and origins
-//! that do as they are told.
+//! that follow a script.
 
 mod access;
 #[path = "../common/mod.rs"]

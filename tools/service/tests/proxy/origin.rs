@@ -1,4 +1,4 @@
-//! Origins that do as they are told, on threads and blocking sockets.
+//! Origins that follow a script, on threads and blocking sockets.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};

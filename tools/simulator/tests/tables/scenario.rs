@@ -19,7 +19,7 @@ pub const PACKET: u64 = 1500;
 /// Longer than any run.
 pub const FOREVER: Duration = Duration::from_secs(3600);
 
-/// The engines that make the columns: names, and what they are told. Buffers are
+/// The engines that make the columns: names, and how they are set. Buffers are
 /// larger than any path here needs, so that congestion control decides.
 pub fn engines() -> Vec<(&'static str, Config)> {
     let base = Config {

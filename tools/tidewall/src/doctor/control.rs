@@ -181,7 +181,7 @@ mod tests {
         "Coalesce parameters for x:\nAdaptive RX: off  TX: n/a\nrx-usecs: 8\nrx-frames: 1\n";
 
     #[test]
-    fn every_way_to_the_device_is_told_apart() {
+    fn every_way_to_the_device_is_distinguished() {
         let none = || Err("ethtool: netlink error: Operation not supported".to_owned());
         let error = |code| Some(Err(io::Error::from_raw_os_error(code)));
         let finding = interval("x", Some(Ok(())), &none());

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_told_apart_by_version() {
+    fn kernels_are_distinguished_by_version() {
         assert_eq!(kernel("6.18.44-fc").severity, Severity::Ok);
         assert_eq!(kernel("6.1.0-50-amd64").severity, Severity::Ok);
         assert_eq!(kernel("5.15.0").severity, Severity::Warning);

@@ -33,7 +33,7 @@ pub struct Packets {
     /// Source address [default: the kernel's choice]
     #[arg(long, value_name = "IP")]
     source: Option<IpAddr>,
-    /// Number of flows, told apart by source port, 1 to 4096
+    /// Number of flows, distinguished by source port, 1 to 4096
     #[arg(long, value_name = "N", default_value_t = 1)]
     flows: u16,
     /// Most packets sent back to back, 1 to 256 [default: 100 µs worth, at most 32; of SYN segments 250 µs, at most 128]

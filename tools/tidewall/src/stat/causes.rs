@@ -235,7 +235,7 @@ const SWITCH: &[Entry] = &[
         Switch,
         "acknowledgments-delayed",
         Way,
-        "Acknowledgments of members that did not move what the peer is told, since another member is behind.",
+        "Acknowledgments of members that did not move what is acknowledged to the peer, since another member is behind.",
         "Many: one member is slower than the others, and a module that steers by load (speed, least-outstanding) may do better.",
     ),
     entry(

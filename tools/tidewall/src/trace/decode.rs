@@ -350,7 +350,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_udp_datagram_is_told_in_one_line() {
+    fn a_udp_datagram_is_one_line() {
         let bytes = udp4(b"fourteen bytes");
         let decoded = frame(&bytes, bytes.len());
         assert_eq!(

@@ -57,7 +57,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// A bed set up by whoever may; says that `test` is skipped and returns
+    /// A bed set up where the rights are there; says that `test` is skipped and returns
     /// `None` otherwise.
     pub fn or_skip(test: &str, name: &str) -> Option<Self> {
         let bed = Bed::new(name).map_err(|error| tidewall_skip::missing(test, error));

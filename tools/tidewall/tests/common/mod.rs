@@ -107,7 +107,7 @@ impl Service {
         self.ended()
     }
 
-    /// Waits for the end of one that was told to; what it says. A second signal
+    /// Waits for the end of one that was asked to; what it says. A second signal
     /// would make it break off.
     pub fn ended(mut self) -> String {
         let mut totals = String::new();

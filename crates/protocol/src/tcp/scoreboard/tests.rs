@@ -31,9 +31,9 @@ fn a_burst_is_a_run_and_one_run_costs_no_memory() {
     board.sent(at(60), 8, false);
     board.sent(at(70), 8, true);
     assert_eq!(pieces(&board), [(0, 50, 0), (50, 60, 0), (60, 70, 0)]);
-    let mut told = Vec::new();
-    board.acknowledge(at(55), |piece| told.push((piece.start, piece.end)));
-    assert_eq!(told, [(at(0), at(50)), (at(50), at(55))]);
+    let mut reported = Vec::new();
+    board.acknowledge(at(55), |piece| reported.push((piece.start, piece.end)));
+    assert_eq!(reported, [(at(0), at(50)), (at(50), at(55))]);
     board.acknowledge(at(70), |_| {});
     assert_eq!(board.runs(), 0);
     assert_eq!(board.earlier.capacity(), 0, "given back");
@@ -246,29 +246,29 @@ proptest! {
                 }
                 Step::Acknowledge(bytes) => {
                     let (_, end) = range(0, bytes);
-                    let mut told = Vec::new();
+                    let mut reported = Vec::new();
                     board.acknowledge(at(end), |piece| {
-                        told.extend((0..piece.len()).map(|_| piece.flags));
+                        reported.extend((0..piece.len()).map(|_| piece.flags));
                     });
                     let left_network: Vec<u8> = model.drain(..place(end)).map(|b| b.flags).collect();
                     // EVER of what was sacked is put together.
-                    prop_assert_eq!(told.len(), left_network.len());
-                    for (told, left_network) in told.iter().zip(&left_network) {
-                        prop_assert_eq!(told & !EVER_RETRANSMITTED, left_network & !EVER_RETRANSMITTED);
+                    prop_assert_eq!(reported.len(), left_network.len());
+                    for (reported, left_network) in reported.iter().zip(&left_network) {
+                        prop_assert_eq!(reported & !EVER_RETRANSMITTED, left_network & !EVER_RETRANSMITTED);
                     }
                     first = end;
                 }
                 Step::Sack(start, len) => {
                     let (start, end) = range(start, len);
                     if start == end { continue; }
-                    let mut told = 0;
-                    board.sack((at(start), at(end)), 1, |piece| told += piece.len());
+                    let mut reported = 0;
+                    board.sack((at(start), at(end)), 1, |piece| reported += piece.len());
                     let mut new = 0;
                     for byte in &mut model[place(start)..place(end)] {
                         new += u32::from(byte.flags & SACKED == 0);
                         byte.flags = SACKED | byte.flags & EVER_RETRANSMITTED;
                     }
-                    prop_assert_eq!(told, new);
+                    prop_assert_eq!(reported, new);
                 }
                 Step::Lose(before_time) => {
                     let losses = board.mark_lost(|piece| match piece.sent < before_time {

@@ -152,7 +152,7 @@ pub(super) struct Setup {
 
 /// One round as the controller saw it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(super) struct Seen {
     pub time: u64,
     pub round: Round,
     pub activity: Activity,
@@ -183,7 +183,7 @@ pub(super) struct Window {
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub windows: Vec<Window>,
-    pub told: Vec<Told>,
+    pub seen: Vec<Seen>,
 }
 
 impl Outcome {
@@ -406,7 +406,7 @@ impl Machine {
             sent: std::mem::take(&mut self.sent),
         };
         if self.tracing {
-            self.outcome.told.push(Told {
+            self.outcome.seen.push(Seen {
                 time: self.now,
                 round,
                 activity,

@@ -271,10 +271,10 @@ proptest! {
         let mut now = Duration::ZERO;
         for (forward, time, round, interrupted, sent) in rounds {
             now = if forward { now.saturating_add(time) } else { now.saturating_sub(time) };
-            let told = controller.round(now, &round, Activity { interrupted, sent });
+            let changed = controller.round(now, &round, Activity { interrupted, sent });
             let setting = controller.setting();
-            prop_assert!(told.is_some() || setting == known, "a change that nobody hears of");
-            if let Some(state) = told {
+            prop_assert!(changed.is_some() || setting == known, "a change that nobody hears of");
+            if let Some(state) = changed {
                 prop_assert_eq!(state, controller.state());
                 prop_assert_eq!(state.setting, setting);
             }

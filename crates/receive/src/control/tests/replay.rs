@@ -159,11 +159,11 @@ fn replay_gives_the_stored_settings() {
 
 fn render(outcome: &Outcome) -> String {
     let mut text = format!("{COLUMNS}\n");
-    for Told {
+    for Seen {
         time,
         round,
         activity,
-    } in &outcome.told
+    } in &outcome.seen
     {
         writeln!(
             text,

@@ -105,7 +105,7 @@ fn operations() -> impl Strategy<Value = Operation> {
     ]
 }
 
-fn told<V>(result: io::Result<V>) -> Result<V, i32> {
+fn by_errno<V>(result: io::Result<V>) -> Result<V, i32> {
     result.map_err(|error| error.raw_os_error().unwrap())
 }
 
@@ -119,10 +119,13 @@ fn same_as_the_model(allocator: Allocator, operations: Vec<Operation>) {
         let entry = entry as u32;
         match operation.clone() {
             Operation::Open(flag) => {
-                assert_eq!(told(table.open(entry, flag)), model.open(entry, 0, flag));
+                assert_eq!(
+                    by_errno(table.open(entry, flag)),
+                    model.open(entry, 0, flag)
+                );
             }
             Operation::OpenFrom(from, flag) => assert_eq!(
-                told(table.open_from(entry, from, flag)),
+                by_errno(table.open_from(entry, from, flag)),
                 model.open_from(entry, from, flag)
             ),
             Operation::Reserve(flag) => match (table.reserve(flag), model.open(entry, 0, flag)) {
@@ -130,40 +133,40 @@ fn same_as_the_model(allocator: Allocator, operations: Vec<Operation>) {
                     let next = table.open(entry, false);
                     let fd = reserved.install(entry);
                     assert_eq!(Ok(fd), expected);
-                    assert_eq!(told(next), model.open(entry, 0, false));
+                    assert_eq!(by_errno(next), model.open(entry, 0, false));
                 }
-                (Err(error), expected) => assert_eq!(told::<i32>(Err(error)), expected),
+                (Err(error), expected) => assert_eq!(by_errno::<i32>(Err(error)), expected),
             },
             Operation::Dup(fd) => {
                 let expected = model.entry(fd).and_then(|it| model.open(it, 0, false));
-                assert_eq!(told(table.dup(fd)), expected);
+                assert_eq!(by_errno(table.dup(fd)), expected);
             }
             Operation::DupFrom(fd, from, flag) => {
                 let entry = model.entry(fd);
                 let expected = entry.and_then(|it| model.open_from(it, from, flag));
-                assert_eq!(told(table.dup_from(fd, from, flag)), expected);
+                assert_eq!(by_errno(table.dup_from(fd, from, flag)), expected);
             }
             Operation::Dup2(old, new) => {
                 let expected = match old == new {
                     true => model.entry(old).map(|_| new),
                     false => model.duplicate(old, new, false),
                 };
-                assert_eq!(told(table.dup2(old, new)), expected);
+                assert_eq!(by_errno(table.dup2(old, new)), expected);
             }
             Operation::Dup3(old, new, flag) => {
                 let expected = match old == new {
                     true => Err(libc::EINVAL),
                     false => model.duplicate(old, new, flag),
                 };
-                assert_eq!(told(table.dup3(old, new, flag)), expected);
+                assert_eq!(by_errno(table.dup3(old, new, flag)), expected);
             }
             Operation::Close(fd) => {
                 let expected = model.open.remove(&fd).map(|it| it.0).ok_or(libc::EBADF);
-                assert_eq!(told(table.close(fd)), expected);
+                assert_eq!(by_errno(table.close(fd)), expected);
             }
             Operation::CloseRange(first, last, flag) => {
                 let flags = if flag { CLOSE_RANGE_CLOEXEC } else { 0 };
-                let result = told(table.close_range(first, last, flags));
+                let result = by_errno(table.close_range(first, last, flags));
                 if first > last {
                     assert_eq!(result, Err(libc::EINVAL));
                     continue;
@@ -180,7 +183,7 @@ fn same_as_the_model(allocator: Allocator, operations: Vec<Operation>) {
             Operation::SetFlag(fd, flag) => {
                 let place = model.open.get_mut(&fd).ok_or(libc::EBADF);
                 let expected = place.map(|it| it.1 = flag);
-                assert_eq!(told(table.set_close_on_exec(fd, flag)), expected);
+                assert_eq!(by_errno(table.set_close_on_exec(fd, flag)), expected);
             }
             Operation::Limit(limit) => {
                 table.set_limit(limit);
@@ -203,8 +206,8 @@ fn same_as_the_model(allocator: Allocator, operations: Vec<Operation>) {
         assert_eq!(table.highest(), model.open.keys().next_back().copied());
         for fd in (-1..140).chain(4089..4100) {
             let expected = model.open.get(&fd).copied().ok_or(libc::EBADF);
-            assert_eq!(told(table.get(fd)), expected.map(|it| it.0));
-            assert_eq!(told(table.close_on_exec(fd)), expected.map(|it| it.1));
+            assert_eq!(by_errno(table.get(fd)), expected.map(|it| it.0));
+            assert_eq!(by_errno(table.close_on_exec(fd)), expected.map(|it| it.1));
         }
     }
 }
@@ -297,7 +300,7 @@ fn a_reused_number_has_no_flag_of_its_past() {
 }
 
 #[test]
-fn an_observer_is_told_once_before_a_number_is_reused() {
+fn an_observer_is_called_once_before_a_number_is_reused() {
     struct Log(std::sync::Mutex<Vec<i32>>);
     impl Closing for Log {
         fn closing(&self, fd: i32) {

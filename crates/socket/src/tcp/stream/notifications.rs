@@ -9,7 +9,7 @@ use tidewall_protocol::tcp::{Connection, Notification as Reported, Timestamping}
 
 use super::TcpStream;
 
-/// What a stream tells beside its bytes (an entry of Linux's error queue): times
+/// What a stream reports beside its bytes (an entry of Linux's error queue): times
 /// that [`Timestamping`] asks for, and calls of [`TcpStream::write_zero_copy`] that
 /// are done.
 pub type Notification = Reported<Instant>;
@@ -72,7 +72,7 @@ impl TcpStream {
     /// [`Event::error`](crate::tcp::Event::error) while there are some.
     ///
     /// 1024 are kept; times beyond that are lost and counted
-    /// ([`TcpStream::notifications_lost`]), memory that is free is always told.
+    /// ([`TcpStream::notifications_lost`]), memory that is free is always reported.
     ///
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
@@ -99,7 +99,7 @@ impl TcpStream {
         Ok(reported.map(|reported| reported.by(|at| core.instant(at))))
     }
 
-    /// Times that were asked for and not told: too many waited, or a write had
+    /// Times that were asked for and not reported: too many waited, or a write had
     /// left before it was complete.
     ///
     /// # Errors

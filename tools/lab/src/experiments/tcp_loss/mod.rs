@@ -171,14 +171,14 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who share a bottleneck: whose share is told, the pair, and which begins.
+/// Who share a bottleneck: whose share is reported, the pair, and which begins.
 const SHARERS: [(&str, [Peer; 2], usize); 3] = [
     ("tidewall", [Peer::Tidewall, Peer::Linux], 0),
     ("tidewall", [Peer::Tidewall, Peer::Linux], 1),
     (REFERENCE, [Peer::Linux, Peer::Linux], 0),
 ];
 
-/// One luck a point and round, whoever is measured.
+/// One luck a point and round, no matter who is measured.
 fn seed(round: u32, case: usize) -> u64 {
     (u64::from(round) << 32) | case as u64
 }
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!((point.y, point.low, point.high), (6.0, 5.0, 7.0));
         assert_eq!(point.values["timeouts"], 2.0);
         assert_eq!((point.runs, point.values[LAG_MAX]), (3, 9.0));
-        // Better than nothing, and told.
+        // Better than nothing, and reported.
         let point = reduce(&samples[..1]).unwrap();
         assert!(point.y == 99.0 && !is_sound(&point.values));
     }

@@ -228,7 +228,7 @@ mod tests {
     /// A server on kernel sockets for as long as `work` takes, and what it knows
     /// of its connections then.
     fn served(work: impl FnOnce(SocketAddrV4)) -> Vec<Transfer> {
-        let (told, address) = std::sync::mpsc::channel();
+        let (ready, address) = std::sync::mpsc::channel();
         let stop = AtomicBool::new(false);
         let ledger = server::Ledger::default();
         std::thread::scope(|scope| {
@@ -239,7 +239,7 @@ mod tests {
                 let SocketAddr::V4(address) = host.local_address(&listener).unwrap() else {
                     panic!("not IPv4");
                 };
-                told.send(address).unwrap();
+                ready.send(address).unwrap();
                 server::serve(&host, &listener, ledger, stop).unwrap();
             });
             work(address.recv().unwrap());
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_come_whole_and_one_that_does_not_is_told() {
+    fn objects_come_whole_and_one_that_does_not_is_reported() {
         let first_port = free_port();
         let transfers = served(|server| {
             let client = ObjectClient {

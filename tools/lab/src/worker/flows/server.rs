@@ -28,17 +28,17 @@ const TURN: usize = 4 * CHUNK;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A connection that can say how it fares.
-pub(super) trait Told: Stream {
+pub(super) trait Measured: Stream {
     fn figures(&self) -> Figures;
 }
 
-impl Told for LinuxStream {
+impl Measured for LinuxStream {
     fn figures(&self) -> Figures {
         tcp::info(self).unwrap_or_default()
     }
 }
 
-impl Told for TidewallStream {
+impl Measured for TidewallStream {
     fn figures(&self) -> Figures {
         let Some(info) = self.get_ref().info() else {
             return Figures::default();
@@ -57,7 +57,7 @@ impl Told for TidewallStream {
             ("tail probes", f64::from(info.loss_probes)),
             ("undone", f64::from(info.recoveries_undone)),
             ("timeouts for nothing", f64::from(info.spurious_timeouts)),
-            ("duplicates told", f64::from(info.duplicates)),
+            ("duplicates reported", f64::from(info.duplicates)),
             ("reordering seen", f64::from(info.reordering_seen)),
             ("out of order", f64::from(info.out_of_order)),
             ("window, segments", f64::from(info.congestion_window) / mss),
@@ -160,7 +160,7 @@ struct Client<S> {
     /// It is watched for room too.
     stuck: bool,
     /// What is known of it is in the ledger.
-    told: bool,
+    reported: bool,
 }
 
 /// Serves until `stop` is set.
@@ -171,7 +171,7 @@ pub(super) fn serve<H: StreamHost>(
     stop: &AtomicBool,
 ) -> anyhow::Result<()>
 where
-    H::Stream: Told,
+    H::Stream: Measured,
 {
     host.watch_listener(listener, LISTENER)?;
     println!("ready");
@@ -242,7 +242,7 @@ fn interest(stuck: bool) -> Interest {
     }
 }
 
-impl<S: Told> Client<S> {
+impl<S: Measured> Client<S> {
     fn new(stream: S, peer: SocketAddr) -> Self {
         Client {
             stream,
@@ -250,14 +250,14 @@ impl<S: Told> Client<S> {
             work: Work::Asking([0; REQUEST], 0),
             bytes: 0,
             stuck: false,
-            told: false,
+            reported: false,
         }
     }
 
-    /// When its time is over, unless that has been told.
+    /// When its time is over, unless that has been reported.
     fn deadline(&self) -> Option<Instant> {
         match &self.work {
-            _ if self.told => None,
+            _ if self.reported => None,
             Work::Sending { until, .. } => *until,
             Work::Receiving { time, begun } => begun.map(|begun| begun + *time),
             Work::Asking(..) | Work::Idle => None,
@@ -266,7 +266,7 @@ impl<S: Told> Client<S> {
 
     /// Puts what is known of it into the ledger, once.
     fn tell(&mut self, ledger: &Ledger) {
-        if std::mem::replace(&mut self.told, true) {
+        if std::mem::replace(&mut self.reported, true) {
             return;
         }
         let time = match &self.work {
