@@ -190,6 +190,7 @@ impl ConnectionInner {
     }
 
     /// Has `work` done with the connection locked, and then what that put off.
+    #[inline]
     pub(crate) fn with<R>(
         &self,
         core: &Core,

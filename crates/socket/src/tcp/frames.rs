@@ -43,10 +43,18 @@ impl Deferred {
     pub(crate) fn collect<R>(core: &Core, work: impl FnOnce(&mut Deferred) -> R) -> R {
         let mut deferred = Deferred::default();
         let result = work(&mut deferred);
-        deferred.run(core);
+        let Deferred {
+            misdirected,
+            reassembled,
+            unknown,
+        } = &deferred;
+        if !misdirected.is_empty() || !reassembled.is_empty() || *unknown > 0 {
+            deferred.run(core);
+        }
         result
     }
 
+    #[cold]
     fn run(self, core: &Core) {
         for _ in 0..self.unknown {
             core.causes.protocol(DropReason::Protocol);
