@@ -27,10 +27,6 @@ const PEERS: usize = 0;
 const SWEEP: Duration = Duration::from_secs(10);
 const ENDED: usize = 4096;
 
-/// How often members' next hops are asked for, which the kernel's answers last: else the
-/// first connection after a pause would wait for two answers of each member's.
-const RESOLVE: Duration = Duration::from_secs(1);
-
 /// Sees the payload of each segment.
 pub type Inspect = Box<dyn FnMut(&[u8])>;
 
@@ -42,8 +38,6 @@ pub struct Driver {
     began: Instant,
     /// When ended connections last gave back their places.
     swept: Time,
-    /// When members' next hops were last asked for.
-    resolved: Time,
     inspect: Option<Inspect>,
 }
 
@@ -126,7 +120,6 @@ impl Driver {
             },
             began: Instant::now(),
             swept: Time::ZERO,
-            resolved: Time::ZERO,
             inspect: None,
         })
     }
@@ -161,7 +154,6 @@ impl Driver {
             wiring,
             began,
             swept,
-            resolved,
             inspect,
         } = self;
         let now = began.elapsed();
@@ -194,14 +186,6 @@ impl Driver {
             forwarder
                 .output()
                 .retain(PEERS, |flow| switch.contains(flow));
-        }
-        if now >= *resolved + RESOLVE {
-            *resolved = now;
-            for (_, member, ..) in switch.members() {
-                if let Some(side) = wiring.side(member.local) {
-                    forwarder.resolve(side, member.address.ip(), member.local);
-                }
-            }
         }
         if switch.next_deadline().is_some_and(|due| due <= now) {
             self.with(|switch, now, emit| switch.poll(now, emit));
