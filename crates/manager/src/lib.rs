@@ -24,12 +24,14 @@
 //! Read first: bpf(2), Documentation/networking/af_xdp.rst and napi.rst in the Linux tree.
 #![deny(unsafe_code)]
 
+pub mod client;
 pub mod connection;
 pub mod daemon;
 mod device;
 pub mod ethtool;
 mod input;
 mod moderation;
+pub mod pinned;
 mod program;
 pub mod protocol;
 #[allow(unsafe_code)]

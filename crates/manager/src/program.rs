@@ -103,10 +103,8 @@ impl Program {
     /// missing; Unsupported where the kernel's verifier refuses the program,
     /// with the end of its log; of another kind where the kernel reports that.
     pub fn load() -> io::Result<Self> {
-        let mut key = [0; 16];
-        File::open("/dev/urandom")?.read_exact(&mut key)?;
-        let [k0, k1]: [u64; 2] = zerocopy::transmute!(key);
-        Self::load_with_key([k0, k1])
+        let key = random_bytes()?;
+        Self::load_with_key(zerocopy::transmute!(key))
     }
 
     /// As [`Program::load`] with a given key for the flow table's hash, for
@@ -317,6 +315,13 @@ pub(crate) fn attach(
     let link = attach_xdp(program.as_fd(), index, place)
         .map_err(|error| attach_error(interface, error))?;
     Unshared::new(link)
+}
+
+/// Numbers that nobody can guess.
+pub(crate) fn random_bytes() -> io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The program answers a SYN with no longer frame than this.

@@ -61,27 +61,9 @@ pub(crate) fn send(
     })
 }
 
-/// Addresses of the network namespace at which `interface` is reached, its own
-/// first: those of other interfaces too (a service address on `lo`), but not
-/// loopback addresses, nor the link-local ones of other links.
+/// [`Rtnetlink::addresses_at`] an interface; of one that is not there, all addresses of
+/// others.
 pub(crate) fn local_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
-    let index = interface::index(interface).ok();
-    let elsewhere = |address: &IpAddr| {
-        let link_local = match address {
-            IpAddr::V4(address) => address.is_link_local(),
-            IpAddr::V6(address) => address.is_unicast_link_local(),
-        };
-        !address.is_loopback() && !link_local
-    };
-    let (mut addresses, mut others) = (Vec::new(), Vec::new());
-    for (link, address) in Rtnetlink::open()?.addresses()? {
-        if Some(link) == index {
-            addresses.push(address);
-        } else if elsewhere(&address) {
-            others.push(address);
-        }
-    }
-    others.retain(|address| !addresses.contains(address));
-    addresses.append(&mut others);
-    Ok(addresses)
+    let index = interface::index(interface).unwrap_or(0);
+    Rtnetlink::open()?.addresses_at(index)
 }

@@ -11,6 +11,10 @@
 #![deny(unsafe_code)]
 
 pub mod ethtool;
+pub mod bpf {
+    //! Maps and names of bpf(2).
+    pub use crate::raw_bpf::{ArrayMap, create_array, delete_element, pin, pinned, set_map};
+}
 pub mod interface {
     //! ioctls that take a `struct ifreq`.
     pub use crate::raw_interface::*;

@@ -1,7 +1,10 @@
 //! bpf(2), for what is too small for a loader.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 const BPF_LINK_CREATE: i32 = 28;
 /// `BPF_XDP`: ordinary attachment, as opposed to device and processor maps.
@@ -41,4 +44,128 @@ pub fn attach_xdp(program: BorrowedFd<'_>, interface: u32, attach: Attach) -> io
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+const BPF_MAP_CREATE: i32 = 0;
+const BPF_MAP_UPDATE_ELEM: i32 = 2;
+const BPF_MAP_DELETE_ELEM: i32 = 3;
+const BPF_OBJ_PIN: i32 = 6;
+const BPF_OBJ_GET: i32 = 7;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+/// A BPF array that is to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct ArrayMap<'a> {
+    /// For people; at most 15 letters, digits, `_` and `.`.
+    pub name: &'a str,
+    /// Bytes of an element.
+    pub value_bytes: u32,
+    /// Elements.
+    pub entries: u32,
+    /// Whether it can be mapped.
+    pub mapped: bool,
+}
+
+/// Calls bpf(2).
+///
+/// # Safety
+/// Pointers in the attributes are those of `command`, to what it reads or writes.
+unsafe fn bpf<const N: usize>(command: i32, mut attributes: [u64; N]) -> io::Result<i32> {
+    let size = size_of_val(&attributes);
+    // SAFETY: the kernel reads as much of the attributes as the length says; what they
+    // point to is the caller's promise.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut attributes, size) };
+    match i32::try_from(result) {
+        Ok(result) if result >= 0 => Ok(result),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Two fields of 32 bits, in memory's order.
+fn pair(first: u32, second: u32) -> u64 {
+    let [a, b, c, d] = first.to_ne_bytes();
+    let [e, f, g, h] = second.to_ne_bytes();
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// Makes a BPF array, full of zeros.
+///
+/// # Errors
+/// EPERM without CAP_BPF; ENOMEM; EINVAL for a name that is none.
+pub fn create_array(map: &ArrayMap<'_>) -> io::Result<OwnedFd> {
+    let mut name = [0u8; 16];
+    for (to, from) in name.iter_mut().take(15).zip(map.name.bytes()) {
+        *to = from;
+    }
+    let words = name.as_chunks::<4>().0;
+    let word = |at: usize| words.get(at).map_or(0, |word| u32::from_ne_bytes(*word));
+    let flags = if map.mapped { BPF_F_MMAPABLE } else { 0 };
+    let attributes = [
+        pair(BPF_MAP_TYPE_ARRAY, 4),
+        pair(map.value_bytes, map.entries),
+        // Flags; no inner map. No NUMA node, then the name, which is at offset 28.
+        pair(flags, 0),
+        pair(0, word(0)),
+        pair(word(1), word(2)),
+        pair(word(3), 0),
+    ];
+    // SAFETY: no pointers; the descriptor is owned by nobody else.
+    unsafe { bpf(BPF_MAP_CREATE, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// Enters a map, by its descriptor, in an array of maps.
+///
+/// # Errors
+/// E2BIG for an index out of range; EINVAL for a map that is not like the others.
+pub fn set_map(array: BorrowedFd<'_>, index: u32, map: BorrowedFd<'_>) -> io::Result<()> {
+    let value = map.as_raw_fd() as u32;
+    let attributes = [
+        pair(array.as_raw_fd() as u32, 0),
+        &raw const index as u64,
+        &raw const value as u64,
+        0,
+    ];
+    // SAFETY: keys and values of an array of maps are of 32 bits, and live until the call
+    // returns.
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, attributes).map(|_| ()) }
+}
+
+/// Takes an element out of an array of maps or of sockets, if there is one.
+///
+/// # Errors
+/// EINVAL for an index out of range or another kind of map.
+pub fn delete_element(array: BorrowedFd<'_>, index: u32) -> io::Result<()> {
+    let attributes = [pair(array.as_raw_fd() as u32, 0), &raw const index as u64];
+    // SAFETY: the key of an array is of 32 bits, and lives until the call returns.
+    match unsafe { bpf(BPF_MAP_DELETE_ELEM, attributes) } {
+        Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Gives a map, program or link a name in bpffs, by which it lives on.
+///
+/// # Errors
+/// EEXIST; EPERM where the directory is in another file system; what that reports.
+pub fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = path_text(path)?;
+    let attributes = [path.as_ptr() as u64, pair(object.as_raw_fd() as u32, 0)];
+    // SAFETY: the path is closed by a zero and lives until the call returns.
+    unsafe { bpf(BPF_OBJ_PIN, attributes).map(|_| ()) }
+}
+
+/// Opens what has a name in bpffs.
+///
+/// # Errors
+/// ENOENT; what the file system reports.
+pub fn pinned(path: &Path) -> io::Result<OwnedFd> {
+    let path = path_text(path)?;
+    // SAFETY: the path is closed by a zero and lives until the call returns; the
+    // descriptor is owned by nobody else, and closed on exec (as every BPF descriptor).
+    unsafe { bpf(BPF_OBJ_GET, [path.as_ptr() as u64, 0]).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+fn path_text(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
 }

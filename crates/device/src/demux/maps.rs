@@ -81,6 +81,20 @@ impl Maps {
         }
     }
 
+    /// All owners by address.
+    pub(super) fn owners(&self) -> io::Result<Vec<(OwnerKey, u32)>> {
+        match self {
+            Maps::Kernel(maps) => maps
+                .owners
+                .iter()
+                .map(|entry| entry.map_err(kernel_error))
+                .collect(),
+            Maps::Heap { owners, .. } => {
+                Ok(owners.iter().map(|(&key, &number)| (key, number)).collect())
+            }
+        }
+    }
+
     pub(super) fn decision(&mut self, key: &FragmentKey) -> Option<u32> {
         match self {
             Maps::Kernel(maps) => maps.fragments.get(key, 0).ok(),

@@ -41,7 +41,7 @@ pub use kernel::{ClassCounts, ClassLimit};
 pub use listen::{CookieMode, CookieOffer, CookieParameters};
 pub use maps::KernelMaps;
 pub use tables::{EMBEDDED_APPLICATION, Tables};
-pub use trusted::{NapiProbe, TrustedTables};
+pub use trusted::{NapiProbe, OwnedPort, TrustedTables};
 
 /// Names a channel of an application: a place in its table and a generation
 /// that tells two users of one place apart. [`ChannelId::NONE`] names none.

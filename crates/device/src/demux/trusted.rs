@@ -51,6 +51,9 @@ fn owner_key(protocol: Protocol, address: IpAddr, port: u16) -> OwnerKey {
     key
 }
 
+/// A port that an application owns: protocol, local address or all, port, application.
+pub type OwnedPort = (Protocol, Option<IpAddr>, u16, u16);
+
 /// What a NAPI probe was before the driver rewrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NapiProbe {
@@ -81,6 +84,79 @@ impl TrustedTables {
     ) -> io::Result<Self> {
         let memory = Memory::mapped(device)?;
         Ok(Self::new(memory, Maps::Kernel(maps), hash_key))
+    }
+
+    /// Tables of a program that an earlier process loaded, as it left them.
+    ///
+    /// # Errors
+    /// EINVAL when the map is too short; what the kernel reports.
+    pub fn adopt(device: BorrowedFd<'_>, maps: KernelMaps) -> io::Result<Self> {
+        let memory = Memory::<Device>::mapped(device)?;
+        let words = &memory.get().control.hash_key.words;
+        let hash_key = words.each_ref().map(|word| word.load(Acquire));
+        let tables = TrustedTables {
+            memory: Arc::new(memory),
+            hash_key,
+            state: Mutex::new(State {
+                maps: Maps::Kernel(maps),
+                owned_addresses: HashMap::new(),
+            }),
+        };
+        tables.count_owned_addresses()?;
+        Ok(tables)
+    }
+
+    /// Counts owners by address anew, and flags their ports: whoever wrote them may have
+    /// died between the two.
+    fn count_owned_addresses(&self) -> io::Result<()> {
+        let mut counts: HashMap<usize, u32> = HashMap::new();
+        for (protocol, _, port, _) in self.owners_by_address()? {
+            *counts.entry(port_index(protocol, port)).or_default() += 1;
+        }
+        for (index, entry) in self.map().ports.iter().enumerate() {
+            let value = entry.load(Relaxed);
+            let flagged = match counts.contains_key(&index) {
+                true => value | OWNER_BY_ADDRESS,
+                false => value & !OWNER_BY_ADDRESS,
+            };
+            if flagged != value {
+                entry.store(flagged, Release);
+            }
+        }
+        self.state().owned_addresses = counts;
+        Ok(())
+    }
+
+    fn owners_by_address(&self) -> io::Result<Vec<OwnedPort>> {
+        let owners = self.state().maps.owners()?;
+        let owners = owners.into_iter().filter_map(|(key, application)| {
+            let address = IpAddr::from(*key.first_chunk::<16>()?).to_canonical();
+            let port = u16::from_be_bytes(*key.get(16..18)?.first_chunk()?);
+            let protocol = [Protocol::Tcp, Protocol::Udp]
+                .into_iter()
+                .find(|&protocol| Some(&(protocol as u8)) == key.get(18))?;
+            Some((protocol, Some(address), port, application as u16))
+        });
+        Ok(owners.collect())
+    }
+
+    /// Every owned port: protocol, address or all, port, application.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn owned_ports(&self) -> io::Result<Vec<OwnedPort>> {
+        let mut owned = self.owners_by_address()?;
+        for protocol in [Protocol::Udp, Protocol::Tcp] {
+            for port in 1..=u16::MAX {
+                let entry = self.map().ports.get(port_index(protocol, port));
+                let value = entry.map_or(0, |entry| entry.load(Relaxed));
+                if value & OWNER_ANY != 0 {
+                    let application = (value & OWNER_APPLICATION).saturating_sub(1);
+                    owned.push((protocol, None, port, application as u16));
+                }
+            }
+        }
+        Ok(owned)
     }
 
     pub(super) fn in_memory(hash_key: [u64; 2]) -> io::Result<Self> {

@@ -2,7 +2,8 @@
 //!
 //! Lives here: [`Manager`], which decides and remembers, without a system call, a clock or
 //! a thread; what it keeps of a port ([`ports`]) and for its successor ([`journal`]).
-//! Whatever it changes it changes through a [`Device`], one step at a time.
+//! Whatever it changes it changes through a [`Device`], one step at a time: an interface
+//! with the program pinned ([`direct`]). [`server`] is the loop around both.
 //!
 //! A process may die between any two steps, and any step may fail. So each change is
 //! ordered such that what is left can be told from what is whole: what is *made* is in the
@@ -10,9 +11,12 @@
 //! incomplete first and leaves the journal last. A successor clears what is incomplete at
 //! once, and what nobody presents after [`PRESENT_WITHIN`].
 
+pub mod direct;
 pub mod journal;
 mod manager;
 pub mod ports;
+mod reserved;
+pub mod server;
 
 use std::io;
 use std::ops::RangeInclusive;

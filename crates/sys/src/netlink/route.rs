@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -251,6 +251,13 @@ impl Monitor {
     }
 }
 
+impl AsFd for Monitor {
+    /// Readable when there is a change.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 /// A rtnetlink socket for one request at a time.
 #[derive(Debug)]
 pub struct Rtnetlink(Client);
@@ -365,6 +372,33 @@ impl Rtnetlink {
             Some((interface, address(value)?))
         };
         Ok(answers.iter().filter_map(entry).collect())
+    }
+
+    /// Addresses of the network namespace at which an interface is reached, its own
+    /// first: those of other interfaces too (a service address on `lo`), but not
+    /// loopback addresses, nor the link-local ones of other links.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn addresses_at(&mut self, index: u32) -> io::Result<Vec<IpAddr>> {
+        let elsewhere = |address: &IpAddr| {
+            let link_local = match address {
+                IpAddr::V4(address) => address.is_link_local(),
+                IpAddr::V6(address) => address.is_unicast_link_local(),
+            };
+            !address.is_loopback() && !link_local
+        };
+        let (mut addresses, mut others) = (Vec::new(), Vec::new());
+        for (link, address) in self.addresses()? {
+            if link == index {
+                addresses.push(address);
+            } else if elsewhere(&address) {
+                others.push(address);
+            }
+        }
+        others.retain(|address| !addresses.contains(address));
+        addresses.append(&mut others);
+        Ok(addresses)
     }
 
     /// The neighbour entry of `address` on `interface`.

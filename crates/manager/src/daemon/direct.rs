@@ -1,0 +1,308 @@
+//! The device of a manager in direct mode: the pinned driver program, and what of the
+//! host goes with it.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt,
+};
+use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
+use tidewall_device::interface::{driver, is_physical, transmit_queue_count};
+use tidewall_sys::netlink::Rtnetlink;
+use tidewall_sys::{interface, option, option_bytes};
+use zerocopy::FromZeros;
+
+use super::journal::{ACTIVE, Entry};
+use super::ports::{HolderFacts, PortKey};
+use super::reserved::Reserved;
+use super::{Device, Recovered};
+use crate::XdpMode;
+use crate::pinned::{PinDirectory, PinnedProgram};
+use crate::program::random_bytes;
+use crate::protocol::{Answer, Blocks, Empty, Join, Joined, Queue, Request, address, text};
+
+/// What an application is handed beside [`Joined`].
+#[derive(Debug)]
+pub struct Parts {
+    /// The map of its tables.
+    pub tables: OwnedFd,
+    /// Its queues: what is said of each, and AF_XDP socket, frame memory and helpers.
+    pub queues: Vec<(Queue, Vec<OwnedFd>)>,
+}
+
+/// A Linux interface, taken with the driver program pinned.
+#[derive(Debug)]
+pub struct DirectDevice {
+    program: PinnedProgram,
+    interface: String,
+    index: u32,
+    mode: XdpMode,
+    namespace: u64,
+    netlink: Rtnetlink,
+    reserved: Reserved,
+    /// Whether the program was there before this process.
+    adopted: bool,
+}
+
+/// The manager's own entry in the journal: where the program runs, and which blocks it
+/// has reserved.
+const OWN_ENTRY: u16 = APPLICATIONS as u16;
+
+impl DirectDevice {
+    /// Takes over what an earlier process has pinned, or loads and attaches the program.
+    ///
+    /// # Errors
+    /// As [`PinnedProgram::create`] and [`PinnedProgram::adopt`]; ENODEV.
+    pub fn open(
+        directory: PinDirectory,
+        interface: &str,
+        mode: Option<XdpMode>,
+    ) -> io::Result<Self> {
+        let index = interface::index(interface)?;
+        let adopted = directory.is_whole();
+        let (program, mode) = match adopted {
+            true => {
+                let program = PinnedProgram::adopt(directory)?;
+                let own = program.entry(OWN_ENTRY)?;
+                let mode = match own.queues {
+                    GENERIC => XdpMode::Generic,
+                    _ => XdpMode::Native,
+                };
+                (program, mode)
+            }
+            false => {
+                let (mut program, mode) = PinnedProgram::create(directory, interface, mode)?;
+                program.set_entry(OWN_ENTRY, &own_entry(mode, &[0; 4]))?;
+                (program, mode)
+            }
+        };
+        let reserved = Reserved::read(&program.entry(OWN_ENTRY)?.leases[0])?;
+        let mut device = DirectDevice {
+            program,
+            interface: interface.to_owned(),
+            index,
+            mode,
+            namespace: namespace(&interface::any_socket()?)?,
+            netlink: Rtnetlink::open()?,
+            reserved,
+            adopted,
+        };
+        device.refresh_addresses()?;
+        Ok(device)
+    }
+
+    /// True where an earlier process had attached the program.
+    pub fn adopted(&self) -> bool {
+        self.adopted
+    }
+
+    /// Where the program runs.
+    pub fn mode(&self) -> XdpMode {
+        self.mode
+    }
+
+    /// What an earlier process left, for [`super::Manager::new`].
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn recovered(&self) -> io::Result<Recovered> {
+        let entries = (0..APPLICATIONS as u16).map(|number| self.program.entry(number));
+        let ports = self.program.trusted().owned_ports()?;
+        let keyed = |(protocol, address, port, application)| {
+            let key = PortKey {
+                protocol,
+                address,
+                port,
+            };
+            (key, application)
+        };
+        Ok(Recovered {
+            entries: entries.collect::<io::Result<_>>()?,
+            ports: ports.into_iter().map(keyed).collect(),
+        })
+    }
+
+    /// Tells the driver program the addresses of this host anew.
+    ///
+    /// # Errors
+    /// ENOBUFS where they are too many; what the kernel reports.
+    pub fn refresh_addresses(&mut self) -> io::Result<()> {
+        let addresses = self.netlink.addresses_at(self.index)?;
+        self.program.trusted().set_locals(&addresses)
+    }
+
+    /// What the kernel says of a descriptor that an application passed; `None` for one
+    /// that is no bound TCP or UDP socket.
+    pub fn holder(&self, socket: BorrowedFd<'_>) -> Option<HolderFacts> {
+        let number = option(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL).ok()?;
+        let protocol = crate::protocol::transport(u8::try_from(number).ok()?)?;
+        let domain = sockopt::socket_domain(socket).ok()?;
+        if ![AddressFamily::INET, AddressFamily::INET6].contains(&domain) {
+            return None;
+        }
+        let local: SocketAddr = getsockname(socket).ok()?.try_into().ok()?;
+        let shared = sockopt::socket_reuseport(socket).ok()?;
+        let alone = match protocol {
+            Protocol::Tcp => sockopt::socket_acceptconn(socket).ok()?,
+            Protocol::Udp => !sockopt::socket_reuseaddr(socket).ok()?,
+        };
+        Some(HolderFacts {
+            protocol,
+            local,
+            cookie: sockopt::socket_cookie(socket).ok()?,
+            exclusive: alone && !shared,
+            here: namespace(&socket).ok()? == self.namespace,
+        })
+    }
+
+    /// Detaches the program and gives everything back.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn remove(mut self) -> io::Result<()> {
+        self.reserved.set(&[0; 4])?;
+        self.program.remove()
+    }
+}
+
+const NATIVE: u32 = 1;
+const GENERIC: u32 = 2;
+
+fn own_entry(mode: XdpMode, reserved: &Blocks) -> Entry {
+    let mut entry = Entry::free();
+    entry.state = ACTIVE;
+    entry.queues = match mode {
+        XdpMode::Native => NATIVE,
+        XdpMode::Generic => GENERIC,
+    };
+    entry.leases[0] = *reserved;
+    entry
+}
+
+/// The network namespace of a socket.
+fn namespace(socket: &impl AsFd) -> io::Result<u64> {
+    let mut cookie = [0; 8];
+    option_bytes(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie)?;
+    Ok(u64::from_ne_bytes(cookie))
+}
+
+/// Whether a socket can be bound to a port at all addresses.
+fn is_unbound(protocol: Protocol, port: u16) -> io::Result<bool> {
+    let kind = match protocol {
+        Protocol::Tcp => SocketType::STREAM,
+        Protocol::Udp => SocketType::DGRAM,
+    };
+    let flags = SocketFlags::CLOEXEC;
+    // Of both families, where there are both.
+    let (socket, address) = match socket_with(AddressFamily::INET6, kind, flags, None) {
+        Ok(socket) => (socket, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
+        Err(_) => {
+            let socket = socket_with(AddressFamily::INET, kind, flags, None)?;
+            (socket, Ipv4Addr::UNSPECIFIED.into())
+        }
+    };
+    match bind(&socket, &SocketAddr::new(address, port)) {
+        Ok(()) => Ok(true),
+        Err(Errno::ADDRINUSE | Errno::ACCESS) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Device for DirectDevice {
+    type Parts = Parts;
+
+    fn random(&mut self) -> io::Result<[u8; 16]> {
+        random_bytes()
+    }
+
+    fn describe(&self) -> Joined {
+        let attribute = |name: &str| {
+            std::fs::read_to_string(format!("/sys/class/net/{}/{name}", self.interface))
+                .unwrap_or_default()
+        };
+        let mac: Option<tidewall_wire::ethernet::MacAddress> =
+            attribute("address").trim().parse().ok();
+        Joined {
+            hash_key: self.program.trusted().hash_key(),
+            name: text(&self.interface),
+            driver: text(&driver(&self.interface).unwrap_or_default()),
+            index: self.index,
+            mtu: attribute("mtu").trim().parse().unwrap_or(0),
+            transmit_queues: transmit_queue_count(&self.interface).unwrap_or(0),
+            mac: mac.map_or([0; 6], |mac| mac.0),
+            mode: own_entry(self.mode, &[0; 4]).queues as u8,
+            checksum_offload_possible: (!is_physical(&self.interface)).into(),
+            ..Joined::new_zeroed()
+        }
+    }
+
+    fn record(&mut self, application: u16, entry: &Entry) -> io::Result<()> {
+        self.program.set_entry(application, entry)
+    }
+
+    fn make(&mut self, application: u16, _: &Join) -> io::Result<(u32, Parts)> {
+        let parts = Parts {
+            tables: self.program.make_tables(application)?,
+            queues: Vec::new(),
+        };
+        Ok((parts.queues.len() as u32, parts))
+    }
+
+    fn clear(&mut self, application: u16) -> io::Result<()> {
+        self.program.clear(application)?;
+        // Later fragments of what it was getting become the kernel's.
+        self.program.trusted().forget_fragments();
+        Ok(())
+    }
+
+    fn own_port(&mut self, key: &PortKey, application: u16) -> io::Result<()> {
+        let tables = self.program.trusted();
+        tables.own_port(key.protocol, key.address, key.port, application)
+    }
+
+    fn disown_port(&mut self, key: &PortKey) -> io::Result<()> {
+        let tables = self.program.trusted();
+        tables.disown_port(key.protocol, key.address, key.port)
+    }
+
+    fn is_free(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {
+        for port in ports {
+            if self.reserved.is_anothers(port) || !is_unbound(protocol, port)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn reserve(&mut self, blocks: &Blocks) -> io::Result<()> {
+        if self.reserved.blocks() == blocks {
+            return Ok(());
+        }
+        // Of two sets a successor takes away both.
+        let mut either = *blocks;
+        for (word, before) in either.iter_mut().zip(self.reserved.blocks()) {
+            *word |= before;
+        }
+        let mode = self.mode;
+        self.program
+            .set_entry(OWN_ENTRY, &own_entry(mode, &either))?;
+        self.reserved.set(blocks)?;
+        self.program.set_entry(OWN_ENTRY, &own_entry(mode, blocks))
+    }
+
+    fn request(&mut self, _: u16, request: &Request) -> io::Result<Answer> {
+        match request {
+            Request::Resolve(of) => {
+                let address = address(of.address);
+                self.netlink.use_neighbour(self.index, address)?;
+                Ok(Answer::Done(Empty {}))
+            }
+            // Of queues, and it has none.
+            _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        }
+    }
+}

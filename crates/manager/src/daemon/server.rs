@@ -1,0 +1,242 @@
+//! The manager's loop: connections, messages, time. One thread, which waits nowhere else.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use tidewall_sys::monotonic;
+use tidewall_sys::netlink::{Change, Monitor};
+
+use super::Limits;
+use super::direct::{DirectDevice, Parts};
+use super::manager::{ClientId, Manager, Reply};
+use super::ports::HolderFacts;
+use crate::connection::{Connection, Listener};
+use crate::protocol::{Answer, Counters, Empty};
+
+/// Messages of one client before others have their turn.
+const MESSAGES_A_TURN: usize = 16;
+/// Events taken at once.
+const EVENTS: usize = 64;
+
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const CHANGES: u64 = 2;
+const FIRST_CLIENT: u64 = 3;
+
+/// A manager, its device and its clients.
+#[derive(Debug)]
+pub struct Server {
+    manager: Manager,
+    device: DirectDevice,
+    listener: Listener,
+    changes: Monitor,
+    epoll: OwnedFd,
+    clients: HashMap<ClientId, Connection>,
+    next: ClientId,
+}
+
+impl Server {
+    /// Serves a device, with what an earlier process left of it.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn new(limits: Limits, mut device: DirectDevice, listener: Listener) -> io::Result<Self> {
+        let recovered = device.recovered()?;
+        let manager = Manager::new(limits, recovered, monotonic(), &mut device);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let changes = Monitor::open()?;
+        let server = Server {
+            manager,
+            device,
+            listener,
+            changes,
+            epoll,
+            clients: HashMap::new(),
+            next: FIRST_CLIENT,
+        };
+        server.watch(server.listener.as_fd(), LISTENER)?;
+        server.watch(server.changes.as_fd(), CHANGES)?;
+        Ok(server)
+    }
+
+    fn watch(&self, descriptor: BorrowedFd<'_>, number: u64) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(number);
+        Ok(epoll::add(
+            &self.epoll,
+            descriptor,
+            data,
+            epoll::EventFlags::IN,
+        )?)
+    }
+
+    /// Serves until `stop` is readable. `alive` is called at least so often as `interval`
+    /// says, if that is anything.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn run(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        interval: Option<Duration>,
+        mut alive: impl FnMut(),
+    ) -> io::Result<()> {
+        self.watch(stop, STOP)?;
+        let mut events = Vec::with_capacity(EVENTS);
+        let mut next_alive = interval.map(|interval| Instant::now() + interval);
+        loop {
+            let until_alive = next_alive.map(|at| at.saturating_duration_since(Instant::now()));
+            let until_due = self
+                .manager
+                .deadline()
+                .map(|at| at.saturating_sub(monotonic()));
+            let timeout = [until_alive, until_due].into_iter().flatten().min();
+            let timeout = timeout.map(|timeout| Timespec {
+                tv_sec: timeout.as_secs() as i64,
+                tv_nsec: timeout.subsec_nanos().into(),
+            });
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if let (Some(at), Some(interval)) = (&mut next_alive, interval)
+                && Instant::now() >= *at
+            {
+                *at = Instant::now() + interval;
+                alive();
+            }
+            // Whoever has hung up makes way for those who ask.
+            let ended = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+            for event in &events {
+                let (flags, data) = (event.flags, event.data);
+                if flags.intersects(ended) {
+                    self.end(data.u64());
+                }
+            }
+            for event in events.drain(..) {
+                let data = event.data;
+                match data.u64() {
+                    STOP => return Ok(()),
+                    LISTENER => self.accept(),
+                    CHANGES => self.host_changed(),
+                    client => self.serve(client),
+                }
+            }
+            self.manager.tick(monotonic(), &mut self.device);
+        }
+    }
+
+    fn host_changed(&mut self) {
+        let changed = self.changes.changes();
+        if changed
+            .iter()
+            .any(|change| matches!(change, Change::Address | Change::Missed))
+            && let Err(error) = self.device.refresh_addresses()
+        {
+            log(&format!("the host's addresses: {error}"));
+        }
+    }
+
+    fn accept(&mut self) {
+        match self.listener.accept() {
+            Ok(Some(connection)) => {
+                let client = self.next;
+                self.next += 1;
+                if let Err(error) = self.take_in(client, connection) {
+                    log(&format!("a client was not taken in: {error}"));
+                }
+            }
+            Ok(None) => {}
+            Err(error) => log(&format!("no client can be taken in: {error}")),
+        }
+    }
+
+    fn take_in(&mut self, client: ClientId, connection: Connection) -> io::Result<()> {
+        if let Err(refusal) = self.manager.connected(client, connection.peer()?) {
+            return connection.send(&refusal.answer().emit(0), &[]);
+        }
+        self.watch(connection.as_fd(), client)?;
+        self.clients.insert(client, connection);
+        Ok(())
+    }
+
+    fn serve(&mut self, client: ClientId) {
+        for _ in 0..MESSAGES_A_TURN {
+            let Some(connection) = self.clients.get(&client) else {
+                return;
+            };
+            let received = match connection.receive() {
+                Ok(Some(received)) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                _ => return self.end(client),
+            };
+            let holder: Option<HolderFacts> = match received.descriptors.as_slice() {
+                [one] => self.device.holder(one.as_fd()),
+                _ => None,
+            };
+            let (bytes, now) = (&received.bytes, monotonic());
+            let (id, reply) =
+                self.manager
+                    .handle(client, bytes, holder.as_ref(), now, &mut self.device);
+            // The descriptors that came are closed before the answer tells of them.
+            drop(received);
+            let sent = match &reply {
+                Reply::Answer(answer) => self.send(client, id, answer, &[]),
+                Reply::Joined(joined, parts) => {
+                    let joined = Answer::Joined(joined.clone());
+                    self.hand_over(client, id, &joined, parts)
+                }
+                Reply::Left => self.send(client, id, &Answer::Done(Empty {}), &[]),
+            };
+            if sent.is_err() || matches!(reply, Reply::Left) {
+                return self.end(client);
+            }
+        }
+    }
+
+    fn hand_over(
+        &self,
+        client: ClientId,
+        id: u32,
+        joined: &Answer,
+        parts: &Parts,
+    ) -> io::Result<()> {
+        self.send(client, id, joined, &[parts.tables.as_fd()])?;
+        for (queue, descriptors) in &parts.queues {
+            let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+            self.send(client, id, &Answer::Queue(queue.clone()), &descriptors)?;
+        }
+        Ok(())
+    }
+
+    fn send(
+        &self,
+        client: ClientId,
+        id: u32,
+        answer: &Answer,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let connection = self.clients.get(&client).ok_or(io::ErrorKind::NotFound)?;
+        connection.send(&answer.emit(id), descriptors)
+    }
+
+    fn end(&mut self, client: ClientId) {
+        // Its descriptor leaves the set when it is closed.
+        if self.clients.remove(&client).is_some() {
+            self.manager.gone(client, monotonic(), &mut self.device);
+        }
+    }
+
+    /// What the manager counts.
+    pub fn counters(&self) -> Counters {
+        self.manager.counters()
+    }
+}
+
+fn log(text: &str) {
+    eprintln!("tidewalld: {text}");
+}

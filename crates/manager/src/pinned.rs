@@ -1,0 +1,311 @@
+//! The driver program and its maps in bpffs, where they outlive the process.
+//!
+//! The link is pinned last and unpinned first: a directory with a link is whole, and one
+//! without is what a process left that died between. Without its pin and its process the
+//! link is gone, and the program detached.
+
+use std::fmt;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use aya::EbpfLoader;
+use aya::maps::{Array, HashMap, Map, MapData};
+use aya::programs::Xdp;
+
+use tidewall_device::demux::layout::{APPLICATIONS, Application, QUEUES};
+use tidewall_device::demux::{KernelMaps, TrustedTables, programs};
+use tidewall_device::forked::Unshared;
+use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, pin, pinned, set_map};
+
+use crate::XdpMode;
+use crate::daemon::journal::{ENTRY_BYTES, Entry};
+use crate::program::{attach, random_bytes, xdp_named};
+use crate::refusal::{check_generic, describe, native};
+
+const MAPS: [&str; 6] = [
+    "device",
+    "owners",
+    "fragments",
+    "applications",
+    "sockets",
+    "traces",
+];
+const PROGRAM: &str = "program";
+const JOURNAL: &str = "journal";
+const LINK: &str = "link";
+/// Entries of the journal: one for each application, and the manager's own.
+const JOURNAL_ENTRIES: u32 = APPLICATIONS as u32 + 1;
+
+/// A directory of bpffs that one process has to itself.
+#[derive(Debug)]
+pub struct PinDirectory {
+    path: PathBuf,
+    // Locked (flock(2)) as long as it is open.
+    _lock: File,
+}
+
+impl PinDirectory {
+    /// Takes the directory, and makes it if need be.
+    ///
+    /// # Errors
+    /// ResourceBusy where another process has it; Unsupported where it is not in bpffs;
+    /// what the file system reports.
+    pub fn take(path: &Path) -> io::Result<Self> {
+        fs::create_dir_all(path).map_err(|error| {
+            let text = format!(
+                "{}: {error} (see: mount -t bpf bpf /sys/fs/bpf)",
+                path.display()
+            );
+            io::Error::new(error.kind(), text)
+        })?;
+        let directory = File::open(path)?;
+        // `BPF_FS_MAGIC` (linux/magic.h).
+        if rustix::fs::fstatfs(&directory)?.f_type != 0xcafe_4a11 {
+            let text = format!(
+                "{} is not in bpffs: mount -t bpf bpf /sys/fs/bpf",
+                path.display()
+            );
+            // Made by us, unless it holds something.
+            let _ = fs::remove_dir(path);
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
+        match directory.try_lock() {
+            Ok(()) => Ok(PinDirectory {
+                path: path.to_owned(),
+                _lock: directory,
+            }),
+            Err(TryLockError::WouldBlock) => {
+                let text = format!("another manager has {}", path.display());
+                Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
+            }
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// True where an earlier process left a whole program.
+    pub fn is_whole(&self) -> bool {
+        self.at(LINK).exists()
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Unpins everything, which detaches the program when the last process that has it
+    /// open ends.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn empty(&self) -> io::Result<()> {
+        for name in [LINK, PROGRAM, JOURNAL].into_iter().chain(MAPS) {
+            match fs::remove_file(self.at(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// [`PinDirectory::empty`], and the directory itself.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn remove(self) -> io::Result<()> {
+        self.empty()?;
+        fs::remove_dir(&self.path)
+    }
+}
+
+/// The driver program, attached and pinned.
+pub struct PinnedProgram {
+    directory: PinDirectory,
+    trusted: TrustedTables,
+    journal: Array<MapData, [u8; ENTRY_BYTES]>,
+    applications: OwnedFd,
+    sockets: OwnedFd,
+    // Another manager may unpin it.
+    _link: OwnedFd,
+}
+
+impl fmt::Debug for PinnedProgram {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("PinnedProgram")
+            .field("directory", &self.directory)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PinnedProgram {
+    /// Loads the program, attaches it to an interface of the caller's network namespace
+    /// and pins both with all maps, in place of whatever the directory has.
+    ///
+    /// # Errors
+    /// As [`crate::Program::load`] and [`crate::Program::attach_where_possible`]; what
+    /// pinning reports. Nothing is attached then.
+    pub fn create(
+        directory: PinDirectory,
+        interface: &str,
+        mode: Option<XdpMode>,
+    ) -> io::Result<(Self, XdpMode)> {
+        directory.empty()?;
+        let mut loaded = EbpfLoader::new()
+            .btf(None)
+            .load(programs::DEMUX)
+            .map_err(|error| describe("load the driver program's maps", error))?;
+        let xdp = xdp_named(&mut loaded, "demux")?;
+        xdp.load()
+            .map_err(|error| describe("load the driver program", error))?;
+        for name in MAPS {
+            let map = loaded.map(name).ok_or(io::ErrorKind::NotFound)?;
+            map.pin(directory.at(name))
+                .map_err(|error| describe("pin a map", error))?;
+        }
+        let journal = create_array(&ArrayMap {
+            name: "tw_journal",
+            value_bytes: ENTRY_BYTES as u32,
+            entries: JOURNAL_ENTRIES,
+            mapped: false,
+        })?;
+        pin(journal.as_fd(), &directory.at(JOURNAL))?;
+        let key = random_bytes()?;
+        let hash_key: [u64; 2] = zerocopy::transmute!(key);
+        drop(TrustedTables::of_maps(
+            pinned(&directory.at("device"))?.as_fd(),
+            kernel_maps(&directory.path)?,
+            hash_key,
+        )?);
+        let xdp = xdp_named(&mut loaded, "demux")?;
+        xdp.pin(directory.at(PROGRAM))
+            .map_err(|error| describe("pin the driver program", error))?;
+        let (link, mode) = attach_by(xdp, interface, mode)?;
+        pin(link.as_fd(), &directory.at(LINK))?;
+        Ok((Self::adopt(directory)?, mode))
+    }
+
+    /// The program that an earlier process has pinned.
+    ///
+    /// # Errors
+    /// NotFound where a pin is missing; InvalidData where the maps are another build's;
+    /// what the kernel reports.
+    pub fn adopt(directory: PinDirectory) -> io::Result<Self> {
+        let journal = MapData::from_pin(directory.at(JOURNAL))
+            .map_err(|error| describe("open the journal", error))?;
+        let journal = Array::try_from(Map::Array(journal))
+            .map_err(|error| describe("open the journal", error))?;
+        let device = pinned(&directory.at("device"))?;
+        Ok(PinnedProgram {
+            trusted: TrustedTables::adopt(device.as_fd(), kernel_maps(&directory.path)?)?,
+            journal,
+            applications: pinned(&directory.at("applications"))?,
+            sockets: pinned(&directory.at("sockets"))?,
+            _link: pinned(&directory.at(LINK))?,
+            directory,
+        })
+    }
+
+    /// The trusted tables.
+    pub fn trusted(&self) -> &TrustedTables {
+        &self.trusted
+    }
+
+    /// What the journal says of an application, or at [`APPLICATIONS`] of the manager.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn entry(&self, number: u16) -> io::Result<Entry> {
+        let bytes = self
+            .journal
+            .get(&number.into(), 0)
+            .map_err(|error| describe("read the journal", error))?;
+        Ok(zerocopy::transmute!(bytes))
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn set_entry(&mut self, number: u16, entry: &Entry) -> io::Result<()> {
+        let bytes: [u8; ENTRY_BYTES] = zerocopy::transmute!(entry.clone());
+        self.journal
+            .set(number.into(), bytes, 0)
+            .map_err(|error| describe("write the journal", error))
+    }
+
+    /// Makes empty tables for an application, and enters them.
+    ///
+    /// # Errors
+    /// ENOMEM; what the kernel reports.
+    pub fn make_tables(&mut self, application: u16) -> io::Result<OwnedFd> {
+        let map = create_array(&ArrayMap {
+            name: "tw_application",
+            value_bytes: size_of::<Application>() as u32,
+            entries: 1,
+            mapped: true,
+        })?;
+        set_map(self.applications.as_fd(), application.into(), map.as_fd())?;
+        Ok(map)
+    }
+
+    /// Takes an application's sockets and tables out of the driver's; frames of its ports
+    /// go to the kernel then.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn clear(&mut self, application: u16) -> io::Result<()> {
+        for queue in 0..QUEUES as u32 {
+            let place = u32::from(application) * QUEUES as u32 + queue;
+            delete_element(self.sockets.as_fd(), place)?;
+        }
+        delete_element(self.applications.as_fd(), application.into())
+    }
+
+    /// Detaches the program and unpins everything.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn remove(self) -> io::Result<()> {
+        self.directory.remove()
+    }
+}
+
+/// The hash maps of the program that is pinned in a directory.
+///
+/// # Errors
+/// NotFound; what the kernel reports.
+pub fn kernel_maps(directory: &Path) -> io::Result<KernelMaps> {
+    let map = |name: &str| {
+        MapData::from_pin(directory.join(name)).map_err(|error| describe("open a map", error))
+    };
+    let owners = HashMap::try_from(Map::HashMap(map("owners")?));
+    let fragments = HashMap::try_from(Map::LruHashMap(map("fragments")?));
+    Ok(KernelMaps {
+        owners: owners.map_err(|error| describe("open map owners", error))?,
+        fragments: fragments.map_err(|error| describe("open map fragments", error))?,
+    })
+}
+
+/// As [`crate::Program::attach_where_possible`], or in one mode.
+fn attach_by(
+    xdp: &mut Xdp,
+    interface: &str,
+    mode: Option<XdpMode>,
+) -> io::Result<(Unshared<OwnedFd>, XdpMode)> {
+    let wanted = mode.unwrap_or(XdpMode::Native);
+    match attach(xdp, interface, wanted) {
+        Ok(link) => Ok((link, wanted)),
+        Err(refused)
+            if mode.is_some()
+                || refused.kind() != io::ErrorKind::Unsupported
+                || native(interface) == Some(true) =>
+        {
+            Err(refused)
+        }
+        Err(_) => {
+            check_generic(interface)?;
+            Ok((attach(xdp, interface, XdpMode::Generic)?, XdpMode::Generic))
+        }
+    }
+}

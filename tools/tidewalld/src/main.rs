@@ -1,0 +1,146 @@
+//! `tidewalld`: the manager of a device, as a daemon (docs/manager.md).
+//!
+//! Lives here: arguments, signals and what systemd wants of a service. Does not live here:
+//! what a manager does (`tidewall_manager::daemon`).
+//!
+//! Exit codes: 0 it was told to end, or gave everything back; 1 it failed; 2 it could not
+//! begin.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod raw;
+mod systemd;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use tidewall_manager::XdpMode;
+use tidewall_manager::connection::Listener;
+use tidewall_manager::daemon::Limits;
+use tidewall_manager::daemon::direct::DirectDevice;
+use tidewall_manager::daemon::server::Server;
+use tidewall_manager::pinned::PinDirectory;
+
+/// Owns a network interface for applications without privileges.
+///
+/// The driver program and its tables are pinned: they go on when the daemon ends, however
+/// it ends, and the next one takes them over. `--remove` gives everything back.
+#[derive(Parser)]
+#[command(name = "tidewalld", version, max_term_width = 100)]
+struct Arguments {
+    /// Interface whose frames are divided
+    #[arg(long, value_name = "IF")]
+    interface: String,
+    /// Where applications connect [default: /run/tidewall/IF.manager]; a socket that
+    /// systemd has opened comes before it
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Directory in bpffs [default: /sys/fs/bpf/tidewall/IF]
+    #[arg(long, value_name = "DIR")]
+    pins: Option<PathBuf>,
+    /// User id that may join, beside 0: it can send any frame; may be repeated
+    #[arg(long, value_name = "UID")]
+    trust: Vec<u32>,
+    /// Where the driver program runs: native or generic [default: in the driver, or where
+    /// that cannot, on hardware, generically]
+    #[arg(long, value_name = "MODE")]
+    xdp: Option<XdpMode>,
+    /// Detach the program, remove what is pinned, and end
+    #[arg(long)]
+    remove: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let pins = arguments
+        .pins
+        .clone()
+        .unwrap_or_else(|| PathBuf::from("/sys/fs/bpf/tidewall").join(&arguments.interface));
+    let ended = match arguments.remove {
+        true => remove(&arguments, &pins),
+        false => start(&arguments, &pins).map(|mut server| serve(&mut server)),
+    };
+    match ended {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("tidewalld: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn remove(arguments: &Arguments, pins: &Path) -> io::Result<ExitCode> {
+    if !pins.exists() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let directory = PinDirectory::take(pins)?;
+    if directory.is_whole() {
+        DirectDevice::open(directory, &arguments.interface, arguments.xdp)?.remove()?;
+    } else {
+        directory.remove()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn start(arguments: &Arguments, pins: &Path) -> io::Result<Server> {
+    let passed = systemd::listener()?;
+    // Before the socket: who has the directory has that, too.
+    let directory = PinDirectory::take(pins)?;
+    let device = DirectDevice::open(directory, &arguments.interface, arguments.xdp)?;
+    let how = if device.adopted() {
+        "taken over"
+    } else {
+        "attached"
+    };
+    eprintln!(
+        "tidewalld: {}: driver program {how} ({})",
+        arguments.interface,
+        device.mode().name()
+    );
+    let listener = match passed {
+        Some(socket) => Listener::adopt(socket)?,
+        None => Listener::bind(&socket_path(arguments)?)?,
+    };
+    let mut limits = Limits::default();
+    limits.trusted = arguments.trust.clone();
+    Server::new(limits, device, listener)
+}
+
+fn socket_path(arguments: &Arguments) -> io::Result<PathBuf> {
+    if let Some(path) = &arguments.socket {
+        return Ok(path.clone());
+    }
+    let directory = PathBuf::from("/run/tidewall");
+    std::fs::create_dir_all(&directory)?;
+    Ok(directory.join(format!("{}.manager", arguments.interface)))
+}
+
+fn serve(server: &mut Server) -> ExitCode {
+    let ended = stop_signals().and_then(|stop| {
+        systemd::notify("READY=1");
+        server.run(stop.as_fd(), systemd::watchdog(), || {
+            systemd::notify("WATCHDOG=1")
+        })
+    });
+    systemd::notify("STOPPING=1");
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidewalld: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Readable after SIGTERM or SIGINT.
+fn stop_signals() -> io::Result<UnixStream> {
+    let (read, write) = UnixStream::pair()?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    }
+    Ok(read)
+}

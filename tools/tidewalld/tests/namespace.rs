@@ -1,0 +1,376 @@
+//! The daemon on a veth in a network namespace of its own, with a bpffs of its own, and
+//! raw clients of it.
+
+use std::io::{self, BufRead, BufReader, ErrorKind};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
+use tidewall_device::demux::layout::{Counter, Protocol};
+use tidewall_device::demux::{ApplicationTables, TrustedTables};
+use tidewall_manager::client::Client;
+use tidewall_manager::connection::Connection;
+use tidewall_manager::pinned::kernel_maps;
+use tidewall_manager::protocol::*;
+
+const INTERFACE: &str = "tw-here";
+const DAEMON: &str = env!("CARGO_BIN_EXE_tidewalld");
+const TRUSTED: u32 = 12_345;
+const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
+/// A test that takes longer has hung.
+const LIMIT: &str = "60";
+
+/// Runs a body of the same name in namespaces that end with it.
+fn run(name: &str) {
+    if !tidewall_skip::is_root(name) || !tidewall_skip::has_programs(name, &["unshare", "ip"]) {
+        return;
+    }
+    let script = format!(
+        "D=$(mktemp -d) && mount -t bpf bpf $D || exit 3
+         ip link add {INTERFACE} type veth peer name tw-peer
+         ip addr add 10.77.0.1/24 dev {INTERFACE}
+         ip addr add 10.78.0.1/24 dev tw-peer
+         ip link set lo up; ip link set {INTERFACE} up; ip link set tw-peer up
+         TW_DIRECTORY=$D timeout -k 5 {LIMIT} \"$SELF\" --exact inside::{name} --ignored --nocapture
+         R=$?; rm -f $D.socket; umount $D; rmdir $D; exit $R"
+    );
+    let output = Command::new("unshare")
+        .args(["--net", "--mount", "sh", "-c", &script])
+        .env("SELF", std::env::current_exe().unwrap())
+        .output()
+        .unwrap();
+    if output.status.code() == Some(3) {
+        return tidewall_skip::missing(name, "a bpffs of its own (CAP_SYS_ADMIN)");
+    }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{}\n{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn a_daemon_is_killed_and_another_takes_over() {
+    run("a_daemon_is_killed_and_another_takes_over");
+}
+
+#[test]
+fn ports_are_owned_by_those_who_hold_them() {
+    run("ports_are_owned_by_those_who_hold_them");
+}
+
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn directory() -> PathBuf {
+    std::env::var_os("TW_DIRECTORY").unwrap().into()
+}
+
+fn pins() -> PathBuf {
+    directory().join("pins")
+}
+
+/// Beside the bpffs, which has no sockets.
+fn socket() -> PathBuf {
+    let mut path = directory().into_os_string();
+    path.push(".socket");
+    path.into()
+}
+
+fn command() -> Command {
+    let mut command = Command::new(DAEMON);
+    command
+        .args(["--interface", INTERFACE, "--trust", &TRUSTED.to_string()])
+        .arg("--pins")
+        .arg(pins())
+        .arg("--socket")
+        .arg(socket());
+    command
+}
+
+/// A daemon that has begun, and how.
+fn start() -> (Daemon, String) {
+    let mut child = command().stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut reader = BufReader::new(child.stderr.take().unwrap());
+    reader.read_line(&mut said).unwrap();
+    // Nobody stops on a full pipe.
+    std::thread::spawn(move || io::copy(&mut reader, &mut io::stderr()));
+    let daemon = Daemon(child);
+    wait_until("it listens", || Connection::connect(&socket()).is_ok());
+    (daemon, said)
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The trusted tables of whatever program is pinned.
+fn trusted() -> TrustedTables {
+    let device = tidewall_sys::bpf::pinned(&pins().join("device")).unwrap();
+    TrustedTables::adopt(device.as_fd(), kernel_maps(&pins()).unwrap()).unwrap()
+}
+
+/// Owned ports, leases aside.
+fn owned() -> Vec<(Protocol, Option<std::net::IpAddr>, u16)> {
+    let mut owned: Vec<_> = trusted()
+        .owned_ports()
+        .unwrap()
+        .into_iter()
+        .map(|(protocol, address, port, _)| (protocol, address, port))
+        .filter(|of| of.2 < 32_768)
+        .collect();
+    owned.sort();
+    owned
+}
+
+fn join() -> Join {
+    Join {
+        queues: 0,
+        frames: 0,
+        receive_ring: 0,
+        flags: 0,
+    }
+}
+
+fn client() -> Client {
+    Client::join(&socket(), &join()).unwrap().0
+}
+
+/// A datagram socket that shares its port.
+fn shared(port: u16) -> UdpSocket {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None).unwrap();
+    sockopt::set_socket_reuseport(&socket, true).unwrap();
+    bind(&socket, &SocketAddr::from(([0, 0, 0, 0], port))).unwrap();
+    UdpSocket::from(socket)
+}
+
+/// Runs in a thread of another user, without capabilities.
+fn as_user<T: Send>(uid: u32, body: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let uid = Uid::from_raw(uid);
+            set_thread_res_uid(uid, uid, uid).unwrap();
+            body()
+        });
+        thread.join().unwrap()
+    })
+}
+
+fn is_attached() -> bool {
+    let output = Command::new("ip")
+        .args(["link", "show", "dev", INTERFACE])
+        .output();
+    String::from_utf8_lossy(&output.unwrap().stdout).contains("prog/xdp id")
+}
+
+mod inside {
+    use super::*;
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_daemon_is_killed_and_another_takes_over() {
+        let reserved = std::fs::read_to_string(RESERVED).unwrap();
+        let (mut daemon, said) = start();
+        assert!(said.contains("attached (native)"), "{said}");
+        let refused = command().output().unwrap();
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{text}");
+        assert!(text.contains("another manager"), "{text}");
+        assert_eq!(command().arg("--remove").status().unwrap().code(), Some(2));
+
+        let socket_of_one = UdpSocket::bind("0.0.0.0:7000").unwrap();
+        let one = client();
+        one.own_port(Protocol::Udp, &socket_of_one).unwrap();
+        let block = one.lease(Protocol::Tcp).unwrap();
+        let other = client();
+        let socket_of_other = TcpListener::bind("10.77.0.1:7001").unwrap();
+        other.own_port(Protocol::Tcp, &socket_of_other).unwrap();
+        let both = [
+            (Protocol::Tcp, Some([10, 77, 0, 1].into()), 7001),
+            (Protocol::Udp, None, 7000),
+        ];
+        assert_eq!(owned(), both);
+
+        daemon.0.kill().unwrap();
+        daemon.0.wait().unwrap();
+        // The program goes on without its daemon.
+        assert!(is_attached());
+        assert_eq!(owned(), both);
+        let tables = trusted();
+        let frames = || tables.counter(0, Counter::Frames);
+        let before = frames();
+        let sender = UdpSocket::bind("10.78.0.1:0").unwrap();
+        wait_until("frames are counted", || {
+            // Its neighbour is asked for, whom nobody knows.
+            let _ = sender.send_to(b"anybody?", "10.78.0.9:9");
+            frames() > before
+        });
+        // One dies with the daemon, the other lives on.
+        drop(other);
+        drop(socket_of_other);
+
+        let (daemon, said) = start();
+        assert!(said.contains("taken over"), "{said}");
+        assert_eq!(owned(), both, "awaited");
+        let counters = one.counters().unwrap();
+        assert_eq!((counters.presented, counters.ports), (1, 2));
+        assert_eq!(counters.blocks, 1);
+        wait_until("the other is cleared away", || owned() == both[1..]);
+        // The first kept what it had.
+        let counters = one.counters().unwrap();
+        assert_eq!(
+            (counters.applications, counters.ports, counters.blocks),
+            (1, 1, 1)
+        );
+        one.return_lease(&block).unwrap();
+        assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
+        drop(one);
+        wait_until("nothing is owned", || owned().is_empty());
+
+        // To its end by a signal: all goes on, too.
+        let pid = rustix::process::Pid::from_child(&daemon.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let mut daemon = daemon;
+        assert!(daemon.0.wait().unwrap().success());
+        assert!(is_attached());
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert!(!is_attached());
+        assert!(!pins().exists());
+        assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
+        // Nothing to remove is as good.
+        assert!(command().arg("--remove").status().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn ports_are_owned_by_those_who_hold_them() {
+        let (_daemon, _) = start();
+        // Who is not trusted gets nothing.
+        let error = as_user(TRUSTED + 1, || {
+            Client::join(&socket(), &join()).unwrap_err()
+        });
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert!(error.to_string().contains("--trust"), "{error}");
+        // Who is needs no privilege for the rest.
+        let application = as_user(TRUSTED, || {
+            let (client, handed) = Client::join(&socket(), &join()).unwrap();
+            let joined = client.joined();
+            assert_eq!(as_text(&joined.name), INTERFACE);
+            assert_eq!((joined.domain, joined.mode), (TRUSTED, 1));
+            ApplicationTables::of_map(
+                handed.tables.as_fd(),
+                joined.application as u16,
+                joined.hash_key,
+            )
+            .unwrap();
+            let listener = TcpListener::bind("[::]:8080").unwrap();
+            client.own_port(Protocol::Tcp, &listener).unwrap();
+            // Below 1024 the kernel has refused already.
+            let refused = TcpListener::bind("0.0.0.0:80").unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+            (client, listener)
+        });
+        assert_eq!(owned(), [(Protocol::Tcp, None, 8080)]);
+        drop(application);
+        wait_until("the port is the kernel's again", || owned().is_empty());
+
+        let one = client();
+        let other = client();
+        let holder = shared(7000);
+        let cookie = one.own_port(Protocol::Udp, &holder).unwrap();
+        let conflict = UdpSocket::bind("0.0.0.0:7000").unwrap_err();
+        assert_eq!(conflict.kind(), ErrorKind::AddrInUse);
+        let theirs = shared(7000);
+        let conflict = other.own_port(Protocol::Udp, &theirs).unwrap_err();
+        assert_eq!(conflict.kind(), ErrorKind::AddrInUse, "{conflict}");
+        one.disown_port(cookie).unwrap();
+        assert_eq!(owned(), []);
+        other.own_port(Protocol::Udp, &theirs).unwrap();
+
+        wrong_holders_are_refused();
+        // Without a word: its end is enough.
+        drop(other);
+        wait_until("it hung up", || owned().is_empty());
+        // A second of the same port, while the first's end is not heard of, is free.
+        let listener = TcpListener::bind("0.0.0.0:7001").unwrap();
+        one.own_port(Protocol::Tcp, &listener).unwrap();
+        drop(listener);
+        leases_are_kept_from_the_kernel(&one);
+    }
+
+    fn wrong_holders_are_refused() {
+        let connection = Connection::connect(&socket()).unwrap();
+        let ask = |request: Request, socket: Option<&UdpSocket>| {
+            let descriptors: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
+            connection.send(&request.emit(1), &descriptors).unwrap();
+            let received = connection.receive().unwrap().unwrap();
+            match Answer::parse(&received.bytes).unwrap().1 {
+                Answer::Error(failure) => failure.errno,
+                _ => 0,
+            }
+        };
+        let own = |port, protocol| {
+            Request::OwnPort(Port {
+                address: address_bytes([0, 0, 0, 0].into()),
+                port,
+                protocol,
+                pad: 0,
+            })
+        };
+        let holder = UdpSocket::bind("0.0.0.0:7100").unwrap();
+        assert_eq!(
+            ask(own(7100, 17), Some(&holder)),
+            Errno::NOTCONN.raw_os_error()
+        );
+        assert_eq!(ask(Request::Join(join()), None), 0);
+        for (port, protocol) in [(7101, 17), (7100, 6), (0, 17)] {
+            let errno = ask(own(port, protocol), Some(&holder));
+            assert_eq!(errno, Errno::INVAL.raw_os_error(), "{port} {protocol}");
+        }
+        assert_eq!(ask(own(7100, 17), None), Errno::BADF.raw_os_error());
+        assert!(!owned().iter().any(|of| of.2 == 7100 || of.2 == 7101));
+        // Garbage is answered, and the connection stays.
+        connection.send(&[0xff; MESSAGE_BYTES], &[]).unwrap();
+        let received = connection.receive().unwrap().unwrap();
+        let answer = Answer::parse(&received.bytes).unwrap().1;
+        assert!(
+            matches!(answer, Answer::Error(failure) if failure.errno == Errno::PROTO.raw_os_error())
+        );
+        assert_eq!(ask(own(7100, 17), Some(&holder)), 0);
+    }
+
+    fn leases_are_kept_from_the_kernel(client: &Client) {
+        let block = client.lease(Protocol::Udp).unwrap();
+        let reserved = std::fs::read_to_string(RESERVED).unwrap();
+        let last = block.first + (block.count - 1);
+        assert_eq!(reserved.trim(), format!("{}-{last}", block.first));
+        // Where a socket is, no block is.
+        let taken = UdpSocket::bind(("0.0.0.0", block.first + block.count)).unwrap();
+        let second = client.lease(Protocol::Udp).unwrap();
+        assert_eq!(second.first, block.first + 2 * block.count);
+        drop(taken);
+        let ports = trusted().owned_ports().unwrap();
+        let leased = ports.iter().filter(|of| of.2 >= 32_768).count();
+        assert_eq!(leased, usize::from(block.count + second.count));
+    }
+}
