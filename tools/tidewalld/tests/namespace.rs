@@ -4,6 +4,7 @@
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use rustix::thread::set_thread_res_uid;
 use tidewall_device::demux::layout::{Counter, Protocol};
 use tidewall_device::demux::{ApplicationTables, TrustedTables};
 use tidewall_manager::client::Client;
-use tidewall_manager::connection::Connection;
+use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::pinned::kernel_maps;
 use tidewall_manager::protocol::*;
 
@@ -65,6 +66,11 @@ fn a_daemon_is_killed_and_another_takes_over() {
 #[test]
 fn ports_are_owned_by_those_who_hold_them() {
     run("ports_are_owned_by_those_who_hold_them");
+}
+
+#[test]
+fn systemd_hands_over_a_socket_and_is_told() {
+    run("systemd_hands_over_a_socket_and_is_told");
 }
 
 struct Daemon(Child);
@@ -316,6 +322,53 @@ mod inside {
         one.own_port(Protocol::Tcp, &listener).unwrap();
         drop(listener);
         leases_are_kept_from_the_kernel(&one);
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn systemd_hands_over_a_socket_and_is_told() {
+        let listener = Listener::bind(&socket()).unwrap();
+        let mut told = directory().into_os_string();
+        told.push(".told");
+        let told = PathBuf::from(told);
+        let hears = UnixDatagram::bind(&told).unwrap();
+        hears
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        // A path that the daemon must not need.
+        let daemon = command();
+        let arguments = daemon
+            .get_args()
+            .map(|argument| match argument == socket() {
+                true => "/nowhere/at/all".as_ref(),
+                false => argument,
+            });
+        let child = Command::new("sh")
+            .args([
+                "-c",
+                "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0",
+                DAEMON,
+            ])
+            .args(arguments)
+            .env("NOTIFY_SOCKET", &told)
+            .env("WATCHDOG_USEC", "100000")
+            .stdin(listener.as_fd().try_clone_to_owned().unwrap())
+            .spawn()
+            .unwrap();
+        let mut daemon = Daemon(child);
+        let hear = || {
+            let mut text = [0; 64];
+            let length = hears.recv(&mut text).unwrap();
+            String::from_utf8_lossy(&text[..length]).into_owned()
+        };
+        assert_eq!(hear(), "READY=1");
+        assert_eq!(hear(), "WATCHDOG=1");
+        assert_eq!(client().counters().unwrap().applications, 1);
+        let pid = rustix::process::Pid::from_child(&daemon.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        while hear() != "STOPPING=1" {}
+        assert!(daemon.0.wait().unwrap().success());
+        std::fs::remove_file(told).unwrap();
     }
 
     fn wrong_holders_are_refused() {
