@@ -48,6 +48,31 @@ impl Connection {
             && (mark == u32::MAX || self.unsent() < mark.div_ceil(2))
     }
 
+    /// True while an acknowledgment changes nothing that anybody waits for: all was sent,
+    /// there is room to write, nothing is missing, and whoever lacks a segment says
+    /// so (SACK).
+    #[inline]
+    #[must_use]
+    pub fn acknowledgments_may_wait(&self) -> bool {
+        self.sack
+            && !matches!(
+                self.state,
+                State::Closed | State::SynSent | State::SynReceived
+            )
+            && self.unsent() == 0
+            && self.send.closed == self.fin_sent()
+            && self.send.wnd > 0
+            && self.recovery.is_quiet()
+            && self.error_queue.is_none()
+            && self.writable()
+    }
+
+    /// True when the application has written anything that is not acknowledged yet.
+    #[must_use]
+    pub fn has_written(&self) -> bool {
+        self.held() > 0
+    }
+
     /// Bytes of the send buffer in use.
     #[inline]
     pub(super) fn held(&self) -> u32 {

@@ -41,6 +41,12 @@ impl Connection {
         }
     }
 
+    /// As [`Connection::input`], of a segment that came at `arrived` and has waited: what
+    /// it measures ends then, or when something was sent last.
+    pub fn input_after_waiting(&mut self, segment: &Segment<'_>, arrived: Time) {
+        self.input(segment, arrived.max(self.send.last_sent));
+    }
+
     /// Whether a segment is the one expected in an established connection: next
     /// in order, within the window, nothing but ACK and PSH, timestamps as
     /// agreed and not older (Van Jacobson's header prediction).
