@@ -160,6 +160,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 	if (unlikely(!is_local(control, high, low)))
 		KERNEL(TW_COUNT_NOT_LOCAL, TW_CLASS_FORWARDED, 0);
 
+	/* `kind` has the arrival of a segment that may wait above its byte. */
 	__u32 owner = NO_OWNER, kind = TW_KIND_DATAGRAM, channel = 0;
 	__u64 listener = 0;
 	if (unlikely(later)) {
@@ -261,6 +262,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 				if (found & REFUSED)
 					KERNEL(TW_COUNT_NO_CONNECTION, TW_CLASS_NO_CONNECTION, HERE);
 				channel = found;
+				kind |= ARRIVAL(found) << 8;
 			}
 		}
 		if (!channel && kind != TW_KIND_FRAGMENT)
@@ -312,13 +314,20 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 	metadata->kind = kind;
 	metadata->version = version;
 	metadata->protocol = protocol;
-	metadata->pad = 0;
+	metadata->arrival = 0;
 	metadata->network = NETWORK;
 	metadata->transport = transport;
 	metadata->end = end;
 	metadata->fragment = fragment;
 
-	if (bpf_redirect_map(&sockets, owner * TW_QUEUES + index, XDP_DROP) != XDP_REDIRECT) {
+	__u32 socket = owner * TW_QUEUES + index;
+	if (unlikely(kind >> 8)) {
+		metadata->arrival = kind >> 24;
+		metadata->fragment = kind >> 8;
+		socket += TW_WAITING_SOCKETS;
+		application->waiting[index].head++;
+	}
+	if (bpf_redirect_map(&sockets, socket, XDP_DROP) != XDP_REDIRECT) {
 		count(queue, TW_COUNT_NO_SOCKET);
 		*cause = TW_COUNT_NO_SOCKET;
 		return without_socket(ctx, queue, HERE, queue->metadata_in_frame);

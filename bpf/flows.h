@@ -46,33 +46,45 @@ INLINE __u8 flow_tag(__u64 hash)
 #define EACH_BYTE 0x0101010101010101ULL
 _Static_assert(TW_FLOW_WAYS == 8, "the tags of a bucket are compared as one word");
 
-/* Channel of an entry if it is this flow's, or 0. */
-INLINE __u32 same_flow(const struct tw_flow_entry *flow, const struct ends *ends)
+/* Ports, protocol and version, and a flow's `waits`, where `ends` have zero. */
+#define PORTS_WORD(of) READ_ONCE(*(const __u64 *)&(of)->local_port)
+_Static_assert(__builtin_offsetof(struct tw_flow_entry, channel) - __builtin_offsetof(struct tw_flow_entry, local_port) == 8 &&
+	       sizeof(struct ends) - __builtin_offsetof(struct ends, local_port) == 8, "they are compared as one word");
+
+#define WAITS_SHIFT 32 /* where in what same_flow() returns its TW_WAIT_ bits are */
+
+/* Channel of an entry if it is this flow's, with which of its segments may wait; or 0. */
+INLINE __u64 same_flow(const struct tw_flow_entry *flow, const struct ends *ends)
 {
 	/* The application writes the channel last and clears it first, so the key
 	 * belongs to it if it is the same before and after. */
 	__u32 channel = READ_ONCE(flow->channel);
 	const __u64 *local = flow->local, *remote = flow->remote;
-	if (READ_ONCE(local[0]) == ends->local[0] && READ_ONCE(local[1]) == ends->local[1] &&
-	    READ_ONCE(remote[0]) == ends->remote[0] && READ_ONCE(remote[1]) == ends->remote[1] &&
-	    READ_ONCE(flow->local_port) == ends->local_port &&
-	    READ_ONCE(flow->remote_port) == ends->remote_port &&
-	    READ_ONCE(flow->protocol) == ends->protocol && READ_ONCE(flow->channel) == channel)
+	if (READ_ONCE(local[0]) != ends->local[0] || READ_ONCE(local[1]) != ends->local[1] ||
+	    READ_ONCE(remote[0]) != ends->remote[0] || READ_ONCE(remote[1]) != ends->remote[1])
+		return 0;
+	__u64 word = PORTS_WORD(flow);
+	if (READ_ONCE(flow->channel) != channel)
+		return 0;
+	if (likely(word == PORTS_WORD(ends)))
 		return channel;
-	return 0;
+	struct ends waiting = { .pad = 0xffff };
+	if ((word ^ PORTS_WORD(ends)) & ~PORTS_WORD(&waiting) || !channel)
+		return 0;
+	return (__u64)READ_ONCE(flow->waits) << WAITS_SHIFT | channel;
 }
 
 _Static_assert(TW_CHANNELS <= 1 << TW_SHARE_SHIFT, "no channel has the bits of a share");
 
 /* A flow's channel, with TW_OVER_SHARE where the flow has had its share of it
  * since it was last emptied: one flow cannot fill a channel that many share. */
-INLINE __u32 within_share(struct tw_application *application, struct tw_flow_entry *flow, __u32 channel)
+INLINE __u64 within_share(struct tw_application *application, struct tw_flow_entry *flow, __u64 channel)
 {
 	if (likely(!(channel & TW_SHARE)))
 		return channel;
 	__u64 place = ((channel & TW_SHARE) >> TW_SHARE_SHIFT) - 1;
 	BOUND(place, TW_SHARES - 1);
-	channel &= ~TW_SHARE;
+	channel &= ~(__u64)TW_SHARE;
 	const struct tw_share *share = &application->shares[place];
 	__u32 most = READ_ONCE(share->most);
 	if (!most)
@@ -85,8 +97,8 @@ INLINE __u32 within_share(struct tw_application *application, struct tw_flow_ent
 	return came < most ? channel : channel | TW_OVER_SHARE;
 }
 
-/* Channel of an exact entry, or 0; see within_share(). */
-GLOBAL __u32 find_flow(struct tw_application *application, __u64 k0, __u64 k1, struct ends *ends)
+/* Channel of an exact entry, or 0; see within_share() and same_flow(). */
+GLOBAL __u64 find_flow(struct tw_application *application, __u64 k0, __u64 k1, struct ends *ends)
 {
 	if (!application || !ends)
 		return 0;
@@ -105,7 +117,7 @@ GLOBAL __u32 find_flow(struct tw_application *application, __u64 k0, __u64 k1, s
 			if (READ_ONCE(application->tags[bucket][way]) != tag)
 				continue;
 			struct tw_flow_entry *flow = &application->flows[bucket][way];
-			__u32 channel = same_flow(flow, ends);
+			__u64 channel = same_flow(flow, ends);
 			if (channel)
 				return within_share(application, flow, channel);
 		}

@@ -14,7 +14,7 @@
 
 enum { ICMP = 1, IGMP = 2, TCP = 6, UDP = 17, ICMPV6 = 58 };
 enum { HOP_BY_HOP = 0, ROUTING = 43, FRAGMENT = 44, AUTHENTICATION = 51, DESTINATION = 60 };
-enum { TCP_FIN = 0x01, TCP_SYN = 0x02, TCP_RST = 0x04, TCP_ACK = 0x10, TCP_ECE = 0x40, TCP_CWR = 0x80 };
+enum { TCP_FIN = 0x01, TCP_SYN = 0x02, TCP_RST = 0x04, TCP_PSH = 0x08, TCP_ACK = 0x10, TCP_ECE = 0x40, TCP_CWR = 0x80 };
 #define TCP_HEADER 20
 #define TCP_OPTIONS 40 /* the most */
 

@@ -92,7 +92,7 @@ INLINE long bpf_map_update_elem(const void *map, const void *key, const void *va
 INLINE long bpf_redirect_map(const void *map, __u64 key, __u64 flags)
 {
 	(void)map;
-	return key < TW_QUEUES ? XDP_REDIRECT : (long)(flags & 3);
+	return key % TW_WAITING_SOCKETS < TW_QUEUES ? XDP_REDIRECT : (long)(flags & 3);
 }
 
 INLINE long bpf_redirect(__u32 interface, __u64 flags)

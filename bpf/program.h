@@ -8,6 +8,8 @@
 #include "helpers.h"
 #include "tables.h"
 
+_Static_assert(TW_WAITING_SOCKETS == TW_APPLICATIONS * TW_QUEUES, "two sockets of each application and queue");
+
 #ifndef TIDEWALL_NATIVE
 struct {
 	NUMBER(type, BPF_MAP_TYPE_ARRAY);
@@ -51,7 +53,7 @@ struct {
 
 struct {
 	NUMBER(type, BPF_MAP_TYPE_XSKMAP);
-	NUMBER(max_entries, TW_APPLICATIONS * TW_QUEUES);
+	NUMBER(max_entries, 2 * TW_WAITING_SOCKETS);
 	TYPE(key, __u32);
 	TYPE(value, __u32);
 } sockets SEC(".maps");

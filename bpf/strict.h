@@ -9,6 +9,7 @@
 #include "cookie.h"
 #include "flows.h"
 #include "headers.h"
+#include "waits.h"
 
 /* What flow_channel() says besides a channel, whose index is then 0. */
 #define ANSWERED (1ULL << 32)       /* the frame is now the answer */
@@ -16,6 +17,7 @@
 #define IGNORED (1ULL << 34)        /* of no connection, and not to be reset */
 #define COOKIE_VALID (1ULL << 35)
 #define COOKIE_FAILED (1ULL << 36)
+/* And ARRIVAL() of a segment that may wait. */
 
 /* Channel of a segment at a strict TCP port that is of no known flow; `channel` is
  * the listener's. */
@@ -56,13 +58,13 @@ GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application
 	if (!application || !frame_ends(ctx, &ends, place))
 		return 0;
 	const struct tw_listener *listener = &application->listeners[port_index(ends.protocol, ends.local_port)];
-	__u32 flags = READ_ONCE(listener->flags), channel;
+	__u32 flags = READ_ONCE(listener->flags);
 	if (flags & TW_LISTEN_CONNECTED) {
-		channel = find_flow(application, k0, k1, &ends);
-		if (channel)
-			return channel;
+		__u64 found = find_flow(application, k0, k1, &ends);
+		if (found)
+			return unlikely(found >> WAITS_SHIFT) ? may_wait(ctx, application, found, place) : found;
 	}
-	channel = listener_channel(application, k0, k1, &ends, listener);
+	__u32 channel = listener_channel(application, k0, k1, &ends, listener);
 	return flags & TW_LISTEN_TCP_STRICT ? strict_channel(ctx, application, channel, &ends, place) : channel;
 }
 

@@ -25,6 +25,9 @@
 #define TW_OWNERS 4096          /* entries of the hash of owners by address */
 #define TW_FRAGMENTS 4096       /* datagrams under fragmentation that are remembered */
 #define TW_KERNEL_SHARES 512    /* places for shares of kernel-bound frames; a power of two */
+#define TW_WAITING_SOCKETS 128  /* from this place of the map of sockets on: those that nobody sleeps on */
+#define TW_TICK_SHIFT 22        /* 2^22 ns, 4.2 ms: in these a frame that may wait counts time */
+#define TW_WAIT_TICKS 2         /* so many after a round acknowledgments may still wait for the next */
 
 /* A channel id: index in the low 16 bits, generation in the high 16. 0 = none. */
 
@@ -60,11 +63,14 @@ struct tw_metadata {
 	__u8 kind;       /* enum tw_kind */
 	__u8 version;    /* 4 or 6 */
 	__u8 protocol;   /* transport protocol number after extension headers */
-	__u8 pad;        /* zero */
+	__u8 arrival;    /* bits 16 to 23 of its arrival if it has waited, else 0 */
 	__u16 network;   /* offset of the IP header from the frame's first byte */
 	__u16 transport; /* offset of the transport header, or of the fragment's payload */
 	__u16 end;       /* offset one past the IP datagram (link padding excluded) */
-	__u16 fragment;  /* offset of the fragment header for IPv6, else 0 */
+	/* Of a fragment over IPv6 the offset of the fragment header; of a frame that may
+	 * wait bits 0 to 15 of its arrival (1,024 ns, the application's clock), bit 0
+	 * set; else 0. */
+	__u16 fragment;
 };
 
 /* Classes of kernel-bound frames, each a token bucket a queue; with each what is
@@ -301,6 +307,10 @@ struct tw_cookies {
 	__u8 pad[2];                   /* zero */
 };
 
+#define TW_WAIT_ACKNOWLEDGMENTS 1u /* those that carry nothing, not even SACK, shortly after a round */
+#define TW_WAIT_ALL 0x8000u        /* all but SYNs, for a time */
+#define TW_WAIT_UNTIL 0x7fffu      /* bits of the tick of the application's clock at which it ends */
+
 /* One exact flow, or a listener on one address. Writer: application. */
 struct tw_flow_entry {
 	__u64 local[2];                /* address */
@@ -308,7 +318,8 @@ struct tw_flow_entry {
 	__u16 local_port;              /* network order */
 	__u16 remote_port;             /* network order, 0 for a listener */
 	__u8 protocol;                 /* TCP or UDP */
-	__u8 pad[3];                   /* zero */
+	__u8 version;                  /* 4 or 6 */
+	__u16 waits;                   /* TW_WAIT_: which of its segments nobody is woken for; 0: none */
 	__u32 channel;                 /* 0 = slot free; written last, cleared first */
 	__u16 epoch;                   /* with a share: when frames came last. Writer: driver */
 	__u16 came;                    /* and how many. Writer: driver */
@@ -334,6 +345,15 @@ struct tw_channel_driver {
 	__u64 dropped;                 /* at the limit */
 };
 
+/* Frames of one queue that may wait for the next round: they go to a socket of the
+ * same queue that nobody sleeps on. */
+struct tw_waiting {
+	__u32 head;                    /* frames that went there. Writer: driver */
+	__u32 tail;                    /* those that are no longer there. Writer: application */
+	__u32 limit;                   /* most that may be there; 0: none. Writer: application */
+	__u32 looked;                  /* tick of the application's last round. Writer: application */
+};
+
 /* Application level, one per application, memory-mapped by it. */
 struct tw_application {
 	struct tw_listener listeners[2 * 65536];  /* by port: UDP, then TCP. Writer: application */
@@ -346,6 +366,7 @@ struct tw_application {
 	struct tw_cookies cookies;     /* what SYN cookies are made of */
 	__u32 fragment_channel;        /* channel id that gets later fragments */
 	struct tw_share shares[TW_SHARES]; /* by the share that a flow has, from 1 */
+	struct tw_waiting waiting[TW_QUEUES]; /* by queue */
 	__u32 pad;                     /* zero */
 };
 

@@ -49,6 +49,13 @@ pub trait Receive: Send {
     /// it has room for.
     fn fill(&mut self, frames: &mut Vec<Frame>);
 
+    /// Most frames that may wait, without waking anybody, for the next
+    /// [`Receive::receive`], which gives them first; 0: the device cannot keep them
+    /// apart.
+    fn waiting_limit(&self) -> u32 {
+        0
+    }
+
     /// Descriptors that become readable when frames may have arrived, for
     /// `poll(2)`.
     fn descriptors(&self) -> Vec<RawFd>;

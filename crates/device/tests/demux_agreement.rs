@@ -8,9 +8,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use demux_support::outcome::{DROP, Outcome, PASS, REDIRECT, TRANSMIT};
-use demux_support::{HASH_KEY, Random, SHARE, Sample, af_xdp, corpus, mutate, set_up};
+use demux_support::waits::{Wait, flow, segments};
+use demux_support::{COOKIES, HASH_KEY, Random, SHARE, Sample, af_xdp, corpus, mutate, set_up};
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
-use tidewall_device::demux::{ClassLimit, CookieMode, Tables, Verdict, classify_host, drive};
+use tidewall_device::demux::{
+    ClassLimit, CookieMode, Tables, Verdict, Waits, classify_host, drive,
+};
 use tidewall_manager::Program;
 
 /// BPF_PROG_TEST_RUN takes no shorter frame.
@@ -42,6 +45,7 @@ impl Pair {
         let mut program = Program::load_with_key(HASH_KEY).map_err(skip).ok()?;
         let socket = af_xdp().map_err(skip).ok()?;
         program.set_socket(0, 0, socket.as_fd()).unwrap();
+        program.set_waiting_socket(0, 0, socket.as_fd()).unwrap();
         let tables = Tables::in_memory_with_key(HASH_KEY).unwrap();
         let earlier = Tables::in_memory_with_key(HASH_KEY).unwrap();
         set_up(&tables);
@@ -346,6 +350,31 @@ fn agree_on_parts_of_shared_channels() {
     assert!(pair.tables.embedded.dropped(0, 6) >= first);
     pair.run_corpus(|tables| tables.embedded.renew_shares(SHARE));
     assert_eq!(over(&pair), first, "each frame had a part of its own");
+}
+
+#[test]
+fn agree_on_segments_that_may_wait() {
+    let Some(mut pair) = Pair::new("agree_on_segments_that_may_wait") else {
+        return;
+    };
+    // As the application's clock has it, as long as the test takes: acknowledgments, which
+    // wait some milliseconds after a round, are `demux_emulated`'s.
+    let far = monotonic() - COOKIES.epoch.as_nanos() as u64;
+    let until = Duration::from_nanos(far) + Duration::from_secs(60);
+    let (local, remote) = flow();
+    pair.both(|tables| {
+        tables.embedded.set_waiting_limit(0, 1 << 20);
+        tables
+            .embedded
+            .set_waits(local, remote, Waits::AllUntil(until));
+    });
+    for (name, bytes, which) in segments() {
+        let before = pair.tables.embedded.waiting_head(0);
+        pair.run(name, &bytes).unwrap();
+        let waited = pair.tables.embedded.waiting_head(0) - before;
+        assert_eq!(waited, u32::from(which != Wait::Never), "{name}");
+    }
+    pair.run_corpus(|tables| tables.trusted.forget_fragments());
 }
 
 #[test]

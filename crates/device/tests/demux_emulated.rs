@@ -6,13 +6,15 @@ mod demux_support;
 mod emulator;
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use demux_support::outcome::Outcome;
-use demux_support::{HASH_KEY, Random, corpus, mutate, set_up};
+use demux_support::waits::{flow, segments};
+use demux_support::{COOKIES, HASH_KEY, Random, corpus, mutate, set_up};
 use emulator::Emulator;
 use tidewall_device::demux::layout::Metadata;
 use tidewall_device::demux::layout::Protocol::Udp;
-use tidewall_device::demux::{ClassLimit, Tables, drive};
+use tidewall_device::demux::{ClassLimit, Tables, Waits, drive};
 
 /// Runs both on every frame that `frames` makes, and compares.
 fn agree(act: impl Fn(&Tables), frames: impl IntoIterator<Item = (String, Vec<u8>)>) {
@@ -89,6 +91,26 @@ fn agree_on_traced_raw_and_limited_frames() {
         }
     };
     agree(limited, frames());
+}
+
+#[test]
+fn agree_on_segments_that_may_wait() {
+    let now = Duration::from_secs(1).saturating_sub(COOKIES.epoch);
+    let (local, remote) = flow();
+    for waits in [Waits::Acknowledgments, Waits::AllUntil(now)] {
+        let act = |tables: &Tables| {
+            tables.embedded.set_waiting_limit(0, 1 << 20);
+            tables.embedded.note_round(0, now);
+            tables.embedded.set_waits(local, remote, waits);
+        };
+        let whole = || segments().into_iter().map(|it| (it.0.to_owned(), it.1));
+        agree(act, whole());
+        let prefixes = |(name, bytes): (String, Vec<u8>)| {
+            let lengths = 0..bytes.len().min(160);
+            lengths.map(move |length| (name.clone(), bytes[..length].to_vec()))
+        };
+        agree(act, whole().flat_map(prefixes));
+    }
 }
 
 #[test]

@@ -212,6 +212,9 @@ impl AfXdp {
                 umem.as_deref_mut(),
             )?;
             program.set_socket(EMBEDDED_APPLICATION, queue, opened.fd())?;
+            if let Some(waiting) = opened.waiting_fd() {
+                program.set_waiting_socket(EMBEDDED_APPLICATION, queue, waiting)?;
+            }
             zero_copy &= opened.zero_copy();
             let sends = transmit_queues == 0 || queue < transmit_queues;
             if sends && checksums.is_none_or(Checksums::by_device) {

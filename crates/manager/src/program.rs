@@ -13,7 +13,7 @@ use aya::{Ebpf, EbpfLoader};
 use zerocopy::FromBytes;
 
 use tidewall_device::demux::layout::{
-    APPLICATIONS, METADATA_LENGTH, Metadata, QUEUES, TraceRecord,
+    APPLICATIONS, METADATA_LENGTH, Metadata, QUEUES, TraceRecord, WAITING_SOCKETS,
 };
 use tidewall_device::demux::{
     ApplicationTables, EMBEDDED_APPLICATION, KernelMaps, Tables, TrustedTables, programs,
@@ -222,6 +222,29 @@ impl Program {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let index = u32::from(application) * QUEUES as u32 + queue;
+        self.enter_socket(index, socket)
+    }
+
+    /// Sets the AF_XDP socket that gets those of these frames that may wait, so many as
+    /// the application allows
+    /// ([`set_waiting_limit`](tidewall_device::demux::ApplicationTables::set_waiting_limit)).
+    ///
+    /// # Errors
+    /// As [`Program::set_socket`].
+    pub fn set_waiting_socket(
+        &mut self,
+        application: u16,
+        queue: u32,
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        if usize::from(application) >= APPLICATIONS || queue as usize >= QUEUES {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let index = u32::from(application) * QUEUES as u32 + queue;
+        self.enter_socket(WAITING_SOCKETS as u32 + index, socket)
+    }
+
+    fn enter_socket(&mut self, index: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.sockets
             .set(index, socket.as_raw_fd(), 0)
             .map_err(|error| describe("enter an AF_XDP socket", error))

@@ -25,6 +25,8 @@
 
 use tidewall_device::queue::BURST;
 
+use crate::poller::WAITED;
+
 /// Delivering gets one part in so many of the time that a poll took.
 const DELIVERS: u64 = 16;
 /// Polls in a row that used up their budget, after which the ring is taken to fill faster
@@ -51,10 +53,11 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Frames came to these channels, `frames` in all.
+    /// Frames came to these channels (perhaps with [`WAITED`]), `frames` in all.
     pub(crate) fn sorted(&mut self, channels: &[u16], frames: usize) {
         self.alone = self.alone.saturating_add(frames as u64);
         for &channel in channels {
+            let channel = channel & !WAITED;
             if channel != self.channel {
                 self.channel = channel;
                 self.alone = 0;
@@ -206,7 +209,7 @@ mod tests {
         };
         assert_ne!(polled(&[7]), NEVER);
         while polled(&[7, 7]) != NEVER {}
-        assert_eq!(polled(&[7]), NEVER);
+        assert_eq!(polled(&[7 | WAITED, 7]), NEVER);
         assert_ne!(
             polled(&[7, 9, 7]),
             NEVER,

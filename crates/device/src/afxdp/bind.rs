@@ -16,7 +16,7 @@ use rustix::net::xdp::{
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::checksums::{self, Checksums};
-use super::socket::{TRANSMIT_RING, TX_METADATA_LENGTH, TransmitHalf};
+use super::socket::{TRANSMIT_RING, TX_METADATA_LENGTH, TransmitHalf, WAITING_RING, WaitingHalf};
 use super::umem::SharedUmem;
 use crate::capabilities;
 use crate::demux::layout::METADATA_LENGTH;
@@ -249,6 +249,26 @@ fn bind_part(
         zero_copy,
         tx_metadata,
         frames,
+    })
+}
+
+/// A second socket on the queue of `first`, over the same memory, which has a receive
+/// ring of its own: nobody sleeps on it.
+pub(super) fn bind_waiting(
+    first: BorrowedFd<'_>,
+    index: u32,
+    queue: u32,
+) -> io::Result<WaitingHalf> {
+    let cloexec = SocketFlags::CLOEXEC;
+    let fd = socket_with(AddressFamily::XDP, SocketType::RAW, cloexec, None)?;
+    set_xdp_rx_ring_size(&fd, WAITING_RING)?;
+    let offsets = xdp_mmap_offsets(&fd)?;
+    let page_offset = libc::XDP_PGOFF_RX_RING as u64;
+    let ring = Ring::map(fd.as_fd(), raw(offsets.rx), WAITING_RING, page_offset)?;
+    bind_retrying(fd.as_fd(), index, queue, Some(first), 0)?;
+    Ok(WaitingHalf {
+        fd: Arc::new(Unshared::new(fd)?),
+        ring,
     })
 }
 

@@ -9,7 +9,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tidewall_sys::interface;
 
 use super::Owner;
-use super::bind::{Bound, Frames, bind, frame_shift, refused};
+use super::bind::{Bound, Frames, bind, bind_waiting, frame_shift, refused};
 use super::checksums::Checksums;
 use super::napi::Napi;
 use super::umem::SharedUmem;
@@ -25,6 +25,9 @@ use crate::raw::ring::Ring;
 
 /// Entries of the transmit and completion rings.
 pub(super) const TRANSMIT_RING: u32 = 2048;
+/// Entries of the ring of frames that may wait: as many of a hundred connections as may
+/// come between two rounds. When it is full they do not wait.
+pub(super) const WAITING_RING: u32 = 512;
 /// `struct xsk_tx_metadata` as of Linux 6.8: flags and the checksum request.
 pub(super) const TX_METADATA_LENGTH: u32 = 16;
 const XDP_TX_METADATA: u32 = 1 << 1;
@@ -48,6 +51,8 @@ pub struct Settings<'a> {
 /// A bound socket and everything mapped for it.
 pub struct Opened {
     fd: Arc<Unshared<OwnedFd>>,
+    /// What gets the frames that may wait; none where the kernel refuses it.
+    waiting: Option<Arc<Unshared<OwnedFd>>>,
     zero_copy: bool,
     checksums: Checksums,
     queue: Queue,
@@ -57,6 +62,11 @@ impl Opened {
     /// The socket, for the owner's map of sockets.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// The socket for frames that may wait, for the same map; `None`: nothing waits.
+    pub fn waiting_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.waiting.as_ref().map(|waiting| waiting.as_fd())
     }
 
     /// True when the driver moves frames without copying.
@@ -124,6 +134,9 @@ pub fn open(
     let napi = Napi::new(owner.clone(), counters.clone(), queue, fd.clone())
         .map_err(|error| refused(settings.interface, queue, "prefer busy polling", &error))?;
     let checksums = transmit.checksums;
+    // Without it everything wakes.
+    let waiting_half = bind_waiting(fd.as_fd(), index, queue).ok();
+    let waiting = waiting_half.as_ref().map(|half| half.fd.clone());
     let queue = Queue {
         receive: Box::new(ReceiveHalf {
             fd: fd.clone(),
@@ -132,6 +145,7 @@ pub fn open(
             memory: memory.clone(),
             fill,
             receive,
+            waiting: waiting_half,
             napi,
             owner,
         }),
@@ -142,6 +156,7 @@ pub fn open(
     };
     Ok(Opened {
         fd,
+        waiting,
         zero_copy,
         checksums,
         queue,
@@ -164,6 +179,12 @@ pub fn open_transmitter(
     Ok((Box::new(bound.transmit), bound.memory, bound.frames))
 }
 
+/// The socket for frames that may wait.
+pub(super) struct WaitingHalf {
+    pub(super) fd: Arc<Unshared<OwnedFd>>,
+    pub(super) ring: Ring<libc::xdp_desc>,
+}
+
 struct ReceiveHalf {
     fd: Arc<Unshared<OwnedFd>>,
     frame_shift: u32,
@@ -171,8 +192,50 @@ struct ReceiveHalf {
     memory: FrameMemory,
     fill: Ring<u64>,
     receive: Ring<libc::xdp_desc>,
+    waiting: Option<WaitingHalf>,
     napi: Napi,
     owner: Arc<dyn Owner>,
+}
+
+impl ReceiveHalf {
+    /// Takes a descriptor's frame; `in_frame`: bytes of metadata that it begins with.
+    #[inline]
+    fn take(&self, descriptor: libc::xdp_desc, in_frame: u16) -> Received {
+        let index = (descriptor.addr >> self.frame_shift) as u32;
+        let start = u64::from(index) << self.frame_shift;
+        let offset = (descriptor.addr - start) as u16 + in_frame;
+        let length = descriptor.len.min(u32::from(u16::MAX)) as u16;
+        let mut frame = Frame::new(index, 0, 0);
+        frame.set_extent(offset, length.saturating_sub(in_frame));
+        let metadata = Metadata::from_bytes(self.memory.below(&frame, METADATA_LENGTH));
+        Received { metadata, frame }
+    }
+
+    fn receive_waiting(&mut self, batch: &mut Vec<Received>, limit: u32) -> u32 {
+        let available = |half: &mut WaitingHalf| half.ring.available(limit).min(limit);
+        let count = self.waiting.as_mut().map_or(0, available);
+        if count == 0 {
+            return 0;
+        }
+        let in_frame = self.metadata_in_frame();
+        for _ in 0..count {
+            if let Some(descriptor) = self.waiting.as_mut().map(|half| half.ring.pop()) {
+                batch.push(self.take(descriptor, in_frame));
+            }
+        }
+        if let Some(half) = &mut self.waiting {
+            half.ring.release();
+        }
+        count
+    }
+
+    fn metadata_in_frame(&self) -> u16 {
+        if self.counters.metadata_in_frame() {
+            METADATA_LENGTH as u16
+        } else {
+            0
+        }
+    }
 }
 
 impl Receive for ReceiveHalf {
@@ -189,31 +252,28 @@ impl Receive for ReceiveHalf {
 
     fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize {
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+        let waiting = self.receive_waiting(batch, limit);
+        let limit = limit - waiting;
         let count = self.receive.available(limit).min(limit);
-        let in_frame = if count > 0 && self.counters.metadata_in_frame() {
-            METADATA_LENGTH as u16
-        } else {
-            0
-        };
-        let mut tests_input = count > 0 && self.napi.wants_frame();
+        if count == 0 {
+            return waiting as usize;
+        }
+        let in_frame = self.metadata_in_frame();
+        let mut tests_input = self.napi.wants_frame();
         for _ in 0..count {
             let descriptor = self.receive.pop();
-            let index = (descriptor.addr >> self.frame_shift) as u32;
-            let start = u64::from(index) << self.frame_shift;
-            let offset = (descriptor.addr - start) as u16 + in_frame;
-            let length = descriptor.len.min(u32::from(u16::MAX)) as u16;
-            let mut frame = Frame::new(index, 0, 0);
-            frame.set_extent(offset, length.saturating_sub(in_frame));
+            let received = self.take(descriptor, in_frame);
             if std::mem::take(&mut tests_input) {
-                self.napi.test_input(self.memory.packet(&frame));
+                self.napi.test_input(self.memory.packet(&received.frame));
             }
-            let metadata = Metadata::from_bytes(self.memory.below(&frame, METADATA_LENGTH));
-            batch.push(Received { metadata, frame });
+            batch.push(received);
         }
-        if count > 0 {
-            self.receive.release();
-        }
-        count as usize
+        self.receive.release();
+        (waiting + count) as usize
+    }
+
+    fn waiting_limit(&self) -> u32 {
+        self.waiting.as_ref().map_or(0, |_| WAITING_RING)
     }
 
     fn fill(&mut self, frames: &mut Vec<Frame>) {

@@ -35,7 +35,7 @@ pub(super) struct Ends {
     /// Network order, 0 for a listener.
     pub(super) remote_port: u16,
     pub(super) protocol: u8,
-    version: u8,
+    pub(super) version: u8,
     pad: u16,
 }
 

@@ -10,11 +10,12 @@ use super::application::check;
 use super::ends::{Ends, address_of, flow_tag};
 use super::layout::{
     FLOW_BUCKETS, FLOW_WAYS, FlowEntry, LISTEN_CONNECTED, Protocol, SHARE, SHARE_SHIFT, SHARES,
-    Share,
+    Share, WAIT_ACKNOWLEDGMENTS, WAIT_ALL, WAIT_UNTIL,
 };
 use super::maps::no_room;
 use super::raw_native::flow_hash;
 use super::tables::{invalid, port_index};
+use super::waits::{Waits, tick};
 use super::{ApplicationTables, ChannelId};
 
 impl ApplicationTables {
@@ -62,6 +63,17 @@ impl ApplicationTables {
             (channel, share),
             LISTEN_CONNECTED,
         )
+    }
+
+    /// Says which segments of a TCP flow may wait for the next round; entering it anew
+    /// says none. Nothing happens when there is no such flow.
+    pub fn set_waits(&self, local: SocketAddr, remote: SocketAddr, waits: Waits) {
+        let ends = Ends::connected(Protocol::Tcp, local, remote);
+        let hash = flow_hash(self.hash_key, &ends);
+        let _state = self.state();
+        if let Some((_, flow)) = self.held_flow(hash, &ends) {
+            flow.set_waits(waits);
+        }
     }
 
     /// Undoes [`ApplicationTables::connect`]. Nothing happens when there was no such flow.
@@ -172,6 +184,7 @@ impl ApplicationTables {
         let channel = channel.value() | u32::from(share) << SHARE_SHIFT;
         let mut state = self.state();
         if let Some((_, flow)) = self.held_flow(hash, ends) {
+            flow.set_waits(Waits::None);
             flow.channel.store(channel, Release);
             return Ok(());
         }
@@ -187,6 +200,8 @@ impl ApplicationTables {
         flow.local_port.store(ends.local_port, Release);
         flow.remote_port.store(ends.remote_port, Release);
         flow.protocol.store(ends.protocol, Release);
+        flow.version.store(ends.version, Release);
+        flow.set_waits(Waits::None);
         flow.channel.store(channel, Release);
         tag.store(flow_tag(hash), Release);
         let counts = state.flows.entry(port_index(protocol, port)).or_default();
@@ -221,6 +236,17 @@ impl ApplicationTables {
             state.flows.remove(&index);
         }
         state.entries = state.entries.saturating_sub(1);
+    }
+}
+
+impl FlowEntry {
+    fn set_waits(&self, waits: Waits) {
+        let word = match waits {
+            Waits::None => 0,
+            Waits::Acknowledgments => WAIT_ACKNOWLEDGMENTS,
+            Waits::AllUntil(time) => WAIT_ALL | (tick(time).wrapping_add(1) & WAIT_UNTIL),
+        };
+        self.waits.store(word as u16, Release);
     }
 }
 

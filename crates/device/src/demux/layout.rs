@@ -5,6 +5,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
+use std::time::Duration;
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -92,6 +93,32 @@ impl Metadata {
         ChannelId::from_value(self.channel)
     }
 
+    /// When a frame came that may wait for the next round, on the application's clock,
+    /// as [`Metadata::arrived`] counts it; 0: it may not.
+    pub fn waited_since(&self) -> u32 {
+        if self.kind == Kind::Datagram as u8 {
+            u32::from(self.arrival) << 16 | u32::from(self.fragment)
+        } else {
+            0
+        }
+    }
+
+    /// When this frame came, by an application that takes it at `now`: earlier than that
+    /// by 8.5 s at most, and only if it has waited for the round.
+    pub fn arrived(&self, now: Duration) -> Duration {
+        let since = self.waited_since();
+        if since == 0 {
+            return now;
+        }
+        // 24 bits of 1,024 ns; one that seems to come later came now.
+        let units = (now.as_nanos() >> 10) as u32;
+        let waited = units.wrapping_sub(since) & 0xff_ffff;
+        if waited >= 1 << 23 {
+            return now;
+        }
+        now.saturating_sub(Duration::from_nanos(u64::from(waited) << 10))
+    }
+
     /// What kind of frame this is; `None` for bytes that no driver wrote.
     pub fn kind(&self) -> Option<Kind> {
         Kind::from_index(self.kind.into())
@@ -149,8 +176,41 @@ mod tests {
             ),
             (7, 9)
         );
+        assert_eq!(metadata.waited_since(), 0);
         let short = Metadata::from_bytes(&metadata.to_bytes()[..23]);
         assert_eq!(short, Metadata::default());
         assert_eq!(short.kind(), None);
+    }
+
+    #[test]
+    fn a_frame_that_has_waited_came_earlier_but_never_later() {
+        let at = |nanoseconds: u64| {
+            let since = (nanoseconds >> 10 | 1) as u32;
+            Metadata {
+                kind: Kind::Datagram as u8,
+                arrival: (since >> 16) as u8,
+                fragment: since as u16,
+                ..Metadata::default()
+            }
+        };
+        let day = 86_400_000_000_000;
+        for came in [0, 1 << 34, day] {
+            for waited in [0, 5_000_000, 8_000_000_000] {
+                let now = Duration::from_nanos(came + waited);
+                let arrived = at(came).arrived(now).as_nanos() as u64;
+                assert!(arrived.abs_diff(came) <= 2048, "{came} {waited} {arrived}");
+                assert!(arrived <= came + waited);
+            }
+            // Taken by a clock that was read before it came.
+            let now = Duration::from_nanos(came.saturating_sub(1_000_000));
+            assert_eq!(at(came + 4096).arrived(now), now);
+        }
+        let now = Duration::from_secs(3);
+        assert_eq!(Metadata::default().arrived(now), now);
+        let later_fragment = Metadata {
+            kind: Kind::Fragment as u8,
+            ..at(1 << 30)
+        };
+        assert_eq!(later_fragment.arrived(now), now);
     }
 }

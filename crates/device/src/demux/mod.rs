@@ -33,6 +33,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 mod trusted;
+mod waits;
 
 pub use application::ApplicationTables;
 pub use counters::DriverCounters;
@@ -42,6 +43,7 @@ pub use listen::{CookieMode, CookieOffer, CookieParameters};
 pub use maps::KernelMaps;
 pub use tables::{EMBEDDED_APPLICATION, Tables};
 pub use trusted::{NapiProbe, OwnedPort, TrustedTables};
+pub use waits::Waits;
 
 /// Names a channel of an application: a place in its table and a generation
 /// that tells two users of one place apart. [`ChannelId::NONE`] names none.

@@ -58,6 +58,8 @@ pub struct Rings {
     pub fill: usize,
     /// Frames for the owner that it has not taken.
     pub receive: usize,
+    /// Frames that may wait for the owner without waking it.
+    pub waiting: usize,
     /// Frames given to transmit that no flush has sent.
     pub transmit: usize,
     /// Sent frames that were not reclaimed. When it is full a flush sends
@@ -76,6 +78,7 @@ impl Default for Rings {
             device: 256,
             fill: 2048,
             receive: 2048,
+            waiting: 512,
             transmit: 2048,
             completion: 2048,
             kernel: 1024,

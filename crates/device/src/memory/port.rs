@@ -104,6 +104,8 @@ pub(super) struct QueueState {
     device: VecDeque<Vec<u8>>,
     fill: VecDeque<Frame>,
     received: VecDeque<Received>,
+    /// Those that wake nobody.
+    waiting: VecDeque<Received>,
     transmit: VecDeque<(Frame, Option<Offload>)>,
     completed: VecDeque<Frame>,
     budget: usize,
@@ -119,6 +121,7 @@ impl QueueState {
             device: VecDeque::new(),
             fill: VecDeque::new(),
             received: VecDeque::new(),
+            waiting: VecDeque::new(),
             transmit: VecDeque::new(),
             completed: VecDeque::new(),
             budget: budget as usize,
@@ -143,12 +146,18 @@ impl QueueState {
     }
 
     pub(super) fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize {
-        let count = self.received.len().min(limit);
+        let waiting = self.waiting.len().min(limit);
+        batch.extend(self.waiting.drain(..waiting));
+        let count = self.received.len().min(limit - waiting);
         batch.extend(self.received.drain(..count));
         if self.received.is_empty() {
             self.signal.set(false);
         }
-        count
+        waiting + count
+    }
+
+    pub(super) fn waiting_limit(&self) -> u32 {
+        self.rings.waiting as u32
     }
 
     pub(super) fn queue_transmit(
@@ -195,7 +204,12 @@ impl QueueState {
             counters.fill_empty += 1;
             return;
         };
-        if self.received.len() >= self.rings.receive {
+        let (ring, limit) = if metadata.waited_since() != 0 {
+            (&mut self.waiting, self.rings.waiting)
+        } else {
+            (&mut self.received, self.rings.receive)
+        };
+        if ring.len() >= limit {
             self.fill.push_front(frame);
             counters.receive_full += 1;
             return;
@@ -209,7 +223,7 @@ impl QueueState {
         }
         frame.set_extent(HEADROOM, length);
         counters.received += 1;
-        self.received.push_back(Received { frame, metadata });
+        ring.push_back(Received { frame, metadata });
     }
 }
 

@@ -80,6 +80,12 @@ impl Receive for ReceiveHalf {
         }
     }
 
+    fn waiting_limit(&self) -> u32 {
+        let mut state = self.link.state();
+        let queue = state.queue_mut(self.side, self.queue);
+        queue.map_or(0, |queue| queue.waiting_limit())
+    }
+
     fn descriptors(&self) -> Vec<RawFd> {
         vec![self.descriptor]
     }

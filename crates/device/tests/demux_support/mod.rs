@@ -15,6 +15,7 @@ use tidewall_device::demux::{
 };
 
 pub mod outcome;
+pub mod waits;
 
 /// Key of the flow table in these tests.
 pub const HASH_KEY: [u64; 2] = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];

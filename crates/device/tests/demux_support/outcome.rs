@@ -21,12 +21,22 @@ pub struct Outcome {
     classes: Vec<(u64, u64)>,
     accounts: Vec<(u32, u64)>,
     probe: Option<NapiProbe>,
+    waiting: u32,
 }
 
 impl Outcome {
     /// After a run that ended so.
     pub fn new(tables: &Tables, action: u32, frame: Vec<u8>, metadata: Option<Metadata>) -> Self {
         let classes = Class::ALL.map(|class| tables.trusted.class(0, class));
+        // Each has come at a moment of its own.
+        let metadata = metadata.map(|metadata| match metadata.waited_since() {
+            0 => metadata,
+            _ => Metadata {
+                arrival: 0,
+                fragment: 1,
+                ..metadata
+            },
+        });
         Outcome {
             action,
             frame,
@@ -46,6 +56,7 @@ impl Outcome {
                 })
                 .collect(),
             probe: tables.trusted.napi_probe(0),
+            waiting: tables.embedded.waiting_head(0),
         }
     }
 

@@ -6,6 +6,7 @@ use aya_obj::EbpfSectionKind;
 use aya_obj::generated::bpf_map_type::{self, *};
 
 use tidewall_device::demux::Tables;
+use tidewall_device::demux::layout::WAITING_SOCKETS;
 
 use super::memory::Memory;
 use super::raw_memory::Shared;
@@ -75,6 +76,8 @@ impl<'a> Emulator<'a> {
         emulator.share("embedded", Shared::new(tables.application()));
         emulator.insert_map("applications", 0, "embedded");
         emulator.insert("sockets", &[0; 4], &[1; 4]);
+        let waiting = (WAITING_SOCKETS as u32).to_ne_bytes();
+        emulator.insert("sockets", &waiting, &[1; 4]);
         emulator
     }
 

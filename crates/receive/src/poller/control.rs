@@ -89,8 +89,8 @@ impl Poller {
         let _ = self.set_budget(state.setting.budget);
     }
 
-    /// Tells receive control of a round that ended at `now` (time since any
-    /// fixed moment), and does what it says about the budget. Returns how the
+    /// Tells the driver and receive control of a round that ended at `now` (time since
+    /// the start of the stack), and does what it says about the budget. Returns how the
     /// caller is to wait, when somebody controls.
     pub fn control(
         &mut self,
@@ -98,6 +98,7 @@ impl Poller {
         round: &control::Round,
         activity: Activity,
     ) -> Option<Waiting> {
+        self.shared.tables.note_round(self.shared.queue, now);
         let counters = &self.shared.counters;
         if round.exhausted {
             counters.exhausted_rounds.fetch_add(1, Ordering::Relaxed);

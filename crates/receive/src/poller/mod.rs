@@ -37,6 +37,9 @@ pub const BATCH: usize = 256;
 /// for lost: a frame in flight on another CPU is not lost yet.
 const ROUNDS_BEFORE_WRITE_OFF: u32 = 2;
 
+/// Bit beside a channel's number: nobody waits for the frames that it got.
+pub const WAITED: u16 = 1 << 15;
+
 /// What a round did.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Round {
@@ -147,6 +150,9 @@ pub fn open(
     let accounts = (0..CHANNELS as u16)
         .map(|number| Account::starting_at(shared.tables.head(queue, number)))
         .collect();
+    // Most frames stay for what wakes somebody.
+    let waiting = receive.waiting_limit().min(frames.len() as u32 / 4);
+    shared.tables.set_waiting_limit(queue, waiting);
     let arrived = shared.driver.counter(Counter::Channel);
     let receive_frames = frames.len();
     let mut poller = Poller {
@@ -266,7 +272,8 @@ impl Poller {
 
     /// One round: refill, poll, sort, until the budget is used up or the device
     /// empty. Appends the number of each channel that got frames to `ready`
-    /// (perhaps more than once).
+    /// (perhaps more than once), with [`WAITED`] if all of them had waited for the
+    /// round.
     ///
     /// # Errors
     /// What the device reports; frames already received are sorted all the
@@ -489,19 +496,23 @@ impl Poller {
             return 0;
         }
         let queue = shared.queue;
-        let mut append = |id, run, latest| {
+        let mut append = |id, run, latest, waited| {
             let state = (&mut *fullness, &mut taken[..], round_number);
-            append(shared, id, run, latest, ready, state);
+            append(shared, id, run, (latest, waited), ready, state);
         };
-        // The channel whose frames are being collected, and the number of the
-        // latest of them.
+        // The channel whose frames are being collected, the number of the latest of
+        // them, and whether all have waited.
         let mut current: Option<(ChannelId, Run)> = None;
         let mut latest = 0;
+        let mut waited = false;
+        let mut waiting = 0;
         let mut stale = Chain::default();
         let mut stale_frames = 0;
         for Received { frame, metadata } in batch.drain(..) {
             let id = metadata.channel_id();
             let number = id.index();
+            let has_waited = metadata.waited_since() != 0;
+            waiting += u32::from(has_waited);
             if let Some(account) = accounts.get_mut(number as usize) {
                 *arrived += 1;
                 match account.arrived(metadata.credit) {
@@ -513,10 +524,11 @@ impl Poller {
                 Some((open, run)) if *open == id => {
                     run.add(&shared.slots, frame);
                     latest = metadata.credit;
+                    waited &= has_waited;
                 }
                 _ => {
                     if let Some((open, run)) = current.take() {
-                        append(open, run, latest);
+                        append(open, run, latest, waited);
                     }
                     let open = shared
                         .ends
@@ -527,6 +539,7 @@ impl Poller {
                         run.add(&shared.slots, frame);
                         current = Some((id, run));
                         latest = metadata.credit;
+                        waited = has_waited;
                     } else {
                         stale_frames += 1;
                         stale.add(&shared.slots, frame);
@@ -536,7 +549,10 @@ impl Poller {
             }
         }
         if let Some((open, run)) = current.take() {
-            append(open, run, latest);
+            append(open, run, latest, waited);
+        }
+        if waiting > 0 {
+            shared.tables.waiting_taken(queue, waiting);
         }
         if stale_frames > 0 {
             shared.free.put_chain(&shared.slots, stale);
@@ -553,6 +569,7 @@ impl Poller {
     /// missing is written off.
     fn reconcile(&mut self, ready: &mut Vec<u16>) {
         let queue = self.shared.queue;
+        let waiting = self.shared.tables.waiting_head(queue);
         let heads: Vec<(u16, u32)> = (0..CHANNELS as u16)
             .filter(|&number| {
                 let limit = self.shared.tables.limit(queue, number);
@@ -563,6 +580,7 @@ impl Poller {
             .map(|number| (number, self.shared.tables.head(queue, number)))
             .collect();
         while self.receive(ready) == BATCH {}
+        self.shared.tables.waiting_caught_up(queue, waiting);
         for (number, head) in heads {
             let adjust = match self.accounts.get_mut(number as usize) {
                 Some(account) => account.caught_up(head),
@@ -577,7 +595,7 @@ fn append(
     shared: &Shared,
     id: ChannelId,
     run: Run,
-    latest: u32,
+    (latest, waited): (u32, bool),
     ready: &mut Vec<u16>,
     (fullness, taken, round_number): (&mut Fullness, &mut [Taken], u32),
 ) {
@@ -607,7 +625,7 @@ fn append(
         if taken.moves {
             fullness.see(waiting.max(0) as u32, tables.limit(queue, number));
         }
-        ready.push(number);
+        ready.push(if waited { number | WAITED } else { number });
     }
 }
 
