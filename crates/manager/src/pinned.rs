@@ -14,7 +14,7 @@ use aya::EbpfLoader;
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::Xdp;
 
-use tidewall_device::demux::layout::{APPLICATIONS, Application, QUEUES};
+use tidewall_device::demux::layout::{APPLICATIONS, Application, QUEUES, WAITING_SOCKETS};
 use tidewall_device::demux::{KernelMaps, TrustedTables, programs};
 use tidewall_device::forked::Unshared;
 use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, pin, pinned, set_map};
@@ -258,6 +258,7 @@ impl PinnedProgram {
         for queue in 0..QUEUES as u32 {
             let place = u32::from(application) * QUEUES as u32 + queue;
             delete_element(self.sockets.as_fd(), place)?;
+            delete_element(self.sockets.as_fd(), WAITING_SOCKETS as u32 + place)?;
         }
         delete_element(self.applications.as_fd(), application.into())
     }

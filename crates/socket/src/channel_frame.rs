@@ -1,6 +1,7 @@
 //! A frame out of a channel, as the driver program has described it.
 
 use std::fmt::Display;
+use std::time::Duration;
 
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
 use tidewall_device::frame::Frame;
@@ -45,6 +46,12 @@ impl<'a> ChannelFrame<'a> {
             network, transport, ..
         } = self.metadata;
         usize::from(transport.saturating_sub(network))
+    }
+
+    /// When it came, if it has waited for `now`.
+    #[inline]
+    pub(crate) fn waited_since(&self, now: Duration) -> Option<Duration> {
+        (self.metadata.waited_since() != 0).then(|| self.metadata.arrived(now))
     }
 
     /// How its packet is to be checked.

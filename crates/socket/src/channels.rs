@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::CHANNELS;
-use tidewall_receive::poller::{Channel, Done};
+use tidewall_receive::poller::{Channel, Done, WAITED};
 
 use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, RwLock, lock, rank};
@@ -125,10 +125,17 @@ impl ChannelPool {
         drop(before);
     }
 
-    /// Frames came to a channel.
+    /// Frames came to a channel, which has [`WAITED`] beside its number if nobody waits
+    /// for them.
     pub(crate) fn on_frames(&self, core: &Core, channel: u16) {
-        if let Some(endpoint) = self.endpoint(channel) {
-            endpoint.on_frames(core, channel);
+        let number = channel & !WAITED;
+        let Some(endpoint) = self.endpoint(number) else {
+            return;
+        };
+        if channel == number {
+            endpoint.on_frames(core, number);
+        } else {
+            endpoint.on_waited_frames(core, number);
         }
     }
 

@@ -16,6 +16,11 @@ pub(crate) trait Endpoint: Send + Sync {
     /// Frames came to `channel`: one call for a run of them. Nothing is locked.
     fn on_frames(self: Arc<Self>, core: &Core, channel: u16);
 
+    /// Frames came to `channel` for which nobody waits. Nothing is locked.
+    fn on_waited_frames(self: Arc<Self>, core: &Core, channel: u16) {
+        self.on_frames(core, channel);
+    }
+
     /// Its timer has expired.
     fn on_timer(self: Arc<Self>, _core: &Core) {}
 

@@ -3,7 +3,7 @@
 use super::classes::nanoseconds;
 use super::*;
 use crate::lock::{MutexGuard, rank};
-use tidewall_receive::poller::Round;
+use tidewall_receive::poller::{Round, WAITED};
 
 /// What a round over all queues did.
 #[derive(Clone, Copy, Debug)]
@@ -394,6 +394,11 @@ impl Receiver {
         }
         let mut last = 0;
         for &channel in &ready.channels {
+            let number = channel & !WAITED;
+            if number != channel && ready.channels.contains(&number) {
+                // Who is woken for the rest sees to it, too.
+                continue;
+            }
             if channel != last {
                 last = channel;
                 core.channels.on_frames(core, channel);

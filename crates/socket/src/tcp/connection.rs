@@ -5,12 +5,14 @@ mod endpoint;
 mod output;
 mod state;
 mod waiting;
+mod waits;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tidewall_device::demux::Waits;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::DropReason;
 use tidewall_protocol::icmp::FlowError;
@@ -66,6 +68,10 @@ pub(crate) struct State {
     /// When its timer is to expire.
     armed: Duration,
     pub(crate) path: Path,
+    /// What of it wakes nobody, as the driver's table has it.
+    waits: Waits,
+    /// All that comes after the application has closed it has had its time to wait.
+    waited: bool,
     /// How much came lately.
     usage: Usage,
     /// Segments that came through the shared channel since a channel was asked for.
@@ -229,13 +235,16 @@ impl ConnectionInner {
             while let Some(frame) = channel.remove() {
                 taken += 1;
                 match core.tcp.parse(core, &shared, &frame, set.id, deferred) {
-                    Content::Segment(segment) if segment.flow == *connection.flow() => {
-                        connection.input(&segment, now);
+                    Content::Segment(segment, described) if segment.flow == *connection.flow() => {
+                        match described.waited_since(now) {
+                            None => connection.input(&segment, now),
+                            Some(came) => connection.input_after_waiting(&segment, came),
+                        }
                     }
                     Content::Error(error) if flow_of(&error) == *connection.flow() => {
                         connection.icmp_error(&error, now);
                     }
-                    Content::Segment(_) | Content::Error(_) => deferred.keep(&shared, &frame),
+                    Content::Segment(..) | Content::Error(_) => deferred.keep(&shared, &frame),
                     Content::Nothing => {}
                 }
                 done.add(&shared, frame);
@@ -335,6 +344,9 @@ impl ConnectionInner {
         if state.is_done() && state.channel.is_some() {
             self.give_channel_back(core, state, deferred);
         }
+        if !state.connection.wants_output() {
+            self.update_waits(core, state, deferred);
+        }
         if let Some(due) = state.connection.next_timeout() {
             self.arm(core, state, due);
         }
@@ -415,6 +427,7 @@ impl ConnectionInner {
         core.channels.set_endpoint(id.index(), Some(self.clone()));
         set.empty(deferred);
         if core.tcp.enter_flow(core, &flow, id, Part::All) {
+            state.waits = Waits::None;
             state.channel = Some(set);
             return true;
         }
@@ -425,6 +438,7 @@ impl ConnectionInner {
     /// Gives its channel back; its frames come through the shared one from now on.
     fn give_channel_back(&self, core: &Core, state: &mut State, deferred: &mut Deferred) {
         if let Some(set) = state.channel.take() {
+            (state.waits, state.waited) = (Waits::None, false);
             // It replaces an entry, for which there is room.
             core.tcp
                 .enter_flow(core, &self.flow, core.tcp.channels.shared.id, Part::Shared);
@@ -536,6 +550,8 @@ impl Tcp {
                         queue: queue as u8,
                         hop_limit,
                     },
+                    waits: Waits::None,
+                    waited: false,
                     usage: Usage::default(),
                     through_shared: 0,
                     orphan: false,

@@ -35,6 +35,8 @@ pub(crate) struct Deferred {
     reassembled: Vec<Reassembled>,
     /// Frames that nobody can be found for: of no kind that names a flow.
     unknown: u64,
+    /// What has waited on the device is waited for now.
+    pub(super) look: bool,
 }
 
 impl Deferred {
@@ -47,8 +49,9 @@ impl Deferred {
             misdirected,
             reassembled,
             unknown,
+            look,
         } = &deferred;
-        if !misdirected.is_empty() || !reassembled.is_empty() || *unknown > 0 {
+        if !misdirected.is_empty() || !reassembled.is_empty() || *unknown > 0 || *look {
             deferred.run(core);
         }
         result
@@ -64,6 +67,9 @@ impl Deferred {
         }
         if !self.reassembled.is_empty() {
             core.ip.deliver(core, self.reassembled);
+        }
+        if self.look {
+            core.tcp.take_waiting(core);
         }
     }
 
@@ -96,7 +102,8 @@ pub(crate) fn sender(packet: &[u8]) -> MacAddress {
 
 /// What is in a frame.
 pub(crate) enum Content<'a> {
-    Segment(Segment<'a>),
+    /// With its frame.
+    Segment(Segment<'a>, ChannelFrame<'a>),
     Error(FlowError),
     /// Dropped and counted, or kept for reassembly.
     Nothing,
@@ -134,7 +141,7 @@ impl Tcp {
                                 segment.flow.remote
                             )
                         });
-                        Content::Segment(segment)
+                        Content::Segment(segment, described)
                     }
                     Err(cause) => dropped(cause),
                 }
@@ -155,6 +162,21 @@ impl Tcp {
                 Err(cause) => dropped(cause),
             },
             Some(Kind::Fragment | Kind::Raw) | None => dropped(DropReason::Protocol),
+        }
+    }
+
+    /// Sees to what the device has, and to what has waited there.
+    pub(super) fn take_waiting(&self, core: &Core) {
+        if core.receiver.architecture.has_threads() {
+            // Theirs to receive.
+            return;
+        }
+        for queue in &core.receiver.queues {
+            let mut ready = Vec::new();
+            queue.poller.lock().collect(&mut ready);
+            for channel in ready {
+                core.channels.on_frames(core, channel);
+            }
         }
     }
 
@@ -290,7 +312,7 @@ impl Tcp {
             let mut done = Done::default();
             for frame in frames.drain(..) {
                 match self.parse(core, shared, &frame, id, deferred) {
-                    Content::Segment(segment) => {
+                    Content::Segment(segment, _) => {
                         let neighbour = sender(shared.memory().packet(&frame));
                         self.dispatch(core, &segment, neighbour, queue);
                     }

@@ -412,6 +412,8 @@ impl Tcp {
         if self.next_timer(now).is_none_or(|left| !left.is_zero()) {
             return;
         }
+        // An acknowledgment that has waited may make a timer void.
+        self.take_waiting(core);
         let mut due = Vec::new();
         self.timers.expire(now, &mut due);
         for endpoint in due {

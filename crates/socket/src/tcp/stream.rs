@@ -485,7 +485,15 @@ impl TcpStream {
     /// Numbers of the connection, as TCP_INFO has them; `None` for a connection
     /// of the kernel's.
     pub fn info(&self) -> Option<Info> {
-        Some(self.own_connection()?.look().connection.info())
+        let connection = self.own_connection()?;
+        let info = connection.look().connection.info();
+        if info.unacknowledged == 0 {
+            return Some(info);
+        }
+        // Who asks again and again waits for it.
+        let core = self.stack.core();
+        core.tcp.take_waiting(core);
+        Some(connection.look().connection.info())
     }
 
     /// How long there was something to send, and for what part of that the peer's

@@ -23,3 +23,4 @@ mod tcp;
 mod tcp_memory;
 mod virtual_time;
 mod waiting;
+mod waits;

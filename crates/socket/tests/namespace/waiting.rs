@@ -1,9 +1,12 @@
 //! Threads that sleep, and what wakes them.
 
-use std::net::Ipv4Addr;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream as KernelStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use tidewall_socket::TcpListener;
 
 use super::raw_system;
 use super::support::*;
@@ -108,4 +111,50 @@ pub fn a_sleeper_is_served_beside_a_thread_that_polled() {
     busy.join().unwrap();
     assert_eq!(lost, 0);
     echo.finish();
+}
+
+/// How often this thread has slept.
+fn sleeps() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+/// A question wakes the server, and the acknowledgment of its answer does not.
+pub fn an_acknowledgment_alone_wakes_nobody() {
+    const QUESTIONS: u64 = 500;
+    const ANSWER: usize = 2000;
+    let stack = stack();
+    let listener = TcpListener::bind(&stack, at(HERE4, SERVICE)).unwrap();
+    let client = spawn_in_peer(|| {
+        let mut stream = KernelStream::connect(at(HERE4, SERVICE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        for _ in 0..QUESTIONS {
+            stream.write_all(b"question").unwrap();
+            stream.read_exact(&mut [0; ANSWER]).unwrap();
+            // The server sleeps by now, and what has waited is not forgotten for it.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut question = [0; 8];
+    let mut before = 0;
+    for number in 0..QUESTIONS {
+        stream.read_exact(&mut question).unwrap();
+        stream.write_all(&[1; ANSWER]).unwrap();
+        if number == QUESTIONS / 5 {
+            before = sleeps();
+        }
+    }
+    let asked = QUESTIONS - 1 - QUESTIONS / 5;
+    let each = (sleeps() - before) as f64 / asked as f64;
+    let info = stream.info().unwrap();
+    client.join().unwrap();
+    println!(
+        "{each:.2} sleeps a question, round trip {:?}",
+        info.round_trip
+    );
+    assert!(each < 1.5, "{each:.2} sleeps a question");
+    assert_eq!(info.retransmissions, 0, "{info:?}");
 }

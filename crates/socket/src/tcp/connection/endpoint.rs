@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tidewall_device::demux::Waits;
+
 use super::{ConnectionInner, NEVER};
 use crate::channels::ChannelSet;
 use crate::endpoint::Endpoint;
@@ -20,6 +22,11 @@ impl Endpoint for ConnectionInner {
         } else if !polled && self.becomes_pending() {
             core.tcp.add_pending_connection(self);
         }
+    }
+
+    /// By who has received them: waking its owner would cost more.
+    fn on_waited_frames(self: Arc<Self>, core: &Core, _channel: u16) {
+        self.process(core);
     }
 
     fn on_timer(self: Arc<Self>, core: &Core) {
@@ -67,6 +74,7 @@ impl Endpoint for ConnectionInner {
         // Locked until its flow is elsewhere: it may not end before.
         let mut state = self.try_lock()?;
         let mut set = state.channel.take()?;
+        state.waits = Waits::None;
         core.tcp
             .enter_flow(core, &self.flow, core.tcp.channels.shared.id, Part::Shared);
         core.channels.keep(&set);

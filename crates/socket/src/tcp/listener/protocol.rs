@@ -69,7 +69,7 @@ impl ListenerInner {
             {
                 total += 1;
                 match core.tcp.parse(core, &shared, &frame, set.id, deferred) {
-                    Content::Segment(segment) => {
+                    Content::Segment(segment, _) => {
                         state.origin = Origin {
                             neighbour: sender(shared.memory().packet(&frame)),
                             queue,
