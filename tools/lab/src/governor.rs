@@ -80,6 +80,7 @@ impl Governor {
                     .map_or(INTERVAL_MAX, |us| Duration::from_micros(us.into())),
                 ring: RING,
                 preempts: true,
+                ..Limits::default()
             },
         );
         let process = format!("/proc/{}", service.process);

@@ -281,6 +281,7 @@ pub fn tune(options: Options, progress: &mut dyn Progress) -> anyhow::Result<Tun
         interrupt_interval: INTERVAL_MAX,
         ring: room.ring,
         preempts: true,
+        ..Limits::default()
     };
     let safe = half(room);
     let predicted = machine.best(&[load], limits, safe);

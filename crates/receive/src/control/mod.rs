@@ -67,6 +67,9 @@ pub struct Limits {
     /// takes too much is taken from the application. False where the receiver
     /// polls for itself.
     pub preempts: bool,
+    /// How long falling asleep and being woken takes on this machine, 1 µs to 1 ms: the
+    /// measure for whether a wait is worth sleeping, or an interval worth its delay.
+    pub wake_up: Duration,
 }
 
 /// Smallest budget that is not zero. The kernel polls a device twice when a
@@ -87,6 +90,8 @@ pub const TIMER_BATCHES: u32 = 16;
 /// Longest interval where nobody asks for another: a ring of 256 frames holds
 /// what comes in it at 1.28 million a second.
 pub const INTERVAL_USUAL: Duration = Duration::from_micros(200);
+/// What a wake-up takes where nobody has measured it.
+pub const WAKE_UP_USUAL: Duration = Duration::from_micros(20);
 /// How often a policy looks at sums. The paper samples every 100 ms; with
 /// steps of one budget an interval, recovery would take half a minute.
 pub const SAMPLING_INTERVAL: Duration = Duration::from_millis(10);
@@ -98,6 +103,7 @@ impl Default for Limits {
             interrupt_interval: INTERVAL_USUAL,
             ring: 256,
             preempts: false,
+            wake_up: WAKE_UP_USUAL,
         }
     }
 }
@@ -243,6 +249,7 @@ impl PolicyKind {
         let limits = Limits {
             budget: limits.budget.clamp(BUDGET_MIN, BUDGET_MAX),
             interrupt_interval: limits.interrupt_interval.min(INTERVAL_MAX),
+            wake_up: limits.wake_up.clamp(Duration::from_micros(1), INTERVAL_MAX),
             ..limits
         };
         match self {

@@ -3,6 +3,8 @@
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
+use tidewall_receive::control::WAKE_UP_USUAL;
+
 /// How often it is measured, for a median.
 const TIMES: usize = 9;
 /// How long each of these sleeps is: long enough for the processor to halt.
@@ -18,7 +20,7 @@ pub(crate) struct WakeUp(Duration);
 impl Default for WakeUp {
     /// What it may be, where there is no machine to measure.
     fn default() -> Self {
-        WakeUp(Duration::from_micros(20))
+        WakeUp(WAKE_UP_USUAL)
     }
 }
 

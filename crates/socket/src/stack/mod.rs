@@ -214,6 +214,10 @@ impl Stack {
             ..
         } = parts;
         let architecture = receiving.architecture;
+        let wake_up = match parts.has_kernel {
+            true => WakeUp::measure(),
+            false => WakeUp::default(),
+        };
         let watch = owner
             .has_driver()
             .then(|| LinkWatch::open(routes.interface()));
@@ -232,6 +236,7 @@ impl Stack {
                 let budget = class.and_then(|class| class.budget);
                 let limits = Limits {
                     budget: budget.unwrap_or(receiving.limits.budget),
+                    wake_up: wake_up.time(),
                     ..receiving.limits
                 };
                 poller.set_policy(receiving.policy, limits);
@@ -255,11 +260,7 @@ impl Stack {
             transmit_queues.max(1),
             architecture,
             receiving.spin,
-            if parts.has_kernel {
-                WakeUp::measure()
-            } else {
-                WakeUp::default()
-            },
+            wake_up,
             !receiving.classes.is_empty(),
         );
         let ip = Ip::new(

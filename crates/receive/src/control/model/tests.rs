@@ -198,7 +198,7 @@ proptest! {
         machine in machines(), load in loads(), room in rooms(),
         tried in prop::collection::vec(settings(), 1..8), preempts: bool,
     ) {
-        let limits = Limits { budget: BUDGET_MAX, interrupt_interval: INTERVAL_MAX, ring: room.ring, preempts };
+        let limits = Limits { budget: BUDGET_MAX, interrupt_interval: INTERVAL_MAX, ring: room.ring, preempts, ..Limits::default() };
         let best = machine.best(&[load], limits, room);
         prop_assert!((BUDGET_MIN..=BUDGET_MAX).contains(&best.budget));
         prop_assert!(best.interrupt_interval <= INTERVAL_MAX);

@@ -88,6 +88,7 @@ fn limits() -> impl Strategy<Value = Limits> {
         interrupt_interval: interval,
         ring,
         preempts,
+        ..Limits::default()
     })
 }
 
