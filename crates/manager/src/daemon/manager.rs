@@ -1,29 +1,31 @@
 //! The manager's decisions.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
+
+mod leases;
+mod refusal;
+
+pub use refusal::Refusal;
+
+use leases::{BLOCKS, contains, count};
+use refusal::refused;
 
 use super::journal::{ACTIVE, Entry, FREE, INCOMPLETE};
 use super::ports::{HolderFacts, PortKey, Ports};
 use super::{Device, Limits, PRESENT_WITHIN};
 use crate::connection::Credentials;
 use crate::protocol::{
-    Answer, BLOCK_PORTS, Block, Blocks, Counters, Empty, Failure, Holder, Join, Joined, Port,
-    Present, Request, Transport, address, header, transport,
+    Answer, Counters, Empty, Failure, Holder, Join, Joined, Port, Present, Request, address,
+    header, transport,
 };
 
 /// How soon a step that failed is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// Blocks that are looked at for one lease, each by binding its ports.
-const LEASE_TRIES: usize = 8;
-/// Blocks of a protocol.
-const BLOCKS: usize = 65_536 / BLOCK_PORTS as usize;
 
 /// A connection of a client, numbered by whoever serves it, never twice.
 pub type ClientId = u64;
@@ -86,72 +88,6 @@ enum State {
     Awaited,
     /// To be cleared away, as far as that is not done.
     Clearing,
-}
-
-/// Why a request is not granted.
-#[derive(Debug)]
-pub struct Refusal {
-    errno: i32,
-    text: Cow<'static, str>,
-}
-
-impl Refusal {
-    /// What to answer.
-    pub fn answer(&self) -> Answer {
-        Answer::Error(Failure::new(self.errno, &self.text))
-    }
-}
-
-fn refused<T>(errno: i32, text: impl Into<Cow<'static, str>>) -> Result<T, Refusal> {
-    let text = text.into();
-    Err(Refusal { errno, text })
-}
-
-impl From<io::Error> for Refusal {
-    fn from(error: io::Error) -> Self {
-        let by_kind = match error.kind() {
-            io::ErrorKind::InvalidInput => libc::EINVAL,
-            io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
-            io::ErrorKind::ResourceBusy => libc::EBUSY,
-            io::ErrorKind::PermissionDenied => libc::EPERM,
-            io::ErrorKind::NotFound => libc::ENOENT,
-            _ => libc::EIO,
-        };
-        Refusal {
-            errno: error.raw_os_error().unwrap_or(by_kind),
-            text: error.to_string().into(),
-        }
-    }
-}
-
-/// Place of a protocol in what is kept of both.
-fn place(protocol: Protocol) -> usize {
-    usize::from(protocol == Protocol::Tcp)
-}
-
-fn block_of(port: u16) -> usize {
-    usize::from(port / BLOCK_PORTS)
-}
-
-fn bit(block: usize) -> (usize, u64) {
-    (block / 64, 1 << (block % 64))
-}
-
-fn contains(blocks: &Blocks, block: usize) -> bool {
-    let (word, bit) = bit(block);
-    blocks.get(word).is_some_and(|word| word & bit != 0)
-}
-
-fn set(blocks: &mut Blocks, block: usize, value: bool) {
-    let (word, bit) = bit(block);
-    if let Some(word) = blocks.get_mut(word) {
-        *word = if value { *word | bit } else { *word & !bit };
-    }
-}
-
-fn count(blocks: &[Blocks; 2]) -> usize {
-    let words = blocks.iter().flatten();
-    words.map(|word| word.count_ones() as usize).sum()
 }
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Udp, Protocol::Tcp];
@@ -576,136 +512,6 @@ impl Manager {
         Ok(Answer::Done(Empty {}))
     }
 
-    fn lease<D: Device>(
-        &mut self,
-        client: ClientId,
-        of: &Transport,
-        now: Duration,
-        device: &mut D,
-    ) -> Result<Answer, Refusal> {
-        let number = self.joined(client)?;
-        let Some(protocol) = transport(of.protocol) else {
-            return refused(libc::EPROTONOSUPPORT, "neither TCP nor UDP");
-        };
-        let uid = self.application(number).map(|of| of.entry.uid);
-        let applications = self.applications.iter().flatten();
-        let leased: usize = applications
-            .filter(|other| Some(other.entry.uid) == uid)
-            .map(|other| count(&other.entry.leases))
-            .sum();
-        if leased >= self.limits.blocks_of_user {
-            return refused(libc::ENOBUFS, "too many blocks of ports of this user");
-        }
-        for block in self.lease_candidates(protocol) {
-            let Some(ports) = self.ports_of(block) else {
-                continue;
-            };
-            let mut all = self.all_blocks();
-            set(&mut all, block, true);
-            let free = device
-                .reserve(&all)
-                .and_then(|()| device.is_free(protocol, ports.clone()));
-            let granted = match free {
-                Ok(true) => self.grant(number, protocol, block, now, device),
-                Ok(false) => {
-                    // Not ours: the next one's call says so, or this.
-                    self.reserve_leased(now, device);
-                    continue;
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = granted {
-                self.reserve_leased(now, device);
-                return Err(error.into());
-            }
-            self.next_block = block + 1;
-            return Ok(Answer::Leased(Block {
-                first: *ports.start(),
-                count: ports.end() - ports.start() + 1,
-                protocol: protocol as u8,
-                pad: [0; 3],
-            }));
-        }
-        refused(libc::EADDRNOTAVAIL, "no block of ports is free")
-    }
-
-    /// Owns a block's ports and records the lease, or neither.
-    fn grant<D: Device>(
-        &mut self,
-        number: u16,
-        protocol: Protocol,
-        block: usize,
-        now: Duration,
-        device: &mut D,
-    ) -> io::Result<()> {
-        let ports = self.ports_of(block).unwrap_or(RangeInclusive::new(1, 0));
-        let mut owned = Vec::new();
-        let mut done = Ok(());
-        for port in ports {
-            let key = PortKey::any(protocol, port);
-            done = device.own_port(&key, number);
-            // One that failed may have come half way.
-            owned.push(key);
-            if done.is_err() {
-                break;
-            }
-        }
-        let done = done.and_then(|()| self.record_lease(number, protocol, block, true, device));
-        if done.is_err() {
-            for key in owned {
-                self.disown(key, number, now, device);
-            }
-        }
-        done
-    }
-
-    fn return_lease<D: Device>(
-        &mut self,
-        client: ClientId,
-        block: &Block,
-        now: Duration,
-        device: &mut D,
-    ) -> Result<Answer, Refusal> {
-        let number = self.joined(client)?;
-        let index = block_of(block.first);
-        let ours = transport(block.protocol).filter(|&protocol| {
-            self.blocks[place(protocol)].get(index).copied().flatten() == Some(number)
-        });
-        let (Some(protocol), Some(ports)) = (ours, self.ports_of(index)) else {
-            return refused(libc::EINVAL, "the application has no such block");
-        };
-        self.record_lease(number, protocol, index, false, device)?;
-        for port in ports {
-            let key = PortKey::any(protocol, port);
-            if self.ports.get(&key).is_none() {
-                self.disown(key, number, now, device);
-            }
-        }
-        self.reserve_leased(now, device);
-        Ok(Answer::Done(Empty {}))
-    }
-
-    fn record_lease<D: Device>(
-        &mut self,
-        number: u16,
-        protocol: Protocol,
-        block: usize,
-        leased: bool,
-        device: &mut D,
-    ) -> io::Result<()> {
-        let Some(application) = self.application_mut(number) else {
-            return Ok(());
-        };
-        let mut entry = application.entry.clone();
-        set(&mut entry.leases[place(protocol)], block, leased);
-        device.record(number, &entry)?;
-        application.entry = entry;
-        if let Some(owner) = self.blocks[place(protocol)].get_mut(block) {
-            *owner = leased.then_some(number);
-        }
-        Ok(())
-    }
-
     /// Disowns a port that no socket of the application holds, unless it is leased.
     fn disown<D: Device>(&mut self, key: PortKey, number: u16, now: Duration, device: &mut D) {
         if self.is_leased_to(&key, number) || device.disown_port(&key).is_ok() {
@@ -782,68 +588,6 @@ impl Manager {
             }
         }
         Ok(())
-    }
-
-    /// Blocks that might be leased, those not leased lately first.
-    fn lease_candidates(&self, protocol: Protocol) -> Vec<usize> {
-        let range = &self.limits.lease_ports;
-        let (first, last) = (block_of(*range.start()), block_of(*range.end()));
-        let mut used = [0; 4];
-        for (key, _) in self
-            .ports
-            .iter()
-            .filter(|(key, _)| key.protocol == protocol)
-        {
-            set(&mut used, block_of(key.port), true);
-        }
-        let start = self.next_block.clamp(first, last);
-        (start..=last)
-            .chain(first..start)
-            .filter(|&block| {
-                let owner = self.blocks[place(protocol)].get(block);
-                owner.copied().flatten().is_none() && !contains(&used, block)
-            })
-            .take(LEASE_TRIES)
-            .collect()
-    }
-
-    /// Ports of a block that may be leased.
-    fn ports_of(&self, block: usize) -> Option<RangeInclusive<u16>> {
-        let range = &self.limits.lease_ports;
-        let first = u16::try_from(block).ok()?.checked_mul(BLOCK_PORTS)?;
-        let last = first + (BLOCK_PORTS - 1);
-        let ports = (*range.start()).max(first).max(1)..=(*range.end()).min(last);
-        (!ports.is_empty()).then_some(ports)
-    }
-
-    fn all_blocks(&self) -> Blocks {
-        let mut all = [0; 4];
-        for application in self.applications.iter().flatten() {
-            for blocks in &application.entry.leases {
-                for (word, of) in all.iter_mut().zip(blocks) {
-                    *word |= of;
-                }
-            }
-        }
-        all
-    }
-
-    fn reserve_leased<D: Device>(&mut self, now: Duration, device: &mut D) {
-        if device.reserve(&self.all_blocks()).is_err() {
-            self.retry(now);
-        }
-    }
-
-    fn block_owner(&self, key: &PortKey) -> Option<u16> {
-        let owners = &self.blocks[place(key.protocol)];
-        let owner = owners.get(block_of(key.port)).copied().flatten();
-        // A part of the block may be beyond what is leased.
-        owner.filter(|_| self.limits.lease_ports.contains(&key.port))
-    }
-
-    /// True of a port that an application owns without a holder.
-    fn is_leased_to(&self, key: &PortKey, application: u16) -> bool {
-        key.address.is_none() && self.block_owner(key) == Some(application)
     }
 
     fn holders_of_user(&self, uid: Option<u32>) -> usize {

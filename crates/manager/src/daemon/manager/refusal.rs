@@ -1,0 +1,42 @@
+//! What a client is refused, and why.
+
+use std::borrow::Cow;
+use std::io;
+
+use crate::protocol::{Answer, Failure};
+
+/// Why a request is not granted.
+#[derive(Debug)]
+pub struct Refusal {
+    errno: i32,
+    text: Cow<'static, str>,
+}
+
+impl Refusal {
+    /// What to answer.
+    pub fn answer(&self) -> Answer {
+        Answer::Error(Failure::new(self.errno, &self.text))
+    }
+}
+
+pub(super) fn refused<T>(errno: i32, text: impl Into<Cow<'static, str>>) -> Result<T, Refusal> {
+    let text = text.into();
+    Err(Refusal { errno, text })
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        let by_kind = match error.kind() {
+            io::ErrorKind::InvalidInput => libc::EINVAL,
+            io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
+            io::ErrorKind::ResourceBusy => libc::EBUSY,
+            io::ErrorKind::PermissionDenied => libc::EPERM,
+            io::ErrorKind::NotFound => libc::ENOENT,
+            _ => libc::EIO,
+        };
+        Refusal {
+            errno: error.raw_os_error().unwrap_or(by_kind),
+            text: error.to_string().into(),
+        }
+    }
+}
