@@ -28,7 +28,12 @@ impl Waits {
 
 /// A time as the driver program counts it for what may wait.
 pub(super) fn tick(time: Duration) -> u32 {
-    (time.as_nanos() >> TICK_SHIFT) as u32
+    // 64 bits of nanoseconds are 584 years, and the ticks wrap in any case.
+    let nanoseconds = time
+        .as_secs()
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(time.subsec_nanos().into());
+    (nanoseconds >> TICK_SHIFT) as u32
 }
 
 impl ApplicationTables {

@@ -147,9 +147,14 @@ impl QueueState {
 
     pub(super) fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize {
         let waiting = self.waiting.len().min(limit);
-        batch.extend(self.waiting.drain(..waiting));
         let count = self.received.len().min(limit - waiting);
-        batch.extend(self.received.drain(..count));
+        // An empty drain is most of what looking for nothing costs.
+        if waiting > 0 {
+            batch.extend(self.waiting.drain(..waiting));
+        }
+        if count > 0 {
+            batch.extend(self.received.drain(..count));
+        }
         if self.received.is_empty() {
             self.signal.set(false);
         }
