@@ -177,13 +177,15 @@ impl Spin {
 
     /// Polling brought what was waited for, or nothing.
     pub(crate) fn ended(&self, paid: bool) {
-        if paid {
-            self.penalty.store(1, Ordering::Relaxed);
-            return;
-        }
         let penalty = self.penalty.load(Ordering::Relaxed);
-        self.skip.store(penalty, Ordering::Relaxed);
-        let next = penalty.saturating_mul(2).min(SPIN_SKIP_MAX);
+        // One for nothing costs its whole time, one that pays saves a sleep and half of
+        // that: so two must pay for each that does not, or they become rare.
+        let next = if paid {
+            (penalty / 2).max(1)
+        } else {
+            self.skip.store(penalty, Ordering::Relaxed);
+            penalty.saturating_mul(4).min(SPIN_SKIP_MAX)
+        };
         self.penalty.store(next, Ordering::Relaxed);
     }
 }
@@ -324,6 +326,26 @@ mod tests {
         assert!((10_000 / 65..200).contains(&vain), "{vain}");
         // One that pays after all makes the next ones poll, too.
         assert!(polled(&spin, 200, 20_000, true) >= 200 - SPIN_SKIP_MAX as usize);
+    }
+
+    /// The part of waits that polls where each third of them, or two of three, would pay.
+    #[test]
+    fn polling_that_pays_seldom_becomes_rare() {
+        let part = |pays: &dyn Fn(u64) -> bool| {
+            let spin = Spin::new(Duration::from_micros(20));
+            let polled = (1..30_000).filter(|&sent| {
+                let begins = spin.begins(sent);
+                if begins {
+                    spin.ended(pays(sent));
+                }
+                begins
+            });
+            polled.count() as f64 / 30_000.0
+        };
+        // Not in step with the waits that are left out.
+        let third = |sent: u64| (sent * 0x9e37_79b9 >> 7) % 3;
+        assert!(part(&|sent| third(sent) == 0) < 0.1);
+        assert!(part(&|sent| third(sent) != 0 || sent % 8 != 0) > 0.8);
     }
 
     #[test]
