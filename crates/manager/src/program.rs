@@ -218,11 +218,7 @@ impl Program {
         queue: u32,
         socket: BorrowedFd<'_>,
     ) -> io::Result<()> {
-        if usize::from(application) >= APPLICATIONS || queue as usize >= QUEUES {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let index = u32::from(application) * QUEUES as u32 + queue;
-        self.enter_socket(index, socket)
+        self.enter_socket(socket_index(application, queue)?, socket)
     }
 
     /// Sets the AF_XDP socket that gets those of these frames that may wait, so many as
@@ -237,11 +233,8 @@ impl Program {
         queue: u32,
         socket: BorrowedFd<'_>,
     ) -> io::Result<()> {
-        if usize::from(application) >= APPLICATIONS || queue as usize >= QUEUES {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let index = u32::from(application) * QUEUES as u32 + queue;
-        self.enter_socket(WAITING_SOCKETS as u32 + index, socket)
+        let index = WAITING_SOCKETS as u32 + socket_index(application, queue)?;
+        self.enter_socket(index, socket)
     }
 
     fn enter_socket(&mut self, index: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
@@ -359,6 +352,14 @@ pub(crate) fn xdp_named<'a>(loaded: &'a mut Ebpf, name: &str) -> io::Result<&'a 
     program
         .try_into()
         .map_err(|error| describe("find the driver program", error))
+}
+
+/// Where the map of sockets has an application's of a queue; EINVAL out of range.
+fn socket_index(application: u16, queue: u32) -> io::Result<u32> {
+    if usize::from(application) >= APPLICATIONS || queue as usize >= QUEUES {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(u32::from(application) * QUEUES as u32 + queue)
 }
 
 fn take(loaded: &mut Ebpf, name: &str) -> io::Result<Map> {
