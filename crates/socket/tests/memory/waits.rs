@@ -2,79 +2,20 @@
 
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tidewall_device::demux::Tables;
 use tidewall_device::memory::{Link, LinkConfig, Side, pair_on_clock};
-use tidewall_socket::{MemoryConfig, Sleep, Stack, TcpListener, TcpStream, VirtualTime};
-use tidewall_wire::ethernet::MacAddress;
+use tidewall_socket::{Stack, TcpListener, TcpStream, VirtualTime};
 
-use super::support::{FAR4, NEAR4, at};
-use super::tcp::TIMEOUT;
+use super::clock::{Clock, stacks};
+use super::support::{FAR4, at};
 
 const PORT: u16 = 80;
 /// How long what comes for a closed connection may wait.
 const LONGEST: Duration = Duration::from_millis(15);
-
-/// A clock that stands still, and the one thread that sleeps on it.
-#[derive(Default)]
-struct Clock {
-    state: Mutex<Times>,
-    moved: Condvar,
-}
-
-#[derive(Default)]
-struct Times {
-    now: Duration,
-    /// The thread has found nothing to do since the clock was looked at last.
-    asleep: bool,
-    done: bool,
-    /// Sleeps that have ended.
-    woken: usize,
-}
-
-impl VirtualTime for Clock {
-    fn now(&self) -> Duration {
-        self.state.lock().unwrap().now
-    }
-
-    fn sleep(&self, sleep: &Sleep<'_>) -> std::io::Result<()> {
-        let mut times = self.state.lock().unwrap();
-        let deadline = sleep.timeout().map(|timeout| times.now + timeout);
-        while !sleep.is_ready() && deadline.is_none_or(|deadline| times.now < deadline) {
-            times.asleep = true;
-            self.moved.notify_all();
-            times = self.moved.wait(times).unwrap();
-        }
-        times.woken += 1;
-        Ok(())
-    }
-}
-
-impl Clock {
-    /// Moves the clock, and lets the thread do what there is to do. How often it was
-    /// woken.
-    fn advance(&self, by: Duration) -> usize {
-        let mut times = self.state.lock().unwrap();
-        let woken = times.woken;
-        times.now += by;
-        times.asleep = false;
-        self.moved.notify_all();
-        while !times.asleep && !times.done {
-            let (after, waited) = self.moved.wait_timeout(times, TIMEOUT).unwrap();
-            assert!(!waited.timed_out());
-            times = after;
-        }
-        times.woken - woken
-    }
-
-    fn done(&self) {
-        self.state.lock().unwrap().done = true;
-        self.moved.notify_all();
-    }
-}
 
 /// A service at the far end, whose one thread sleeps on the clock.
 struct Bed {
@@ -92,20 +33,12 @@ impl Bed {
         let of_link = clock.clone();
         let (link, a, b) = pair_on_clock(LinkConfig::default(), move || of_link.now()).unwrap();
         let tables = b.tables.clone();
-        let stack = |end, address: std::net::Ipv4Addr, mac, peer| {
-            let config = MemoryConfig {
-                addresses: vec![address.into()],
-                mac: MacAddress([2, 0, 0, 0, 0, mac]),
-                peer: MacAddress([2, 0, 0, 0, 0, peer]),
-            };
-            Stack::on_virtual_time(end, config, clock.clone()).unwrap()
-        };
-        let (near, far) = (stack(a, NEAR4, 1, 2), stack(b, FAR4, 2, 1));
+        let (near, far) = stacks(&clock, a, b);
         let listener = TcpListener::bind(&far, at(FAR4, PORT)).unwrap();
         let end = clock.clone();
         let service = std::thread::spawn(move || {
             serve(listener);
-            end.done();
+            end.end();
         });
         let bed = Bed {
             clock,
