@@ -1,12 +1,10 @@
-//! Fuzz targets of the protocol between a manager and its applications: seeds from
-//! `__fuzz__/<target>/corpus`, then random bytes for a bounded time, each also as a change
-//! of a seed.
+//! Fuzz targets of the protocol between a manager and its applications
+//! (`tidewall_fuzz` says how they are tried; `BOLERO_RANDOM_TEST_TIME_MS` for how long).
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bolero::check;
+use tidewall_fuzz::{Seed, Target};
 use tidewall_manager::protocol::*;
 
 /// Time for random inputs to one target in an ordinary test run.
@@ -45,49 +43,20 @@ fn same_again<T>(
     }
 }
 
-fn fuzz(target: &'static str, test: fn(&[u8])) {
-    let seeds: Vec<Vec<u8>> = seeds()
-        .into_iter()
-        .filter(|seed| seed.0 == target)
-        .map(|(_, _, bytes)| bytes.to_vec())
-        .collect();
-    check!(name = target)
+fn fuzz(name: &'static str, test: fn(&[u8])) {
+    let target = Target::new(name, &seeds(), test);
+    check!(name = name)
         .with_test_time(TIME)
-        .for_each(|bytes: &[u8]| {
-            test(bytes);
-            let Some((&choice, changes)) = bytes.split_first() else {
-                return;
-            };
-            let mut changed = seeds[usize::from(choice) % seeds.len()].clone();
-            for change in changes.chunks_exact(2) {
-                let length = changed.len();
-                changed[usize::from(change[0]) % length] ^= change[1];
-            }
-            test(&changed);
-        });
+        .for_each(|bytes: &[u8]| target.input(bytes));
+    target.finish();
 }
 
-/// The checked-in seeds are what the code below makes; set `TIDEWALL_WRITE_CORPUS` to
-/// write them anew.
 #[test]
 fn the_corpus_is_as_generated() {
-    for (target, name, bytes) in seeds() {
-        let folder = corpus().join(target).join("corpus");
-        let path = folder.join(name);
-        if std::env::var_os("TIDEWALL_WRITE_CORPUS").is_some() {
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(&path, bytes).unwrap();
-        }
-        let stored = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        assert_eq!(stored, bytes, "{}", path.display());
-    }
+    tidewall_fuzz::check_corpus(env!("CARGO_MANIFEST_DIR"), &seeds());
 }
 
-fn corpus() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/__fuzz__")
-}
-
-fn seeds() -> Vec<(&'static str, &'static str, [u8; MESSAGE_BYTES])> {
+fn seeds() -> Vec<Seed> {
     let block = Block {
         first: 32768,
         count: BLOCK_PORTS,
@@ -230,11 +199,12 @@ fn seeds() -> Vec<(&'static str, &'static str, [u8; MESSAGE_BYTES])> {
             }),
         ),
     ];
-    let mut seeds: Vec<_> = (1..)
-        .zip(requests)
-        .map(|(id, (name, request))| ("request", name, request.emit(id)))
-        .collect();
+    let seed =
+        |target, name, message: [u8; MESSAGE_BYTES]| Seed::from((target, name, message.to_vec()));
+    let requests = (1..).zip(requests);
     let answers = (1..).zip(answers);
-    seeds.extend(answers.map(|(id, (name, answer))| ("answer", name, answer.emit(id))));
-    seeds
+    requests
+        .map(|(id, (name, request))| seed("request", name, request.emit(id)))
+        .chain(answers.map(|(id, (name, answer))| seed("answer", name, answer.emit(id))))
+        .collect()
 }

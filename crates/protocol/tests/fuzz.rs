@@ -1,16 +1,14 @@
-//! Fuzz targets of every engine: seeds from `__fuzz__/<target>/corpus`, then
-//! random bytes for a bounded time (`BOLERO_RANDOM_TEST_TIME_MS` asks for more).
+//! Fuzz targets of every engine (`tidewall_fuzz` says how they are tried;
+//! `BOLERO_RANDOM_TEST_TIME_MS` for how long).
 //!
 //! Random bytes seldom have a right checksum, so each input is tried twice: as
 //! it is, and with lengths and checksums mended.
 
-use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bolero::check;
+use tidewall_fuzz::{Seed, Target};
 use tidewall_protocol::ip::reassembly::{Limits, Reassembled, Reassembler};
 use tidewall_protocol::udp::{self, Checksum, InputOptions, Output};
 use tidewall_protocol::{DropReason, icmp};
@@ -106,28 +104,12 @@ fn fuzz_tcp_thaw() {
     fuzz("tcp_thaw", tcp_thaw);
 }
 
-/// Runs a target on its seeds and on random bytes, and each time also on a seed
-/// changed as those bytes say, since random bytes alone are short and seldom
-/// come far.
-fn fuzz(target: &'static str, test: fn(&[u8])) {
-    let seeds: Vec<_> = seeds()
-        .into_iter()
-        .filter(|seed| seed.0 == target)
-        .collect();
-    let seen = AtomicUsize::new(0);
-    check!(name = target)
+fn fuzz(name: &'static str, test: fn(&[u8])) {
+    let target = Target::new(name, &seeds(), test);
+    check!(name = name)
         .with_test_time(TIME)
-        .for_each(|bytes: &[u8]| {
-            if seeds.iter().any(|seed| seed.2 == bytes) {
-                seen.fetch_add(1, Ordering::Relaxed);
-            }
-            test(bytes);
-        });
-    // A corpus in the wrong folder would be passed over in silence.
-    assert!(
-        seen.into_inner() >= seeds.len(),
-        "the corpus of {target} was not read"
-    );
+        .for_each(|bytes: &[u8]| target.input(bytes));
+    target.finish();
 }
 
 /// Where the driver program would say that the transport header is.
@@ -363,27 +345,12 @@ fn mend_transport(transport: &mut [u8], field: usize, length: Option<u16>, sum: 
     transport[field..field + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The checked-in seeds are what the code below makes; set
-/// `TIDEWALL_WRITE_CORPUS` to write them anew. Other files may lie beside them.
 #[test]
 fn the_corpus_is_as_generated() {
-    for (target, name, bytes) in seeds() {
-        let folder = corpus().join(target).join("corpus");
-        let path = folder.join(name);
-        if std::env::var_os("TIDEWALL_WRITE_CORPUS").is_some() {
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(&path, &bytes).unwrap();
-        }
-        let stored = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        assert_eq!(stored, bytes, "{}", path.display());
-    }
+    tidewall_fuzz::check_corpus(env!("CARGO_MANIFEST_DIR"), &seeds());
 }
 
-fn corpus() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/__fuzz__")
-}
-
-fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+fn seeds() -> Vec<Seed> {
     let udp4 = sent("192.0.2.1:5000", "192.0.2.2:7", Checksum::Software);
     let left4 = sent("192.0.2.1:5000", "192.0.2.2:7", Checksum::Offload);
     let udp6 = sent("[2001:db8::1]:5000", "[2001:db8::2]:7", Checksum::Software);
@@ -464,7 +431,7 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         [64 + 5, 0, 0, 0, 0, 0, 0, 0],
     ]);
     let pair = [&[10, 5, 20, 30, 60, 0x77, 0xff, 1][..], &[0x5a; 300]].concat();
-    vec![
+    let seeds = [
         ("tcp_input", "v4", tcp4.clone()),
         ("tcp_input", "v4-cut", tcp4[..30].to_vec()),
         ("tcp_input", "v6", tcp6),
@@ -510,7 +477,8 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("reassembly_script", "teardrop", script(&teardrop)),
         ("reassembly_script", "duplicates", script(&duplicates)),
         ("reassembly_script", "late", script(&late)),
-    ]
+    ];
+    seeds.map(Seed::from).to_vec()
 }
 
 /// A UDP datagram from its IP header on.

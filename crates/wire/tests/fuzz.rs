@@ -1,16 +1,14 @@
-//! Fuzz targets of every parser: seeds from `__fuzz__/<target>/corpus`, then
-//! random bytes for a bounded time (`BOLERO_RANDOM_TEST_TIME_MS` asks for more).
+//! Fuzz targets of every parser (`tidewall_fuzz` says how they are tried;
+//! `BOLERO_RANDOM_TEST_TIME_MS` for how long).
 //!
 //! Every target asks that nothing panics and that what was understood can be
 //! emitted and is understood the same way again.
 
-use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bolero::check;
+use tidewall_fuzz::{Seed, Target};
 use tidewall_wire::acp;
 use tidewall_wire::ethernet::{self, EtherType, MacAddress};
 use tidewall_wire::icmp::{self, Message, v4, v6};
@@ -75,28 +73,12 @@ fn fuzz_mac_address() {
     });
 }
 
-/// Runs a target on its seeds and on random bytes, and each time also on a seed
-/// changed as those bytes say, since random bytes alone are short and seldom
-/// come far.
-fn fuzz(target: &'static str, test: fn(&[u8])) {
-    let seeds: Vec<_> = seeds()
-        .into_iter()
-        .filter(|seed| seed.0 == target)
-        .collect();
-    let seen = AtomicUsize::new(0);
-    check!(name = target)
+fn fuzz(name: &'static str, test: fn(&[u8])) {
+    let target = Target::new(name, &seeds(), test);
+    check!(name = name)
         .with_test_time(TIME)
-        .for_each(|bytes: &[u8]| {
-            if seeds.iter().any(|seed| seed.2 == bytes) {
-                seen.fetch_add(1, Ordering::Relaxed);
-            }
-            test(bytes);
-        });
-    // A corpus in the wrong folder would be passed over in silence.
-    assert!(
-        seen.into_inner() >= seeds.len(),
-        "the corpus of {target} was not read"
-    );
+        .for_each(|bytes: &[u8]| target.input(bytes));
+    target.finish();
 }
 
 fn frame(bytes: &[u8]) {
@@ -289,27 +271,12 @@ fn acp_frames(bytes: &[u8]) {
     );
 }
 
-/// The checked-in seeds are what the code below makes; set
-/// `TIDEWALL_WRITE_CORPUS` to write them anew. Other files may lie beside them.
 #[test]
 fn the_corpus_is_as_generated() {
-    for (target, name, bytes) in seeds() {
-        let folder = corpus().join(target).join("corpus");
-        let path = folder.join(name);
-        if std::env::var_os("TIDEWALL_WRITE_CORPUS").is_some() {
-            fs::create_dir_all(&folder).unwrap();
-            fs::write(&path, &bytes).unwrap();
-        }
-        let stored = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        assert_eq!(stored, bytes, "{}", path.display());
-    }
+    tidewall_fuzz::check_corpus(env!("CARGO_MANIFEST_DIR"), &seeds());
 }
 
-fn corpus() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/__fuzz__")
-}
-
-fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+fn seeds() -> Vec<Seed> {
     let udp4 = datagram(Addresses::V4(V4[0], V4[1]), Checksum::Software);
     let left4 = datagram(Addresses::V4(V4[0], V4[1]), Checksum::Offload);
     let udp6 = datagram(Addresses::V6(V6[0], V6[1]), Checksum::Software);
@@ -368,7 +335,7 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     tagged4.extend(&plain4);
     let mut long_udp4 = plain4.clone();
     long_udp4[25] = 200;
-    vec![
+    let seeds = [
         ("frame", "udp4", framed(v4_type, &plain4)),
         ("frame", "udp4-link-padding", framed(v4_type, &padded4)),
         (
@@ -487,7 +454,8 @@ fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ),
         ("mac_address", "good", b"02:00:5e:10:00:01".to_vec()),
         ("mac_address", "sign", b"02:00:5e:10:00:+1".to_vec()),
-    ]
+    ];
+    seeds.map(Seed::from).to_vec()
 }
 
 fn framed(ethertype: EtherType, payload: &[u8]) -> Vec<u8> {
