@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -148,6 +148,7 @@ fn one_thread_is_woken_for_one_of_the_kernels() {
     let (set, counter) = (bed.set(), bed.counter());
     bed.control(set, Operation::Add, counter, Events::IN | Events::EDGE);
     let (ready, done) = (Barrier::new(THREADS + 1), AtomicBool::new(false));
+    let returned = AtomicUsize::new(0);
     let switches: usize = thread::scope(|scope| {
         let sleepers = [0; THREADS].map(|_| {
             scope.spawn(|| {
@@ -155,15 +156,20 @@ fn one_thread_is_woken_for_one_of_the_kernels() {
                 let before = switches();
                 while !done.load(Ordering::SeqCst) {
                     bed.wait(set, 1, LONG);
+                    returned.fetch_add(1, Ordering::SeqCst);
                 }
                 switches() - before
             })
         });
         ready.wait();
         thread::sleep(Duration::from_millis(50));
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             bed.add(counter);
-            thread::sleep(Duration::from_millis(2));
+            let end = Instant::now() + LONG.unwrap();
+            while returned.load(Ordering::SeqCst) <= round {
+                assert!(Instant::now() < end, "nobody was woken in round {round}");
+                thread::yield_now();
+            }
         }
         done.store(true, Ordering::SeqCst);
         // Who leaves for this wakes nobody: each is called.
@@ -171,7 +177,7 @@ fn one_thread_is_woken_for_one_of_the_kernels() {
         while sleepers.iter().any(|sleeper| !sleeper.is_finished()) {
             assert!(Instant::now() < end);
             bed.add(counter);
-            thread::sleep(Duration::from_millis(1));
+            thread::yield_now();
         }
         sleepers.map(|it| it.join().unwrap()).iter().sum()
     });

@@ -1,5 +1,6 @@
 //! Threads that sleep in a call, and what wakes them.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -73,10 +74,10 @@ fn a_signal_interrupts_and_leaves_the_sets_alone() {
     signals::handle(libc::SIGUSR1, libc::SA_RESTART);
     let bed = Bed::new();
     let fd = bed.datagram(7000);
-    let done = AtomicBool::new(false);
+    let (done, over) = (AtomicBool::new(false), Barrier::new(2));
     let (send, receive) = channel();
     thread::scope(|scope| {
-        let (bed, done) = (&bed, &done);
+        let (bed, done, over) = (&bed, &done, &over);
         scope.spawn(move || {
             send.send(signals::Thread::current()).unwrap();
             let mut read: DescriptorSet = [fd].into_iter().collect();
@@ -97,22 +98,16 @@ fn a_signal_interrupts_and_leaves_the_sets_alone() {
             assert_eq!(errno(queue), libc::EINTR);
             done.store(true, Ordering::SeqCst);
             // It must live while it is interrupted.
-            receive_end(done);
+            over.wait();
         });
         let sleeper = receive.recv().unwrap();
         while !done.load(Ordering::SeqCst) {
+            // A signal between two calls interrupts none of them.
             thread::sleep(Duration::from_millis(2));
             sleeper.interrupt(libc::SIGUSR1);
         }
-        done.store(false, Ordering::SeqCst);
+        over.wait();
     });
-}
-
-/// Until the other thread has seen that it is over.
-fn receive_end(done: &AtomicBool) {
-    while done.load(Ordering::SeqCst) {
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
