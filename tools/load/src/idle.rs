@@ -3,7 +3,7 @@
 //!
 //! Every connection begun is under way, or it failed, timed out or was opened;
 //! every one opened is open, or the server closed or reset it. One that nothing
-//! happens to costs no time: epoll tells of those that end, and the bytes of
+//! happens to costs no time: epoll reports those that end, and the bytes of
 //! slow ones are due in the order in which they were last, all having the same
 //! period.
 

@@ -101,7 +101,7 @@ pub struct BlastReport {
     /// Packets sent per second of the measured time.
     pub rate: f64,
     /// The interface's own count over the whole run; `None` when the kernel
-    /// does not tell.
+    /// does not report it.
     pub counters: Option<InterfaceCounters>,
 }
 

@@ -13,7 +13,7 @@ use crate::tcp::{bytes_acknowledged, poll_much};
 
 /// How long the connection may take to open.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest round trip that the histogram tells apart, ns.
+/// The histogram's longest round trip, ns.
 const LATENCY_MAX: u64 = 60_000_000_000;
 
 /// A running stream.

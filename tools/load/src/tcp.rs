@@ -43,7 +43,7 @@ impl Ways {
     }
 
     /// Begins to connect. The socket does not block; it is writable once it is
-    /// connected, and [`TcpStream::take_error`] tells when that failed.
+    /// connected, and [`TcpStream::take_error`] reports when that failed.
     pub(crate) fn connect(&mut self) -> io::Result<TcpStream> {
         let source = self.sources.get(self.turn % self.sources.len().max(1));
         self.turn = self.turn.wrapping_add(1);
@@ -119,7 +119,7 @@ pub(crate) struct Event {
     pub(crate) readable: bool,
     /// It is connected, has room again, or failed.
     pub(crate) writable: bool,
-    /// It failed; [`TcpStream::take_error`] tells how.
+    /// It failed; [`TcpStream::take_error`] says how.
     pub(crate) failed: bool,
     /// The peer ended it, or it failed.
     pub(crate) ended: bool,

@@ -244,7 +244,7 @@ fn idle_connections_are_opened_kept_and_counted() {
     let report = closing.load(|load, to| {
         load.idle = Some(IdleSpec {
             path: "/doc".into(),
-            patience: Duration::from_millis(200),
+            open_timeout: Duration::from_millis(200),
             ..IdleSpec::new(to, 3)
         });
     });

@@ -14,7 +14,7 @@ const MANY: u32 = 20;
 fn load(server: &Server, change: impl FnOnce(&mut IdleSpec)) -> LoadSpec {
     let mut spec = IdleSpec::new(server.address, MANY);
     spec.sources = vec!["127.0.0.3".parse().unwrap()];
-    spec.patience = Duration::from_millis(300);
+    spec.open_timeout = Duration::from_millis(300);
     spec.every = Duration::from_millis(10);
     change(&mut spec);
     let mut load = LoadSpec::new(Duration::from_millis(300));

@@ -11,7 +11,7 @@ use tidewall_load::{LoadSpec, SClientReport, SClientSpec, run, run_until};
 
 fn load(to: SocketAddr, change: impl FnOnce(&mut SClientSpec)) -> LoadSpec {
     let mut spec = SClientSpec::new(to, "/doc", 200);
-    (spec.patience, spec.timeout) = (Duration::from_millis(50), Duration::from_millis(50));
+    (spec.connect_timeout, spec.timeout) = (Duration::from_millis(50), Duration::from_millis(50));
     spec.sources = vec!["127.0.0.3".parse().unwrap(), "127.0.0.4".parse().unwrap()];
     change(&mut spec);
     let mut load = LoadSpec::new(Duration::from_millis(300));
@@ -139,7 +139,7 @@ fn a_full_queue_is_given_up_after_t_and_the_rate_kept() {
     };
     let server = Server::start(Behaviour::Answer(10), slow);
     let load = load(server.address, |spec| {
-        spec.patience = Duration::from_millis(20)
+        spec.connect_timeout = Duration::from_millis(20)
     });
     let report = run(&load, |_| ()).unwrap().s_clients.unwrap();
     let counts = report.whole;

@@ -83,7 +83,7 @@ fn a_load_that_nobody_answers_ends_with_1() {
             "slow",
             "-c",
             "2",
-            "--patience",
+            "--open-timeout",
             "100ms",
             "-d",
             "100ms",

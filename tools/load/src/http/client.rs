@@ -18,7 +18,7 @@ use crate::tcp::{Epoll, Event, Ways, poll_much};
 const RETRY_AFTER: u64 = 1_000_000;
 /// How often timeouts are looked for, ns.
 const SCAN_EVERY: u64 = 5_000_000;
-/// Longest time that the histogram tells apart, ns: the longest timeout, twice.
+/// The histogram's longest time, ns: the longest timeout, twice.
 const LATENCY_MAX: u64 = 120_000_000_000;
 /// Requests of an open loop that may wait for a connection; more are given up.
 const WAITING_MAX: usize = 100_000;

@@ -31,7 +31,7 @@ const SLEEP_MIN: u64 = 60_000;
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Within which a request to stop is seen, ns.
 const STOP_WITHIN: u64 = 200_000_000;
-/// Longest round trip that the histogram tells apart, ns: the longest timeout.
+/// The histogram's longest round trip, ns: the longest timeout.
 const LATENCY_MAX: u64 = 60_000_000_000;
 /// Packets of a paced stream sent between two looks at replies: half of a
 /// veth's ring.

@@ -26,7 +26,7 @@ pub(crate) struct Plan {
     /// Connections/s.
     pub(crate) rate: u64,
     /// T, ns.
-    pub(crate) patience: u64,
+    pub(crate) connect_timeout: u64,
     /// For a response, ns.
     pub(crate) timeout: u64,
     /// When the first is begun, and when none is any more, ns.
@@ -174,12 +174,12 @@ impl Accounts {
         Accounts {
             // A time slice that was stolen is caught up within T.
             pacer: Pacer::new(Some(plan.rate), together, plan.start, plan.end, None)
-                .behind_at_most(plan.patience / 5),
+                .behind_at_most(plan.connect_timeout / 5),
             ready: (0, 0),
             open_max: plan.open_max,
             places: Vec::new(),
             free: Vec::new(),
-            trying: Queue::new(plan.patience),
+            trying: Queue::new(plan.connect_timeout),
             awaiting: Queue::new(plan.timeout),
             closing: Queue::new(CLOSING_MAX),
             counts: SClientCounts::default(),

@@ -26,7 +26,7 @@ const EVENTS: usize = 256;
 const STEPS: usize = 64;
 /// Descriptors beside the connections.
 const OTHERS: u64 = 512;
-/// Longest time that the histograms tell apart, ns: T and a timeout at their
+/// The histograms' longest time, ns: T and a timeout at their
 /// longest.
 const LATENCY_MAX: u64 = 120_000_000_000;
 /// Bytes read at once.
@@ -59,7 +59,7 @@ impl SClients {
     /// New clients from `start` on, ns, each judged before `end`.
     pub(crate) fn probes(spec: &ProbeSpec, start: u64, end: u64) -> io::Result<Self> {
         let spec = SClientSpec {
-            patience: spec.timeout,
+            connect_timeout: spec.timeout,
             timeout: spec.timeout,
             sources: spec.sources.clone(),
             ..SClientSpec::new(spec.destination, &spec.path, spec.rate)
@@ -95,7 +95,7 @@ impl SClients {
             ),
             accounts: Accounts::new(Plan {
                 rate: spec.rate,
-                patience: nanoseconds(spec.patience),
+                connect_timeout: nanoseconds(spec.connect_timeout),
                 timeout: nanoseconds(spec.timeout),
                 start,
                 end,

@@ -67,7 +67,7 @@ pub struct IdleSpec {
     /// All must be open within this time, beside what the pace takes: the run
     /// begins then, with those that are; 1 ms to 60 s.
     #[serde(with = "seconds")]
-    pub patience: Duration,
+    pub open_timeout: Duration,
 }
 
 fn a_minute() -> Duration {
@@ -87,17 +87,17 @@ impl IdleSpec {
             pace: None,
             replace: false,
             sources: Vec::new(),
-            patience: Duration::from_secs(30),
+            open_timeout: Duration::from_secs(30),
         }
     }
 
-    /// Longest time that opening may take: the patience, and what the pace
+    /// Longest time that opening may take: this timeout, and what the pace
     /// makes of the number.
     pub fn opening_max(&self) -> Duration {
         let paced = self.pace.map_or(0.0, |pace| {
             f64::from(self.connections) / f64::from(pace.max(1))
         });
-        self.patience + Duration::from_secs_f64(paced)
+        self.open_timeout + Duration::from_secs_f64(paced)
     }
 
     /// Checks every range that this type documents.
@@ -135,7 +135,7 @@ impl IdleSpec {
         if let Some(pace) = self.pace {
             check_range("the pace of opening", pace, 1..=1_000_000, " connections/s")?;
         }
-        check_timeout(self.patience)?;
+        check_timeout(self.open_timeout)?;
         if self.opening_max() > DURATION_MAX {
             return Err(invalid("at that pace opening takes more than an hour"));
         }
@@ -178,7 +178,7 @@ mod tests {
             |s| s.pace = Some(0),
             |s| s.pace = Some(1_000_001),
             |s| (s.pace, s.connections) = (Some(1), 4_000),
-            |s| s.patience = Duration::ZERO,
+            |s| s.open_timeout = Duration::ZERO,
             |s| s.habit = Habit::Trickle,
             |s| s.habit = Habit::Sip,
             |s| s.host = Some("a b".into()),
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_has_a_default() {
-        let json = r#"{"destination":"10.0.0.2:80","connections":7,"patience":30}"#;
+        let json = r#"{"destination":"10.0.0.2:80","connections":7,"open_timeout":30}"#;
         let spec: IdleSpec = serde_json::from_str(json).unwrap();
         assert_eq!(spec, IdleSpec::new(server(), 7));
     }

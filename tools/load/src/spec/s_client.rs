@@ -18,10 +18,10 @@ pub const S_CLIENT_OPEN_MAX: u32 = 1_000_000;
 
 /// S-clients (Banga and Druschel, "Measuring the Capacity of a Web Server",
 /// USITS 1997, §4): one connection for each request, begun on schedule whatever
-/// became of those before. The *establisher* has D = `rate` × `patience`
-/// connections on their way, spaced over `patience` (the paper's T): one that
+/// became of those before. The *establisher* has D = `rate` × `connect_timeout`
+/// connections on their way, spaced over `connect_timeout` (the paper's T): one that
 /// stands sends its request and is handed to the *handler*, which takes the
-/// response; one that does not stand within `patience` is closed, which sends
+/// response; one that does not stand within `connect_timeout` is closed, which sends
 /// nothing, and a new one takes its turn. So the rate offered is D / T, and what
 /// the server can do has no part in it.
 ///
@@ -53,14 +53,14 @@ pub struct SClientSpec {
     /// client would repeat it after a second: with T under that, no connection
     /// does.
     #[serde(with = "seconds")]
-    pub patience: Duration,
+    pub connect_timeout: Duration,
     /// A response that takes longer after its request is given up by a reset;
     /// 1 ms to 60 s.
     #[serde(with = "seconds")]
     pub timeout: Duration,
     /// Most connections open at once, 1…[`S_CLIENT_OPEN_MAX`]; a descriptor
     /// each. What becomes due beyond that is counted and not begun. `None`: as
-    /// many as `rate` × (`patience` + `timeout`) come to, at most 100,000
+    /// many as `rate` × (`connect_timeout` + `timeout`) come to, at most 100,000
     /// and no more than this process may open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_max: Option<u32>,
@@ -72,7 +72,7 @@ pub struct SClientSpec {
 }
 
 impl SClientSpec {
-    /// `rate` connections/s, T = 500 ms as in the paper, 10 s of patience with
+    /// `rate` connections/s, T = 500 ms as in the paper, a timeout of 10 s for
     /// responses.
     pub fn new(destination: SocketAddr, path: &str, rate: u64) -> Self {
         SClientSpec {
@@ -81,7 +81,7 @@ impl SClientSpec {
             host: None,
             proxy: false,
             rate,
-            patience: Duration::from_millis(500),
+            connect_timeout: Duration::from_millis(500),
             timeout: Duration::from_secs(10),
             open_max: None,
             sources: Vec::new(),
@@ -90,7 +90,7 @@ impl SClientSpec {
 
     /// The paper's D: connections on their way when none of them succeeds.
     pub fn establishing(&self) -> u64 {
-        product(self.rate, self.patience)
+        product(self.rate, self.connect_timeout)
     }
 
     /// Most connections open at once.
@@ -119,7 +119,7 @@ impl SClientSpec {
             1..=S_CLIENT_RATE_MAX,
             " connections/s",
         )?;
-        check_timeout(self.patience)?;
+        check_timeout(self.connect_timeout)?;
         check_timeout(self.timeout)?;
         if let Some(open) = self.open_max {
             check_range(
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(spec(10).establishing(), 5);
         assert_eq!(spec(10).open_limit(), 105);
         let mut most = spec(S_CLIENT_RATE_MAX);
-        most.patience = Duration::from_secs(60);
+        most.connect_timeout = Duration::from_secs(60);
         assert_eq!(most.open_limit(), S_CLIENT_OPEN_MAX);
         assert_eq!(most.establishing(), 60_000_000);
     }
@@ -176,7 +176,7 @@ mod tests {
             |s| s.rate = 0,
             |s| s.rate = S_CLIENT_RATE_MAX + 1,
             |s| s.rate = 50_002,
-            |s| s.patience = Duration::ZERO,
+            |s| s.connect_timeout = Duration::ZERO,
             |s| s.timeout = Duration::from_secs(61),
             |s| s.open_max = Some(0),
             |s| s.open_max = Some(S_CLIENT_OPEN_MAX + 1),
@@ -202,7 +202,7 @@ mod tests {
         let mut spec = spec(7);
         (spec.host, spec.proxy) = (Some("origin:80".into()), true);
         let json = serde_json::to_string(&spec).unwrap();
-        assert!(json.contains(r#""patience":0.5"#), "{json}");
+        assert!(json.contains(r#""connect_timeout":0.5"#), "{json}");
         assert_eq!(serde_json::from_str::<SClientSpec>(&json).unwrap(), spec);
     }
 }

@@ -113,7 +113,7 @@ impl Load for SClients {
         spec.s_clients = Some(SClientSpec {
             host: target.host(),
             proxy: target.proxy.is_some(),
-            patience: self.connect_timeout,
+            connect_timeout: self.connect_timeout,
             timeout: self.timeout,
             open_max: self.max_open,
             sources: target.sources(),

@@ -48,7 +48,7 @@ pub struct Slow {
     replace: bool,
     /// Begin the run with what is open so long after the last should have been, 1ms to 1m
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = units::duration)]
-    patience: Duration,
+    open_timeout: Duration,
     /// Value of the Host field [default: as the URL says]
     #[arg(short = 'H', long, value_name = "HOST")]
     host: Option<String>,
@@ -109,7 +109,7 @@ impl Load for Slow {
             every: self.every.unwrap_or(Duration::from_secs(every)),
             pace: Some(self.pace),
             replace: self.replace,
-            patience: self.patience,
+            open_timeout: self.open_timeout,
             sources: self
                 .sources
                 .as_ref()

@@ -159,7 +159,7 @@ fn s_clients(spec: &SClientSpec, report: &SClientReport, early: &str) -> String 
         "S-clients at {}/s: D = {}, T = {}, {seconds:.2} s measured{early}\n",
         count(spec.rate),
         count(spec.establishing()),
-        trimmed(spec.patience.as_nanos() as u64),
+        trimmed(spec.connect_timeout.as_nanos() as u64),
     );
     let counted = &report.measured;
     text.push_str(&counts(

@@ -8,7 +8,7 @@ const S: u64 = 1_000 * MS;
 fn plan(rate: u64) -> Plan {
     Plan {
         rate,
-        patience: 500 * MS,
+        connect_timeout: 500 * MS,
         timeout: 2 * S,
         start: 0,
         end: 10 * S,
@@ -311,7 +311,7 @@ fn a_connection_has_one_end() {
 #[test]
 fn at_the_limit_nothing_is_begun_and_all_is_counted() {
     let mut plan = plan(1_000_000);
-    (plan.open_max, plan.patience) = (1_000_000, 60 * S);
+    (plan.open_max, plan.connect_timeout) = (1_000_000, 60 * S);
     let mut accounts = Accounts::new(plan);
     let mut now = 0;
     while now < 1_200 * MS {
