@@ -36,7 +36,7 @@ use crate::worker::{
 };
 
 /// Time for what is in flight to arrive or be dropped after a load.
-const SETTLE: Duration = Duration::from_millis(20);
+const DRAIN: Duration = Duration::from_millis(20);
 /// Time in which a service must answer before the first load, and after which a
 /// request of that time is given up.
 const GREETING: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(20));
@@ -391,7 +391,7 @@ impl Session<'_> {
             None => None,
         };
         let steps = if computes { self.child.steps()? } else { 0 };
-        thread::sleep(SETTLE);
+        thread::sleep(DRAIN);
         let after = self.child.account()?;
         let seconds = (spec.warm_up + spec.duration).as_secs_f64();
         let mut drops = rates(&before.drops, &after.drops, seconds);
@@ -431,7 +431,7 @@ impl Session<'_> {
 
     /// Steps/s that the computing thread makes with the processor to itself.
     pub(crate) fn steps_alone(&mut self, time: Duration) -> anyhow::Result<f64> {
-        thread::sleep(SETTLE);
+        thread::sleep(DRAIN);
         let (at, first) = (Instant::now(), self.child.steps()?);
         thread::sleep(time);
         let (end, last) = (Instant::now(), self.child.steps()?);
@@ -442,7 +442,7 @@ impl Session<'_> {
     /// Lets `time` pass without a load, and says how it was spent.
     pub(crate) fn rest(&mut self, time: Duration) -> anyhow::Result<Usage> {
         // What the load before left behind is not rest.
-        thread::sleep(SETTLE);
+        thread::sleep(DRAIN);
         let first = Times::read_at_rest(self.watch());
         let end = Instant::now() + time;
         while Instant::now() < end {

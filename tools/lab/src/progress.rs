@@ -1,4 +1,4 @@
-//! Telling the user how far it is.
+//! Progress, on the terminal.
 
 use std::io::IsTerminal;
 use std::time::Duration;

@@ -130,7 +130,7 @@ pub(crate) fn keep(directory: &Path, name: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot move {} to {}", path.display(), aside.display()))
 }
 
-/// When a run began; the beginning of time where its file does not tell.
+/// When a run began; the beginning of time where its file does not say.
 fn began(result: &ResultFile) -> SystemTime {
     httpdate::parse_http_date(&result.environment.date).unwrap_or(UNIX_EPOCH)
 }

@@ -263,7 +263,7 @@ impl ResultFile {
         self.bare.filter(|_| self.axes.x.contains("packets/s"))
     }
 
-    /// Claims of which more rounds would tell.
+    /// Claims that more rounds would decide.
     pub fn undecided(&self) -> impl Iterator<Item = &Claim> {
         self.claims.iter().filter(|claim| claim.is_undecided())
     }

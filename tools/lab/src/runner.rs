@@ -44,7 +44,7 @@ impl Outcome {
             .sum()
     }
 
-    /// Claims of which more rounds would tell, in all results.
+    /// Claims that more rounds would decide, in all results.
     pub fn undecided(&self) -> usize {
         self.results
             .iter()

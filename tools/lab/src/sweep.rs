@@ -24,7 +24,7 @@ pub(crate) struct Swept {
     pub(crate) notes: Vec<String>,
 }
 
-/// What tells a sweep of the world around it.
+/// What lets a sweep know of the world around it.
 pub(crate) struct Around<'a> {
     pub(crate) name: &'a str,
     /// What `bare` takes, where loads are shares of it. It is probed with every

@@ -40,7 +40,7 @@ pub(crate) fn connect(
 /// `struct tcp_info` (linux/tcp.h) as far as `tcpi_total_rto`, in bytes.
 const INFO: usize = 248;
 
-/// Figures of a kernel connection, by name: those of TCP_INFO that tell why a
+/// Figures of a kernel connection, by name: those of TCP_INFO that show why a
 /// connection was fast or slow.
 ///
 /// # Errors

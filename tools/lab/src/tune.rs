@@ -72,7 +72,7 @@ pub(crate) const WINDOW: Duration = Duration::from_millis(300);
 /// Longest time measured at once: the kernel's safeguards for ordinary threads
 /// may not be off for longer.
 const WINDOW_MAX: Duration = Duration::from_millis(1500);
-/// The kernel's usual time slice, where it does not tell its own.
+/// The kernel's usual time slice, where it does not show its own.
 const SLICE: Duration = Duration::from_millis(3);
 /// Ranges of [`Options`].
 const WORK_MAX: u32 = 1_000_000;

@@ -70,7 +70,7 @@ fn outside(count: usize) -> usize {
 }
 
 /// True for a probe of `bare` far below the `others`: so much slower was the machine that
-/// what was measured beside it tells of the machine.
+/// what was measured beside it says of the machine.
 pub(crate) fn is_disturbed(probe: f64, others: &[f64]) -> bool {
     let Some(usual) = median(others).filter(|_| others.len() >= PROBES) else {
         return false;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidewall_load::IdleSpec;
 
 use super::processes::{idle_parts, open_files};
-use super::{SETTLE, Session};
+use super::{DRAIN, Session};
 use crate::worker::{Child, Job, Place};
 
 /// Idle connections.
@@ -44,7 +44,7 @@ impl Session<'_> {
             }
             workers.push(worker);
         }
-        thread::sleep(SETTLE);
+        thread::sleep(DRAIN);
         let after = (resident(process), kernel_objects());
         let open = open(&mut workers)?;
         if open * 100 < u64::from(idle.connections) * 99 {

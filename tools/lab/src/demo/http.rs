@@ -32,8 +32,8 @@ const CONNECTIONS: u32 = 32;
 const LOOK: Duration = Duration::from_millis(250);
 /// Looks at each part: before, during and after the flood.
 const LOOKS: u32 = 12;
-/// Looks at the beginning of a part that do not count: what flows must settle.
-const SETTLING: usize = 3;
+/// Looks at the beginning of a part that do not count: flows adapt meanwhile.
+const ADAPTING: usize = 3;
 /// Requests/s of a full bar.
 const FULL: f64 = 60_000.0;
 /// Cells of a full bar.
@@ -209,7 +209,7 @@ fn line(system: &str, rate: f64, flooded: bool) -> String {
 
 /// Median of a part, its beginning left out.
 fn part(series: &Series, number: u32) -> Option<f64> {
-    let from = (number * LOOKS) as usize + SETTLING;
+    let from = (number * LOOKS) as usize + ADAPTING;
     let rates: Vec<f64> = series
         .points
         .get(from..((number + 1) * LOOKS) as usize)?
@@ -253,7 +253,7 @@ mod tests {
         let points: Vec<(f64, f64)> = (0..LOOKS * 3)
             .map(|look| {
                 let rate = match look / LOOKS {
-                    _ if look % LOOKS < SETTLING as u32 => 1.0,
+                    _ if look % LOOKS < ADAPTING as u32 => 1.0,
                     0 => 40_000.0,
                     1 => 30_000.0,
                     _ => 38_000.0,

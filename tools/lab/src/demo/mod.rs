@@ -45,7 +45,7 @@ const CLAIMS: [&str; 7] = [
     "vs-rps",
     "vs-timer",
     "vs-bare",
-    "ring-spared",
+    "ring-losses",
 ];
 
 /// Runs the demonstration, prints table, plot and claims to standard output,

@@ -5,7 +5,7 @@
 //! included: what it was not idle (/proc/timer_list, to the nanosecond), over the
 //! responses in that time. The kernel's modes are those that receive on that
 //! processor; left to itself a veth's peer would receive on the sender's, where
-//! nobody could tell it from the client. The client takes replies on its own
+//! nobody could distinguish it from the client. The client takes replies on its own
 //! processor under every system.
 
 use std::collections::BTreeMap;

@@ -210,7 +210,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             0.9,
         ),
         Claim::at_most(
-            "ring-spared",
+            "ring-losses",
             "ni-lrp beside blasts up to 0.9 of that capacity, owned and unowned, where bare \
              loses none: lost in the device's rings, largest share of what was offered",
             ring_losses(series, &[None, Some(UNOWNED)], JUDGED),
@@ -299,7 +299,7 @@ mod tests {
             ("p99-vs-linux", 114.0 / 3136.0, true),
             ("unowned-vs-owned", 0.9, true),
             ("idle-vs-bare", 0.9, true),
-            ("ring-spared", 2e-4, true),
+            ("ring-losses", 2e-4, true),
             ("owned-0.5", 0.8, true),
             ("owned-p99-0.5", 4.0 / 3.0, true),
             ("owned-0.9", 0.4, false),
@@ -322,7 +322,7 @@ mod tests {
     fn what_bare_itself_loses_was_beyond_the_bed() {
         let mut series = series();
         series[0].points[2].drops.insert("device ring".into(), 2e5);
-        let claim = |series: &[Series]| claim(series, "ring-spared").measured.unwrap();
+        let claim = |series: &[Series]| claim(series, "ring-losses").measured.unwrap();
         assert!((claim(&series) - 2e5 / 9e5).abs() < 1e-9);
         let bare = series.iter_mut().find(|it| it.system == "bare").unwrap();
         bare.points[2].drops.insert("device ring".into(), 1e4);

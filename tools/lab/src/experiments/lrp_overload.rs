@@ -40,7 +40,7 @@ const LOSS: f64 = 0.01;
 /// than under Linux.
 const WORK_FROM: f64 = 0.3;
 /// Up to this share nothing may be lost in the ring.
-const SPARED: f64 = 0.9;
+const UNSATURATED: f64 = 0.9;
 
 /// The sweep, shares of `bare`'s capacity; `None`: as fast as it goes.
 const FULL: [Option<f64>; 10] = [
@@ -326,10 +326,10 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
             0.85,
         ),
         Claim::at_most(
-            "ring-spared",
+            "ring-losses",
             "ni-lrp up to 0.9 of bare's capacity, where bare loses none: lost in the \
              device's rings, largest share of what was offered",
-            ring_losses(series, &[None], SPARED),
+            ring_losses(series, &[None], UNSATURATED),
             RING_LOSS,
         ),
     ]
@@ -434,7 +434,7 @@ mod tests {
             ("order", 1.3 / 0.9),
             ("bsd-collapses", 5e3 / 4.5e5),
             ("vs-bare", 1.3 / 1.4),
-            ("ring-spared", 0.0005),
+            ("ring-losses", 0.0005),
         ];
         let claims = claims(&series);
         assert_eq!(claims.len(), expected.len());

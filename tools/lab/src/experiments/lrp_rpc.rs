@@ -44,7 +44,7 @@ const CALLS: [(&str, u32); 3] = [
 ];
 /// The worker's share of the second level cache.
 const CACHE_SHARE: f64 = 0.35;
-/// What it is taken for where the kernel does not tell.
+/// What it is taken for where the kernel does not show it.
 const CACHE_BYTES: usize = 1 << 20;
 /// How often and for how long the worker is watched alone; what else runs on
 /// the machine can only make it slower, so the best counts.
@@ -139,7 +139,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         compute >> 10,
         match cache {
             Some(_) => "35 % of the second level cache",
-            None => "the kernel does not tell the cache's size",
+            None => "the kernel does not show the cache's size",
         }
     ));
     Ok(())

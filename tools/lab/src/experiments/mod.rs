@@ -41,7 +41,7 @@ use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 use crate::verdict::{is_decided, judge};
 
-/// What an experiment is told about how to run.
+/// How an experiment is to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Fewer points and runs, at most a minute; the same claims.

@@ -130,7 +130,7 @@ pub(super) fn blast_of(size: u32, rate: Option<u64>) -> BlastSpec {
     }
 }
 
-/// That blast as a load: long enough for policies to settle first.
+/// That blast as a load: long enough for policies to adapt first.
 pub(super) fn load_of(config: Config, quick: bool, size: u32, rate: Option<u64>) -> LoadSpec {
     let (warm_up, duration) = if quick { (250, 400) } else { (400, 700) };
     LoadSpec {

@@ -1,5 +1,5 @@
 //! RHIP, Figure 10: goodput against the application's weight, 0 to 2000 float
-//! multiplications a packet of 1500 bytes. And how soon a policy settles after
+//! multiplications a packet of 1500 bytes. And how soon a policy is steady after
 //! a step in load, ten times up and ten times down.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::worker::TracePoint;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "rhip-workload",
     paper: "RHIP, Figure 10",
-    about: "goodput against the application's weight; time to settle after a step in load",
+    about: "goodput against the application's weight; time to a steady rate after a step in load",
     x: "float multiplications a packet",
     y: "delivered packets/s",
     measure,
@@ -32,9 +32,9 @@ const SIZE: u32 = 1500;
 const FULL: [u32; 11] = [0, 200, 400, 600, 800, 1000, 1200, 1400, 1600, 1800, 2000];
 const QUICK: [u32; 4] = [0, 200, 800, 2000];
 
-const SETTLE_SOFTIRQ: &str = "after a step in load, in the softirq";
-const SETTLE_RECEIVER: &str = "after a step in load, in the receiver";
-const SETTLE_AXIS: &str = "time to settle, ms";
+const STEP_SOFTIRQ: &str = "after a step in load, in the softirq";
+const STEP_RECEIVER: &str = "after a step in load, in the receiver";
+const STEADY_AXIS: &str = "time to a steady rate, ms";
 /// How far a step goes.
 const STEP: f64 = 10.0;
 /// Length of each part of the load.
@@ -47,10 +47,10 @@ const MEAN_OF: usize = 8;
 /// How near the final mean the rate must stay.
 const WITHIN: f64 = 0.1;
 
-fn settling(place: Place) -> &'static str {
+fn step_setting(place: Place) -> &'static str {
     match place {
-        Place::Softirq => SETTLE_SOFTIRQ,
-        Place::Receiver => SETTLE_RECEIVER,
+        Place::Softirq => STEP_SOFTIRQ,
+        Place::Receiver => STEP_RECEIVER,
     }
 }
 
@@ -72,7 +72,7 @@ fn curves((config, capacity): Bed, options: Options) -> Vec<Curve> {
         .collect()
 }
 
-fn settle_curves((config, capacity): Bed) -> Vec<Curve> {
+fn step_curves((config, capacity): Bed) -> Vec<Curve> {
     let high = rhip::link_rate(capacity, SIZE).unwrap_or(capacity.packets as u64);
     let low = (high as f64 / STEP) as u64;
     let load = LoadSpec {
@@ -97,8 +97,8 @@ fn settle_curves((config, capacity): Bed) -> Vec<Curve> {
     for place in Place::BOTH {
         for kind in [PolicyKind::Rhip, PolicyKind::Adaptive] {
             curves.push(Curve {
-                setting: Some(settling(place)),
-                y: Some(SETTLE_AXIS),
+                setting: Some(step_setting(place)),
+                y: Some(STEADY_AXIS),
                 watching: Watching {
                     every_ms: EVERY_MS,
                     trace: true,
@@ -117,18 +117,13 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let (bed, options) = (run.bed()?, run.options);
     let series = run.sweep(&curves(bed, options), options.plan(5), reduce)?;
     let plan = options.rounds_of(if options.quick { 3 } else { 5 });
-    let steps = settle_curves(bed);
-    let settled = run.sweep_part(
-        "rhip-workload, steps in load",
-        &steps,
-        plan,
-        reduce_settling,
-    )?;
+    let curves = step_curves(bed);
+    let steps = run.sweep_part("rhip-workload, steps in load", &curves, plan, reduce_steps)?;
     run.series = merge(series);
-    run.series.extend(settled.into_iter().map(both_directions));
+    run.series.extend(steps.into_iter().map(both_directions));
     run.note(rhip::KERNEL_NOTE);
     run.note(format!(
-        "Steps: {} ms each at a tenth of the link's rate, at the rate, at a tenth. Settled: from \
+        "Steps: {} ms each at a tenth of the link's rate, at the rate, at a tenth. Steady: from \
          then on the mean over {} ms of the delivered rate stays within {:.0} % of its mean over \
          the last half of the part.",
         PART.as_millis(),
@@ -143,11 +138,11 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
 }
 
 /// The step up is the result, the step down a value of it.
-fn reduce_settling(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+fn reduce_steps(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let trace = &measured.outcome.trace;
     let part = PART.as_secs_f64();
-    let up = settle_time(trace, part, 2.0 * part)?;
-    let down = settle_time(trace, 2.0 * part, 3.0 * part)?;
+    let up = time_to_steady(trace, part, 2.0 * part)?;
+    let down = time_to_steady(trace, 2.0 * part, 3.0 * part)?;
     Some(Sample {
         x: STEP,
         y: 1e3 * up,
@@ -173,7 +168,7 @@ fn both_directions(mut series: Series) -> Series {
 /// Seconds after `from` from which on the delivered rate stays near its final
 /// mean until `to`; all of the time when it never does. `None` when too few
 /// samples were taken or nothing was delivered.
-fn settle_time(trace: &[TracePoint], from: f64, to: f64) -> Option<f64> {
+fn time_to_steady(trace: &[TracePoint], from: f64, to: f64) -> Option<f64> {
     let within: Vec<(f64, u64)> = trace
         .iter()
         .filter(|point| (from..=to).contains(&point.at))
@@ -190,13 +185,13 @@ fn settle_time(trace: &[TracePoint], from: f64, to: f64) -> Option<f64> {
     if mean <= 0.0 {
         return None;
     }
-    let mut settled = 0.0;
+    let mut steady = 0.0;
     for (first, last) in within.iter().zip(within.iter().skip(MEAN_OF)) {
         if (rate(first, last) / mean - 1.0).abs() > WITHIN {
-            settled = last.0 - from;
+            steady = last.0 - from;
         }
     }
-    Some(settled)
+    Some(steady)
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
@@ -207,17 +202,17 @@ fn claims(series: &[Series]) -> Vec<Claim> {
                 ("up", STEP, "ten times up"),
                 ("down", 1.0 / STEP, "ten times down"),
             ] {
-                let settled = find(series, system.name(), Some(settling(place)))
+                let steady = find(series, system.name(), Some(step_setting(place)))
                     .and_then(|series| rhip::at(series, x))
                     .map(|point| point.y);
                 claims.push(Claim::at_most(
-                    place.claim(&format!("settle-{system}-{name}")),
+                    place.claim(&format!("step-{system}-{name}")),
                     format!(
                         "{}, {system}: ms until the delivered rate stays within 10 % of its final \
                          mean after a step in load {text}",
                         place.setting()
                     ),
-                    settled,
+                    steady,
                     200.0,
                 ));
             }
@@ -252,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_settles_when_it_stays() {
+    fn a_rate_is_steady_when_it_stays() {
         let clean = trace(|at| if at < 0.5 { 4e4 } else { 4e5 });
-        let time = settle_time(&clean, 0.5, 1.0).unwrap();
+        let time = time_to_steady(&clean, 0.5, 1.0).unwrap();
         assert!(time <= 0.05, "{time}");
         // Slow at first, then right.
         let slow = trace(|at| if at < 0.7 { 2e5 } else { 4e5 });
-        let time = settle_time(&slow, 0.5, 1.0).unwrap();
+        let time = time_to_steady(&slow, 0.5, 1.0).unwrap();
         assert!((0.2..=0.26).contains(&time), "{time}");
         // Swings for ever.
         let swings = trace(|at| {
@@ -268,15 +263,15 @@ mod tests {
                 4e5
             }
         });
-        let time = settle_time(&swings, 0.5, 1.0).unwrap();
+        let time = time_to_steady(&swings, 0.5, 1.0).unwrap();
         assert!(time > 0.4, "{time}");
-        assert_eq!(settle_time(&trace(|_| 0.0), 0.5, 1.0), None);
-        assert_eq!(settle_time(&clean[..10], 0.0, 1.0), None);
+        assert_eq!(time_to_steady(&trace(|_| 0.0), 0.5, 1.0), None);
+        assert_eq!(time_to_steady(&clean[..10], 0.0, 1.0), None);
     }
 
     #[test]
     fn the_step_down_gets_its_point() {
-        let mut series = curve("rhip", Some(SETTLE_SOFTIRQ), &[(10.0, 40.0)]);
+        let mut series = curve("rhip", Some(STEP_SOFTIRQ), &[(10.0, 40.0)]);
         series.points[0].values.insert(DOWN.into(), 60.0);
         let series = both_directions(series);
         let points: Vec<(f64, f64)> = series.points.iter().map(|p| (p.x, p.y)).collect();
@@ -294,7 +289,7 @@ mod tests {
                 ));
             }
         }
-        for setting in [SETTLE_SOFTIRQ, SETTLE_RECEIVER] {
+        for setting in [STEP_SOFTIRQ, STEP_RECEIVER] {
             for system in ["rhip", "adaptive"] {
                 series.push(curve(system, Some(setting), &[(0.1, 60.0), (10.0, 40.0)]));
             }
@@ -307,7 +302,7 @@ mod tests {
         let all = claims(&series());
         assert_eq!(all.len(), 4 + 8);
         assert!(all.iter().all(|claim| claim.holds == Some(true)), "{all:?}");
-        let up = all.iter().find(|c| c.id == "settle-rhip-up").unwrap();
+        let up = all.iter().find(|c| c.id == "step-rhip-up").unwrap();
         assert_eq!(up.measured, Some(40.0));
         let mut slow = series();
         slow[12].points[0].y = 201.0;
@@ -316,7 +311,7 @@ mod tests {
             .filter(|claim| claim.holds == Some(false))
             .map(|claim| claim.id)
             .collect();
-        assert_eq!(failed, ["settle-rhip-down"]);
+        assert_eq!(failed, ["step-rhip-down"]);
     }
 
     #[test]
@@ -333,12 +328,12 @@ mod tests {
             assert!(
                 curves
                     .iter()
-                    .chain(&settle_curves((Config::default(), MILLION)))
+                    .chain(&step_curves((Config::default(), MILLION)))
                     .flat_map(|curve| &curve.loads)
                     .all(|load| load.check().is_ok())
             );
         }
-        let load = &settle_curves((Config::default(), MILLION))[0].loads[0];
+        let load = &step_curves((Config::default(), MILLION))[0].loads[0];
         assert!(load.warm_up + load.duration <= crate::testbed::RealTime::LOAD_MAX);
     }
 }

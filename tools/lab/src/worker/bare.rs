@@ -31,7 +31,7 @@ pub(super) const LIMIT: u32 = 2 * POLL_MAX;
 /// Bytes of a UDP header.
 const HEADER: u16 = 8;
 
-/// What the worker's other thread tells the lab.
+/// What the worker's other thread reports to the lab.
 pub(super) struct Seen {
     tables: Tables,
     polls: AtomicU64,

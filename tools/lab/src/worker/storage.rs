@@ -25,7 +25,7 @@ pub(crate) const BLOCK: usize = 8 << 10;
 const HEADER: usize = 16;
 /// Bytes of a request or reply about metadata, about what NFS's are.
 const METADATA: usize = 128;
-/// The longest time that is told apart, ns.
+/// The histogram's longest time, ns.
 const LONGEST: u64 = 60_000_000_000;
 
 /// What to be.

@@ -1,4 +1,4 @@
-//! The worker that is a transport switch: the loop of `tidewall switch`, and, to tell what
+//! The worker that is a transport switch: the loop of `tidewall switch`, and, to measure what
 //! copies alone cost a proxy, as many of each payload as are asked for.
 
 use std::net::{IpAddr, SocketAddr};
@@ -38,7 +38,7 @@ pub struct SwitchJob {
     /// Copies of each payload that are made and thrown away.
     pub copies: u32,
     /// It sleeps whenever there is nothing to do, and does not poll first as it usually
-    /// does for an answer: the processor's idle time then tells what work costs.
+    /// does for an answer: the processor's idle time then shows what work costs.
     pub sleeps: bool,
 }
 
@@ -48,11 +48,11 @@ pub struct SwitchJob {
 pub enum SwitchModule {
     /// Each member in turn.
     RoundRobin,
-    /// Whoever has most room in its window.
+    /// The member with most room in its window.
     Speed,
     /// The node of a block, or the first member, which is the coordinator.
     BlockStorage,
-    /// Whoever has the key of a command of Redis, which a bridge has sent.
+    /// The member that has the key of a command of Redis, which a bridge has sent.
     KeyValue,
 }
 

@@ -100,7 +100,7 @@ impl Between {
                  kernel TCP at its ends"
             }
             Between::Switch(_, Manner::Sleeping) => {
-                "the same, but it does not poll before it sleeps: its processor's idle time tells \
+                "the same, but it does not poll before it sleeps: its processor's idle time shows \
                  what work costs"
             }
             Between::Switch(_, Manner::Copying) => {
@@ -160,7 +160,7 @@ pub(super) enum Manner {
 /// What came of one measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
-    /// Bytes/s of frames, at whoever takes them, or requests/s.
+    /// Bytes/s of frames that are delivered, or requests/s.
     pub(super) rate: f64,
     /// Share of the intermediary's processor that was used.
     pub(super) busy: f64,

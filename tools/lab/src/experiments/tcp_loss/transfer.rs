@@ -287,7 +287,7 @@ const JITTER_US: u64 = 1_000;
 /// How much later the second flow begins, ms.
 const LATER: u64 = 1_000;
 /// From then on until bytes are counted, ms: both are out of slow start.
-const SETTLE: u64 = 2_000;
+const SLOW_START: u64 = 2_000;
 
 /// Runs `pair`, of whom the one at `first` begins, and counts bytes for
 /// `seconds` while both run.
@@ -307,7 +307,7 @@ pub(super) fn share(
         ..path.impair(BOTTLENECK.0)
     };
     let session = Session::start(testbed, &peers, impair, Sharing::All, seed)?;
-    let end = LATER + SETTLE + seconds * 1000;
+    let end = LATER + SLOW_START + seconds * 1000;
     let flows = pair.iter().enumerate().map(|(number, peer)| {
         let after_ms = if number == first { 0 } else { LATER };
         FlowSpec {
@@ -330,7 +330,7 @@ pub(super) fn share(
     let (transfers, report) = session.end()?;
     let counted: Vec<f64> = flows
         .iter()
-        .map(|flow| between(&flow.timeline, LATER + SETTLE, end))
+        .map(|flow| between(&flow.timeline, LATER + SLOW_START, end))
         .collect();
     let [one, other] = counted[..] else {
         bail!("sharing: {} flows answered", counted.len());
