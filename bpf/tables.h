@@ -124,8 +124,8 @@ enum tw_class {
 
 /* A class's frames pass while its bucket has tokens. When it has none, a frame
  * passes if there is a token in one of its two places among tw_device.kernel_shares:
- * that of its sender and that of what it is for. So whoever empties the bucket
- * leaves others their share, and what the kernel has a socket for has a bucket
+ * that of its sender and that of what it is for. So a sender that empties the
+ * bucket leaves others their share, and what the kernel has a socket for has a bucket
  * more: looking for that costs more than all else here. Rate and burst are drawn anew, 0.5 to 1.5 of what
  * is set, and the places change, in each epoch (1.07 s). */
 struct tw_class_bucket {
@@ -386,7 +386,7 @@ struct tw_trace_record {
 	__u32 trace;                   /* trace id, from 1; the frame's metadata carries it on */
 	__u32 channel;                 /* channel id; 0: none */
 	__u32 verdict;                 /* enum xdp_action: 1 drop, 2 pass, 4 redirect */
-	__u32 cause;                   /* enum tw_counter; TW_COUNT_FRAMES when no other tells */
+	__u32 cause;                   /* enum tw_counter; TW_COUNT_FRAMES when no other applies */
 	__u32 queue;                   /* receive queue */
 	__u32 length;                  /* bytes in the frame */
 	__u32 captured;                /* bytes of it in `bytes` */

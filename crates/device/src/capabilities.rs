@@ -102,7 +102,7 @@ pub fn refusal(wanted: &[Capability]) -> (String, String) {
     )
 }
 
-/// Files that tell what else refuses.
+/// Files that show what else refuses.
 struct Surroundings {
     status: String,
     user_map: String,

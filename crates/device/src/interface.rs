@@ -7,12 +7,12 @@ use std::path::Path;
 use tidewall_sys::ethtool::{DRIVER_BYTES, GET_DRIVER, NAME_BYTES, call};
 use tidewall_sys::interface::any_socket;
 
-/// Receive queues of an interface, `None` where sysfs does not tell.
+/// Receive queues of an interface, `None` where sysfs does not show it.
 pub fn queue_count(interface: &str) -> Option<u32> {
     queues_named(interface, "rx-")
 }
 
-/// Transmit queues of an interface, `None` where sysfs does not tell.
+/// Transmit queues of an interface, `None` where sysfs does not show it.
 pub fn transmit_queue_count(interface: &str) -> Option<u32> {
     queues_named(interface, "tx-")
 }

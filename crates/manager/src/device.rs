@@ -90,7 +90,7 @@ pub struct AfXdp {
     pub program: Program,
     // Put back when the program is gone, which may keep them off.
     _features: Option<Features>,
-    /// Name of the interface's driver; empty where it does not tell.
+    /// Name of the interface's driver; empty where it does not report one.
     pub driver: String,
     /// Where the program runs.
     pub mode: XdpMode,

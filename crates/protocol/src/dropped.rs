@@ -103,7 +103,7 @@ causes! {
     TcpUnsendable = "tcp-unsendable", "Nothing, if it is rare: the device was going down. Otherwise report it.";
     /// The ICMP checksum is wrong.
     IcmpChecksum = "icmp-checksum", DAMAGED;
-    /// An ICMP message that tells a socket nothing.
+    /// An ICMP message that concerns no socket.
     IcmpIgnored = "icmp-ignored", "";
     /// An ICMP error that quotes too little, or nothing that parses.
     IcmpQuote = "icmp-quote", FORGED;

@@ -57,6 +57,6 @@ pub(crate) trait Endpoint: Send + Sync {
         None
     }
 
-    /// Ends it at once, and tells the peer.
+    /// Ends it at once, with a reset to the peer.
     fn reset(self: Arc<Self>, _core: &Core) {}
 }

@@ -156,7 +156,7 @@ impl PortReservation {
     }
 }
 
-/// Whether the kernel's part of a socket has input, as far as anybody knows. It tells
+/// Whether the kernel's part of a socket has input, as far as is known. It says
 /// of changes only, so what it reported is remembered until it says that nothing is left.
 #[derive(Debug, Default)]
 pub(crate) struct KernelInput(AtomicBool);

@@ -54,7 +54,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Tells the driver which addresses are this host's now.
+    /// Writes this host's addresses of now into the driver program's map.
     pub(crate) fn read_addresses(&self) {
         let set = crate::kernel_calls::local_addresses(&self.name)
             .and_then(|addresses| self.owner.set_locals(&addresses));

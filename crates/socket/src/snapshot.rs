@@ -38,7 +38,7 @@ pub struct StackSnapshot {
     pub microseconds: u64,
     /// Packets that the interface has received, as the kernel counts them
     /// (`ip -s link`), read after all other counters; none where there is no
-    /// interface that was taken over, or procfs does not tell.
+    /// interface that was taken over, or procfs does not show it.
     #[serde(default)]
     pub received: Option<u64>,
     /// What its device has lost since the stack started; none as for `received`.
@@ -108,7 +108,7 @@ impl DeviceLosses {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceSnapshot {
-    /// Name of its driver; empty where that does not tell.
+    /// Name of its driver; empty where that does not report one.
     pub driver: String,
     /// Where the driver program runs: [`XdpMode::name`](crate::XdpMode::name).
     pub xdp: String,

@@ -72,7 +72,7 @@ fn reason(script: &str, versions: &BTreeMap<String, (bool, String)>) -> String {
     short.replace('|', "/").replace('<', "&lt;")
 }
 
-/// What is behind a failure, as far as what the tool said tells.
+/// What is behind a failure, as far as the tool's output shows.
 fn cause(script: &str, versions: &BTreeMap<String, (bool, String)>) -> &'static str {
     let said = versions.values().find(|(passed, _)| !passed);
     let said = said.map_or("", |(_, said)| said.as_str());

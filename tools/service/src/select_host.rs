@@ -161,7 +161,7 @@ impl Watched {
                     token: token.copied().unwrap_or(0),
                     readable,
                     writable,
-                    // It cannot tell: the end is read like everything else.
+                    // It cannot know: the end is read like everything else.
                     hangup: false,
                 });
                 left = left.saturating_sub(usize::from(readable) + usize::from(writable));

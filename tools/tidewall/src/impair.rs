@@ -21,7 +21,7 @@ use crate::units::{self, count, nanoseconds};
 #[command(
     after_help = "Examples:\n  tidewall impair veth-m1 veth-m2 --loss 1% --delay 10ms --rate 100mbit\n  \
     tidewall impair veth-m1 veth-m2 --reorder 5% --reorder-by 2ms --delay 20ms --for 5m --json\n\n\
-    A round trip takes twice --delay. The report tells how late packets were and what the bridge lost \
+    A round trip takes twice --delay. The report says how late packets were and what the bridge lost \
     itself; with much of either, what was measured through it is worthless.\n\
     Exit codes: 0 it ran and lost nothing itself; 1 it lost frames itself or an interface went away; \
     2 it could not begin."

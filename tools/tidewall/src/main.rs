@@ -69,7 +69,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // A backtrace tells a user nothing; where it happened tells a maintainer enough.
+    // A backtrace is of no use to a user; where it happened is enough for a maintainer.
     std::panic::set_hook(Box::new(|info| {
         eprintln!("tidewall: internal error, please report it: {info}");
     }));

@@ -3,7 +3,7 @@
 //! Lives here: arguments, signals and what systemd wants of a service. Does not live here:
 //! what a manager does (`tidewall_manager::daemon`).
 //!
-//! Exit codes: 0 it was told to end, or gave everything back; 1 it failed; 2 it could not
+//! Exit codes: 0 a signal ended it, or it gave everything back; 1 it failed; 2 it could not
 //! begin.
 #![deny(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! What systemd tells a service by its environment, and is told by it (sd_notify(3),
-//! sd_listen_fds(3)). Without systemd nothing of it is there.
+//! What systemd passes to a service in its environment, and what the service sends it
+//! (sd_notify(3), sd_listen_fds(3)). Without systemd nothing of it is there.
 
 use std::env;
 use std::io;
@@ -40,7 +40,7 @@ pub fn watchdog() -> Option<Duration> {
     Some(Duration::from_micros(period / 2))
 }
 
-/// Tells systemd of a change, if it listens.
+/// Sends systemd a change of state, if it listens.
 pub fn notify(state: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;
@@ -49,7 +49,7 @@ pub fn notify(state: &str) {
         Some(name) => SocketAddr::from_abstract_name(name),
         None => SocketAddr::from_pathname(&path),
     };
-    // Nobody else is to be told that it could not be.
+    // There is nobody else to report a failure to.
     let _ = address.and_then(|address| {
         let socket = UnixDatagram::unbound()?;
         socket.send_to_addr(state.as_bytes(), &address)

@@ -69,8 +69,8 @@ fn ports_are_owned_by_those_who_hold_them() {
 }
 
 #[test]
-fn systemd_hands_over_a_socket_and_is_told() {
-    run("systemd_hands_over_a_socket_and_is_told");
+fn systemd_hands_over_a_socket_and_is_notified() {
+    run("systemd_hands_over_a_socket_and_is_notified");
 }
 
 struct Daemon(Child);
@@ -326,12 +326,12 @@ mod inside {
 
     #[test]
     #[ignore = "started by the test of this name"]
-    fn systemd_hands_over_a_socket_and_is_told() {
+    fn systemd_hands_over_a_socket_and_is_notified() {
         let listener = Listener::bind(&socket()).unwrap();
-        let mut told = directory().into_os_string();
-        told.push(".told");
-        let told = PathBuf::from(told);
-        let hears = UnixDatagram::bind(&told).unwrap();
+        let mut notify_path = directory().into_os_string();
+        notify_path.push(".notify");
+        let notify_path = PathBuf::from(notify_path);
+        let hears = UnixDatagram::bind(&notify_path).unwrap();
         hears
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
@@ -350,7 +350,7 @@ mod inside {
                 DAEMON,
             ])
             .args(arguments)
-            .env("NOTIFY_SOCKET", &told)
+            .env("NOTIFY_SOCKET", &notify_path)
             .env("WATCHDOG_USEC", "100000")
             .stdin(listener.as_fd().try_clone_to_owned().unwrap())
             .spawn()
@@ -368,7 +368,7 @@ mod inside {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         while hear() != "STOPPING=1" {}
         assert!(daemon.0.wait().unwrap().success());
-        std::fs::remove_file(told).unwrap();
+        std::fs::remove_file(notify_path).unwrap();
     }
 
     fn wrong_holders_are_refused() {

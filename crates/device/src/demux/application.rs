@@ -167,7 +167,7 @@ impl ApplicationTables {
             .map_or(0, |channel| channel.limit.load(Relaxed))
     }
 
-    /// Tells the driver that `frames` frames are no longer outstanding.
+    /// Counts `frames` frames as no longer outstanding, for the driver program.
     pub fn tail_add(&self, queue: u32, index: u16, frames: u32) {
         if let Some(channel) = self.channel(queue, index) {
             channel.tail.fetch_add(frames, Release);

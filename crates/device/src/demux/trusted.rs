@@ -106,8 +106,8 @@ impl TrustedTables {
         Ok(tables)
     }
 
-    /// Counts owners by address anew, and flags their ports: whoever wrote them may have
-    /// died between the two.
+    /// Counts owners by address anew, and flags their ports: the process that wrote them
+    /// may have died between the two.
     fn count_owned_addresses(&self) -> io::Result<()> {
         let mut counts: HashMap<usize, u32> = HashMap::new();
         for (protocol, _, port, _) in self.owners_by_address()? {

@@ -126,7 +126,7 @@ impl DirectDevice {
         })
     }
 
-    /// Tells the driver program the addresses of this host anew.
+    /// Writes the addresses of this host into the driver program's map anew.
     ///
     /// # Errors
     /// ENOBUFS where they are too many; what the kernel reports.

@@ -27,7 +27,7 @@ use crate::protocol::{
 /// How soon a step that failed is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// A connection of a client, numbered by whoever serves it, never twice.
+/// A connection of a client, numbered by its server, never twice.
 pub type ClientId = u64;
 
 /// What an earlier run left.

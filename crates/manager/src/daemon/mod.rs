@@ -6,7 +6,7 @@
 //! with the program pinned ([`direct`]). [`server`] is the loop around both.
 //!
 //! A process may die between any two steps, and any step may fail. So each change is
-//! ordered such that what is left can be told from what is whole: what is *made* is in the
+//! ordered such that what is left can be distinguished from what is whole: what is *made* is in the
 //! journal before it exists and marked whole after; what is *taken away* is marked
 //! incomplete first and leaves the journal last. A successor clears what is incomplete at
 //! once, and what nobody presents after [`PRESENT_WITHIN`].
@@ -45,7 +45,7 @@ pub trait Device {
     /// What the kernel reports.
     fn random(&mut self) -> io::Result<[u8; 16]>;
 
-    /// What applications are told of the device; the manager fills in what is theirs.
+    /// The device as [`Joined`] describes it to applications; the manager fills in what is theirs.
     fn describe(&self) -> Joined;
 
     /// Writes an application's entry in the journal.
@@ -68,7 +68,7 @@ pub trait Device {
     /// What the kernel reports.
     fn clear(&mut self, application: u16) -> io::Result<()>;
 
-    /// Has the driver give an application the frames of a port, whoever had them.
+    /// Has the driver give an application the frames of a port, also if another had them.
     ///
     /// # Errors
     /// ENOBUFS; what the kernel reports.

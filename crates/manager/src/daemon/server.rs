@@ -109,7 +109,7 @@ impl Server {
                 *at = Instant::now() + interval;
                 alive();
             }
-            // Whoever has hung up makes way for those who ask.
+            // A closed connection makes room for a new one.
             let ended = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
             for event in &events {
                 let (flags, data) = (event.flags, event.data);
@@ -182,7 +182,7 @@ impl Server {
             let (id, reply) =
                 self.manager
                     .handle(client, bytes, holder.as_ref(), now, &mut self.device);
-            // The descriptors that came are closed before the answer tells of them.
+            // The descriptors that came are closed before the answer reports them.
             drop(received);
             let sent = match &reply {
                 Reply::Answer(answer) => self.send(client, id, answer, &[]),

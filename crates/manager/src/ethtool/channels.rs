@@ -29,7 +29,7 @@ impl Channels {
     /// Asks the driver of `interface`.
     ///
     /// # Errors
-    /// `Unsupported` where the driver does not tell (the loopback device);
+    /// `Unsupported` where the driver does not report them (the loopback device);
     /// `NotFound` for no such interface; `InvalidInput` for what cannot be an
     /// interface name.
     pub fn read(interface: &str) -> io::Result<Channels> {
@@ -41,7 +41,7 @@ impl Channels {
         counts.command = GET_CHANNELS;
         device
             .call(&mut counts)
-            .map_err(|error| device.refused("telling its queues apart (ethtool -l)", "", &error))?;
+            .map_err(|error| device.refused("reading its queues (ethtool -l)", "", &error))?;
         Ok(Channels {
             receive_only: counts.rx,
             transmit_only: counts.tx,

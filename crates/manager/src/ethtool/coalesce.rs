@@ -139,7 +139,7 @@ impl Coalescing {
             found,
             state: Mutex::new(state),
         };
-        // Written even where nothing changes: a device that tells its values
+        // Written even where nothing changes: a device that reports its values
         // but takes none is to be known now.
         taken
             .device
@@ -287,7 +287,7 @@ fn out_of_range(error: &io::Error) -> bool {
 }
 
 /// Writes `wanted`, or the first of its halves that is accepted. Drivers do
-/// not tell their limit (1022 to 65535 µs are in use); `ceiling` remembers
+/// not report their limit (1022 to 65535 µs are in use); `ceiling` remembers
 /// what was found out.
 fn largest_accepted(
     wanted: u32,

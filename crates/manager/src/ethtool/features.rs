@@ -119,7 +119,7 @@ impl Device {
         reading.command = GET_FEATURES;
         reading.size = BLOCKS as u32;
         self.call(&mut reading)
-            .map_err(|error| self.refused("telling its features (ethtool -k)", "", &error))?;
+            .map_err(|error| self.refused("reading its features (ethtool -k)", "", &error))?;
         let blocks = reading.blocks.get(..reading.size as usize);
         Ok(blocks.unwrap_or(&reading.blocks).to_vec())
     }

@@ -134,7 +134,7 @@ impl Steering {
             return invalid(format!("{interface}: port 0 cannot be steered"));
         }
         let device = Device::open(interface)?;
-        // A driver that does not tell will refuse the queue itself.
+        // A driver that does not report will refuse the queue itself.
         if let Ok(channels) = Channels::of(&device)
             && queue >= channels.receive()
         {
@@ -231,7 +231,7 @@ fn refused(device: &Device, error: &io::Error) -> io::Error {
     }
     match device.flags() {
         // Some drivers say "not supported" for "switched off"; the flag alone
-        // does not tell whether this one could be switched on.
+        // does not report whether this one could be switched on.
         Ok(flags) if flags & FLAG_NTUPLE == 0 => {
             let interface = &device.interface;
             io::Error::new(

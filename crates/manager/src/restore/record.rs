@@ -180,7 +180,7 @@ pub fn undo(left: &Left) -> io::Result<Vec<String>> {
     Ok(undone)
 }
 
-/// Tells this network namespace from all that there have been.
+/// Distinguishes this network namespace from all that there have been.
 fn namespace() -> io::Result<u64> {
     let socket = any_socket()?;
     let mut cookie = [0; 8];

@@ -49,7 +49,7 @@ impl Connection {
     }
 
     /// True while an acknowledgment changes nothing that anybody waits for: all was sent,
-    /// there is room to write, nothing is missing, and whoever lacks a segment says
+    /// there is room to write, nothing is missing, and a side that lacks a segment says
     /// so (SACK).
     #[inline]
     #[must_use]

@@ -130,7 +130,7 @@ impl Forwarder {
     }
 
     /// The stack of each interface, in the order in which they were named: what `stat`
-    /// shows of it, [`Stack::snapshot`] tells.
+    /// shows of it, [`Stack::snapshot`] has.
     pub fn stacks(&self) -> impl Iterator<Item = &Stack> {
         self.inputs.iter().map(|input| &input.stack)
     }

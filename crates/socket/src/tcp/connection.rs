@@ -397,7 +397,7 @@ impl ConnectionInner {
         }
     }
 
-    /// Tells those who wait that the application has changed its state.
+    /// Wakes those who wait, as the application has changed its state.
     pub(crate) fn notify_state(&self, state: &mut State) {
         state.changes();
         self.wait_queue.notify(Events::STATE_CHANGED);

@@ -360,7 +360,7 @@ impl Tcp {
 }
 
 impl Tcp {
-    /// Tells the driver what its SYN cookies are made of.
+    /// Writes into the driver program's map what its SYN cookies are made of.
     pub(crate) fn set_cookie_parameters(&self, core: &Core) {
         let epoch = if core.netdev.has_kernel {
             tidewall_sys::monotonic().saturating_sub(core.now())

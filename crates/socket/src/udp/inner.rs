@@ -191,7 +191,7 @@ impl SocketInner {
         self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
-    /// Closes a half, and tells everybody.
+    /// Closes a half, and wakes all that wait.
     pub(super) fn shut(&self, how: Shutdown) {
         self.shut.fetch_or(halves(how), Ordering::SeqCst);
         self.wait_queue.notify(Events::STATE_CHANGED);

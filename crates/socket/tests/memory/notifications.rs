@@ -1,4 +1,4 @@
-//! What streams tell beside bytes, in real time.
+//! What streams report beside bytes, in real time.
 
 use std::io::{Read, Write};
 use std::time::Instant;

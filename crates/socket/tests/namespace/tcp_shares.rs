@@ -188,10 +188,10 @@ fn blast(switch: &Switch, client: SocketAddr, server: SocketAddr) {
     frame.truncate(length);
     let index = peer_index();
     let packets = in_peer(move || Packets::open(index).unwrap());
-    let lot = 100;
-    let period = Duration::from_secs(1) * lot / BLAST as u32;
+    let batch = 100;
+    let period = Duration::from_secs(1) * batch / BLAST as u32;
     switch.repeat(period, period, move || {
-        (0..lot)
+        (0..batch)
             .map(|_| u64::from(packets.send(&frame).is_ok()))
             .sum()
     });

@@ -498,7 +498,7 @@ fn run(lazy: bool, classical: bool) {
         ..Config::default()
     };
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    // Each begins with something to tell of.
+    // Each begins with something to report.
     let sequences = (
         prop::collection::vec(events(), 4),
         prop::collection::vec(operations(), 40..150),

@@ -54,7 +54,7 @@ impl Script<'_> {
         events
     }
 
-    /// What the set tells once everything has arrived.
+    /// What the set reports once everything has arrived.
     fn events(&mut self) -> Vec<Event> {
         self.of(SET)
     }

@@ -148,7 +148,11 @@ fn a_flood_is_answered_with_cookies_and_a_peer_gets_through() {
     let syns = raw.peer(1, 1, Flags::ACK, &[]);
     assert_eq!(syns.len(), 2);
     let opened = raw.answer(&syns);
-    assert_eq!(raw.acks(&opened), [1], "the window is told: {opened:?}");
+    assert_eq!(
+        raw.acks(&opened),
+        [1],
+        "the window is announced: {opened:?}"
+    );
     let given = raw.peer(1, 1, Flags::ACK, &data(b"through"));
     assert_eq!(raw.to_member(0, &given).len(), 1);
     // The half-open ones end by themselves.

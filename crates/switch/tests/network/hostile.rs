@@ -139,7 +139,7 @@ fn a_member_that_withholds_acknowledgments_fills_the_ring_and_no_more() {
         counters.dropped_ring_full + counters.dropped_window >= 180,
         "{counters:?}"
     );
-    // One acknowledges: the peer is told up to the other's first frame.
+    // One acknowledges: the peer gets an ACK up to the other's first frame.
     let one = raw.member(0, 1, 1 + 10 * frame.len() as u32, Flags::ACK, &[]);
     assert_eq!(raw.acks(&one), [1 + frame.len() as u32]);
     let other = raw.member(1, 1, 1 + 10 * frame.len() as u32, Flags::ACK, &[]);
@@ -399,14 +399,14 @@ fn kernels_are_not_offered_a_part_of_a_frame() {
         raw.window = super::raw::WINDOW - 850 * count;
         assert_eq!(raw.window, 450);
         let all = 1 + 850 * u32::from(count);
-        let told = raw.member(0, 1, all, Flags::ACK, &[]);
+        let emitted = raw.member(0, 1, all, Flags::ACK, &[]);
         let window =
-            |told: &[tidewall_switch::Emission]| told.last().map(|last| last.header.window);
-        assert_eq!(window(&told), Some(if kernel_ends { 0 } else { 450 }));
-        // With room for frames again it is told, and asked it says so, too.
+            |emitted: &[tidewall_switch::Emission]| emitted.last().map(|last| last.header.window);
+        assert_eq!(window(&emitted), Some(if kernel_ends { 0 } else { 450 }));
+        // With room for frames again it is announced, and repeated on request.
         raw.window = 5000;
-        let told = raw.member(0, 1, all, Flags::ACK, &[]);
-        assert_eq!(window(&told), Some(5000));
-        assert_eq!(raw.acks(&told), [all]);
+        let emitted = raw.member(0, 1, all, Flags::ACK, &[]);
+        assert_eq!(window(&emitted), Some(5000));
+        assert_eq!(raw.acks(&emitted), [all]);
     }
 }

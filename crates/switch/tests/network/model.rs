@@ -61,7 +61,7 @@ pub struct Model {
     sent: HashMap<FourTuple, Sent>,
     /// What members have acknowledged.
     acked: HashMap<FourTuple, u32>,
-    /// Frames that the peer has not been told to be acknowledged.
+    /// Frames whose acknowledgment has not been sent to the peer.
     given: BTreeMap<u32, Given>,
     /// Places where null frames are to come instead.
     former: Vec<Given>,
@@ -136,7 +136,7 @@ impl Model {
         sent.check(header.sequence, bytes, flow);
         self.null_frames += u64::from(matches!(emission.payload, Payload::Null(_)));
         if to_peer {
-            self.told_to_peer(header.acknowledgment);
+            self.acknowledge_to_peer(header.acknowledgment);
         } else if let (Payload::Received(range), Some(packet)) = (&emission.payload, answered) {
             for frame in Frames::new(bytes) {
                 let frame = frame.expect("whole");
@@ -180,10 +180,10 @@ impl Model {
     }
 
     /// No acknowledgment above what each frame's member has acknowledged.
-    fn told_to_peer(&mut self, ack: u32) {
-        let told = ack.wrapping_sub(self.peer_initial);
+    fn acknowledge_to_peer(&mut self, ack: u32) {
+        let acknowledged = ack.wrapping_sub(self.peer_initial);
         while let Some(first) = self.given.first_entry()
-            && *first.key() < told
+            && *first.key() < acknowledged
         {
             let (csn, given) = first.remove_entry();
             assert!(
@@ -192,7 +192,7 @@ impl Model {
                 given.member
             );
         }
-        let orphan = self.orphans.first().filter(|&&csn| csn < told);
+        let orphan = self.orphans.first().filter(|&&csn| csn < acknowledged);
         assert_eq!(
             orphan, None,
             "acknowledged to the peer, and to nobody given"

@@ -1,4 +1,4 @@
-//! What drivers tell of themselves through the kernel's netdev family of
+//! What drivers report of themselves through the kernel's netdev family of
 //! generic netlink (Documentation/netlink/specs/netdev.yaml): whether they run
 //! XDP programs, what their zero-copy mode does on transmission, and the NAPI
 //! of each receive queue.
@@ -89,7 +89,7 @@ impl Netdev {
     /// XDP features of an interface: `XDP_…` of this module.
     ///
     /// # Errors
-    /// NotFound for a kernel that does not tell, and what it reports.
+    /// NotFound for a kernel that has no such command, and what it reports.
     pub fn xdp_features(&mut self, interface: u32) -> io::Result<u64> {
         self.features(interface, DEVICE_XDP_FEATURES)
     }
@@ -123,7 +123,7 @@ impl Netdev {
         Ok(ids.collect())
     }
 
-    /// Receive queues of an interface, as far as its driver tells of them.
+    /// Receive queues of an interface, as far as its driver reports them.
     ///
     /// # Errors
     /// What the kernel reports; EOPNOTSUPP before 6.8.

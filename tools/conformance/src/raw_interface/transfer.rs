@@ -86,7 +86,7 @@ pub(super) extern "C" fn recvfrom<'a, 'b>(
     from_length: Option<&mut Count<'b, socklen_t>>,
 ) -> ssize_t {
     if let Some(from_length) = from_length {
-        // A stream tells no address.
+        // A stream gives no address.
         let _ = from.put(from_length, &[]);
     }
     recv(machine, fd, place, length, flags)

@@ -293,7 +293,7 @@ impl Calls {
             move |_, reported| {
                 let compared = !sets && argument != Expression::Ellipsis;
                 if compared && integer(&argument)? != i64::from(reported) {
-                    return Err(format!("ioctl tells [{reported}], expected {argument}"));
+                    return Err(format!("ioctl returns [{reported}], expected {argument}"));
                 }
                 Ok(Returned::Value(0))
             },

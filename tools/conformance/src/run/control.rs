@@ -1,4 +1,4 @@
-//! What `recvmsg` tells beside bytes: flags and control messages.
+//! What `recvmsg` returns beside bytes: flags and control messages.
 
 use core::time::Duration;
 

@@ -192,7 +192,7 @@ pub(super) fn icmp_error(
     length: u16,
 ) -> Result<Vec<u8>, String> {
     let segment = header(local, remote, quoted);
-    // Enough of the datagram to be believed; its length field tells the rest.
+    // Enough of the datagram to be believed; its length field says the rest.
     let payload = vec![0; usize::from(length)];
     let whole = [&segment[..], &payload].concat();
     let mut quote = datagram(

@@ -71,7 +71,7 @@ impl Flow {
         let syn = tcp.flags.bits & SYN != 0;
         let mut live = tcp.clone();
         if syn && tcp.flags.bits & ACK != 0 {
-            // The peer's answer to our SYN tells its number.
+            // The peer's answer to our SYN has its number.
             self.remote_isn = Isn {
                 script: tcp.sequence,
                 live: tcp.sequence.wrapping_add(REMOTE_OFFSET),

@@ -137,7 +137,7 @@ fn results_of_calls_are_compared() {
         ),
         (
             "+0 ioctl(4, SIOCINQ, [7]) = 0",
-            "ioctl tells [0], expected [7]",
+            "ioctl returns [0], expected [7]",
         ),
         ("+0 frobnicate(4) = 0", "there is no call frobnicate"),
         (

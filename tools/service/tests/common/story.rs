@@ -31,7 +31,7 @@ pub struct Stage {
     pub cold: usize,
 }
 
-/// Tells it, with a web server on `origin`, a proxy on `host`, and clients that
+/// Runs it, with a web server on `origin`, a proxy on `host`, and clients that
 /// `connect`.
 pub fn among_idle_clients<O: StreamHost, H: StreamHost, C: Client>(
     stage: Stage,
@@ -65,13 +65,13 @@ pub fn among_idle_clients<O: StreamHost, H: StreamHost, C: Client>(
     running(1, within, serve, |web| {
         let spec = proxy::Spec::new(0, Some(web.address));
         proxying_at(stage.proxy, host, &spec, |proxy| {
-            tell(stage, proxy, || connect(proxy.address));
+            run_stage(stage, proxy, || connect(proxy.address));
         });
     });
     let _ = fs::remove_dir_all(root);
 }
 
-fn tell<C: Client>(stage: Stage, proxy: &Running<'_>, connect: impl Fn() -> C) {
+fn run_stage<C: Client>(stage: Stage, proxy: &Running<'_>, connect: impl Fn() -> C) {
     let small = |stream: &mut C| {
         let got = get(stream, "/a.txt", "");
         assert_eq!((got.status, got.body), (200, text(1259)));

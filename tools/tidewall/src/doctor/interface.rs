@@ -233,7 +233,7 @@ fn native(
 
 /// Mode, queues and checksums: of the live stack, or what one would have.
 /// `zero_copy`: what the driver's zero-copy mode does on transmission, where it
-/// has one; `features`: its XDP features, where the kernel tells.
+/// has one; `features`: its XDP features, where the kernel reports them.
 fn device(
     name: &str,
     driver: Option<&str>,

@@ -8,7 +8,7 @@ use tidewall_sys::netlink::Queue;
 
 use super::{Finding, line_of};
 
-/// What only sysfs tells: number of queues, interrupt deferral, threaded polling.
+/// What only sysfs shows: number of queues, interrupt deferral, threaded polling.
 pub fn sysfs(name: &str, index: u32, kind: &str, owner: Option<&StackSnapshot>) -> Vec<Finding> {
     let read = |file: &str| line_of(&format!("/sys/class/net/{name}/{file}"));
     let number = |file: &str| read(file).and_then(|value| value.parse::<u64>().ok());
@@ -135,7 +135,7 @@ pub fn napi(name: &str, kind: &str, queues: Option<&[Queue]>) -> Finding {
         .collect();
     let helper = "helper sockets learn them from the first datagrams of each queue";
     match queues {
-        None => Finding::ok(CHECK, format!("this kernel does not tell; {helper}")),
+        None => Finding::ok(CHECK, format!("this kernel does not show it; {helper}")),
         Some(_) if known.is_empty() && kind == "veth" => {
             Finding::ok(CHECK, format!("veth registers none; {helper}"))
         }

@@ -234,7 +234,7 @@ fn network(
 
 fn udp_detail(source: IpAddr, destination: IpAddr, payload: &[u8], complete: bool) -> String {
     let Ok(packet) = udp::Packet::new(payload) else {
-        // The length is all that a cut capture tells.
+        // The length is all that a cut capture has.
         return match payload {
             [_, _, _, _, high, low, ..] => {
                 let length = u16::from_be_bytes([*high, *low]);

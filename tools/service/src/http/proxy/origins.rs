@@ -41,7 +41,7 @@ impl<S: Stream> Upstream<S> {
             if !self.link.may_write {
                 return Went::Nowhere;
             }
-            // Whether it is there or has failed, the first write tells.
+            // Whether it is there or has failed, the first write shows.
             session.connected(shared.clock.now());
         }
         let mut went = Went::Nowhere;
