@@ -41,17 +41,18 @@ GLOBAL int metadata_in_frame(struct xdp_md *ctx, struct tw_queue *queue)
 	return 1;
 }
 
-/* Of an owned frame that no AF_XDP socket takes, as on a queue that was added
- * later: the kernel's socket that holds the port gets datagrams and SYNs. Any
- * other segment may be of a connection that is not the kernel's, which would
- * reset it. */
-GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 place, __u32 in_frame)
+/* Of an owned frame that no AF_XDP socket takes. On a queue that was added later
+ * the kernel's socket that holds the port gets datagrams and SYNs; any other
+ * segment may be of a connection that is not the kernel's, which would reset it.
+ * That is what peers of a process that has ended are to hear. */
+GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 place, __u32 in_frame, __u32 owner)
 {
 	__u8 flags;
 	if (!queue || (in_frame && bpf_xdp_adjust_head(ctx, sizeof(struct tw_metadata))))
 		return XDP_DROP;
 	if (PLACE_PROTOCOL(place) == TCP &&
-	    (bpf_xdp_load_bytes(ctx, PLACE_TRANSPORT(place) + 13, &flags, 1) || (flags & (TCP_SYN | TCP_ACK)) != TCP_SYN))
+	    (bpf_xdp_load_bytes(ctx, PLACE_TRANSPORT(place) + 13, &flags, 1) || (flags & (TCP_SYN | TCP_ACK)) != TCP_SYN) &&
+	    !is_gone(owner, ctx->rx_queue_index))
 		return XDP_DROP;
 	return datagram_to_kernel(ctx, queue, place);
 }
@@ -76,6 +77,26 @@ GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 plac
 		*cause = counter;                                                      \
 		return datagram_to_kernel(ctx, queue, HERE);                           \
 	} while (0)
+
+#define WITHOUT_SOCKET(in_frame)                                               \
+	do {                                                                       \
+		count(queue, TW_COUNT_NO_SOCKET);                                      \
+		*cause = TW_COUNT_NO_SOCKET;                                           \
+		return without_socket(ctx, queue, HERE, in_frame, owner);              \
+	} while (0)
+
+/* Drops a frame of a living application; of one that is gone the kernel is to
+ * answer it. */
+#define DROP_OWNED(counter)                                                    \
+	do {                                                                       \
+		if (unlikely(is_gone(owner, index)))                                   \
+			WITHOUT_SOCKET(0);                                                 \
+		DROP(counter);                                                         \
+	} while (0)
+
+/* Of the datagrams that a full channel drops, so many are dropped without asking
+ * whether the application is gone: a blast of one that lives pays for the rest. */
+#define DROPPED_UNASKED 15
 
 /* By value: each function would have to test a pointer. */
 #define KEY control->hash_key.words[0], control->hash_key.words[1]
@@ -244,7 +265,11 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		} else {
 			struct tw_listener *entry = &application->listeners[listener];
 			channel = version == 4 ? READ_ONCE(entry->channel[0]) : READ_ONCE(entry->channel[1]);
-			if (unlikely(READ_ONCE(entry->flags))) {
+			__u32 flags = READ_ONCE(entry->flags);
+			if (unlikely(flags)) {
+				/* Nobody would take the connection that a cookie makes. */
+				if (unlikely(flags & TW_LISTEN_COOKIES) && is_gone(owner, index))
+					WITHOUT_SOCKET(0);
 				__u64 found = flow_channel(ctx, application, KEY, HERE);
 				if (found & COOKIE_VALID)
 					count(queue, TW_COUNT_COOKIE_VALID);
@@ -258,7 +283,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 					return XDP_TX;
 				}
 				if (found & IGNORED)
-					DROP(TW_COUNT_NO_CONNECTION);
+					DROP_OWNED(TW_COUNT_NO_CONNECTION);
 				if (found & REFUSED)
 					KERNEL(TW_COUNT_NO_CONNECTION, TW_CLASS_NO_CONNECTION, HERE);
 				channel = found;
@@ -271,10 +296,10 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		__u32 number = channel & 0xffff;
 		if (unlikely(number >= TW_CHANNELS)) {
 			if (!(number & TW_OVER_SHARE))
-				DROP(TW_COUNT_CHANNEL_CLOSED);
+				DROP_OWNED(TW_COUNT_CHANNEL_CLOSED);
 			*traced_channel = channel & ~TW_OVER_SHARE;
 			application->heads[index][number & (TW_CHANNELS - 1)].dropped++;
-			DROP(TW_COUNT_OVER_SHARE);
+			DROP_OWNED(TW_COUNT_OVER_SHARE);
 		}
 		struct tw_channel_application *bounds = &application->channels[index][number];
 		head = &application->heads[index][number];
@@ -284,13 +309,15 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 			__u32 place = owner * TW_QUEUES + index;
 			if (bpf_map_lookup_elem(&sockets, &place))
 				DROP(TW_COUNT_CHANNEL_CLOSED);
-			count(queue, TW_COUNT_NO_SOCKET);
-			*cause = TW_COUNT_NO_SOCKET;
-			return without_socket(ctx, queue, HERE, 0);
+			WITHOUT_SOCKET(0);
 		}
 		__u32 admitted = head->head;
 		if (admitted - READ_ONCE(bounds->tail) >= limit) {
-			head->dropped++;
+			if ((!(++head->dropped & DROPPED_UNASKED) || protocol == TCP) && is_gone(owner, index)) {
+				/* What was on its way went with its socket. */
+				WRITE_ONCE(head->head, READ_ONCE(bounds->tail));
+				WITHOUT_SOCKET(0);
+			}
 			DROP(TW_COUNT_CHANNEL_FULL);
 		}
 		credit = admitted + 1;
@@ -327,11 +354,8 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		socket += TW_WAITING_SOCKETS;
 		application->waiting[index].head++;
 	}
-	if (bpf_redirect_map(&sockets, socket, XDP_DROP) != XDP_REDIRECT) {
-		count(queue, TW_COUNT_NO_SOCKET);
-		*cause = TW_COUNT_NO_SOCKET;
-		return without_socket(ctx, queue, HERE, queue->metadata_in_frame);
-	}
+	if (bpf_redirect_map(&sockets, socket, XDP_DROP) != XDP_REDIRECT)
+		WITHOUT_SOCKET(queue->metadata_in_frame);
 	if (head) {
 		WRITE_ONCE(head->head, credit);
 		count(queue, TW_COUNT_CHANNEL);

@@ -79,6 +79,18 @@ GLOBAL __u32 quoted_owner(struct xdp_md *ctx, struct tw_device *device, __u64 pl
 	return device && quoted_ends(ctx, &ends, place) ? find_owner(device, &ends) : NO_OWNER;
 }
 
+/* True of an application without any AF_XDP socket: its process has ended, and its
+ * manager has not cleared it away yet. Of a living one the first look-up says so. */
+GLOBAL int is_gone(__u32 owner, __u32 queue)
+{
+	for (__u32 i = 0; i < TW_QUEUES; i++) {
+		__u32 place = owner * TW_QUEUES + ((queue + i) & (TW_QUEUES - 1));
+		if (bpf_map_lookup_elem(&sockets, &place))
+			return 0;
+	}
+	return 1;
+}
+
 INLINE int fragment_key(struct xdp_md *ctx, struct tw_fragment_key *key, __u64 place, __u32 fragment)
 {
 	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;

@@ -168,7 +168,8 @@ enum tw_counter {
 	 * -> Nothing, if sockets come and go. If it grows without that, report it. */
 	TW_COUNT_CHANNEL_CLOSED,
 	/* A frame for an owned port, on a device queue that the stack has not taken. Datagrams and
-	 * SYNs go to the kernel's socket, unprotected; segments of connections are dropped. (lost)
+	 * SYNs go to the kernel's socket, unprotected; segments of connections are dropped. Or all
+	 * queues are without the stack, whose process has ended: then the kernel answers. (lost)
 	 * -> Queues were added after the stack began: restart the service, or take them away
 	 * again: ethtool -L IF combined N. */
 	TW_COUNT_NO_SOCKET,

@@ -42,6 +42,11 @@ impl Capability {
     pub fn name(self) -> &'static str {
         self.name
     }
+
+    /// Its number, as linux/capability.h has it.
+    pub fn number(self) -> u32 {
+        self.number
+    }
 }
 
 /// Capabilities of a process.

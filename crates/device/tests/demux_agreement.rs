@@ -466,54 +466,6 @@ fn agree_on_mutations() {
     assert!(inputs >= 10_000, "only {inputs} inputs in four seconds");
 }
 
-#[test]
-fn without_a_socket_the_channel_is_not_charged() {
-    let name = "without_a_socket_the_channel_is_not_charged";
-    let Some(mut pair) = Pair::new(name) else {
-        return;
-    };
-    let sample = corpus()
-        .into_iter()
-        .find(|sample| sample.name == "v4-udp-any")
-        .unwrap();
-    // A closed socket leaves the map by itself.
-    let Pair {
-        program,
-        _socket: socket,
-        ..
-    } = &mut pair;
-    drop(std::mem::replace(socket, af_xdp().unwrap()));
-    let deadline = Instant::now() + Duration::from_secs(2);
-    let result = loop {
-        let result = program.test_run(&sample.bytes).unwrap();
-        if result.action != REDIRECT || Instant::now() > deadline {
-            break result;
-        }
-        std::thread::yield_now();
-    };
-    // The kernel's socket that holds the port gets datagrams and SYNs; what may
-    // be of a connection here would be reset there.
-    assert_eq!(result.action, PASS);
-    assert_eq!(result.frame, sample.bytes);
-    let tables = program.tables();
-    assert_eq!(tables.trusted.counter(0, Counter::NoSocket), 1);
-    for (name, action) in [("v4-strict-syn", PASS), ("v4-strict-flow-ack", DROP)] {
-        let sample = corpus().into_iter().find(|sample| sample.name == name);
-        let result = program.test_run(&sample.unwrap().bytes).unwrap();
-        assert_eq!(result.action, action, "{name}");
-    }
-    assert_eq!(tables.trusted.counter(0, Counter::NoSocket), 3);
-    // Nor is a channel open on a queue that came later.
-    tables.embedded.set_limit(0, 1, 0);
-    assert_eq!(program.test_run(&sample.bytes).unwrap().action, PASS);
-    assert_eq!(tables.trusted.counter(0, Counter::NoSocket), 4);
-    assert_eq!(tables.trusted.counter(0, Counter::ChannelClosed), 0);
-    assert_eq!(
-        u64::from(tables.embedded.head(0, 1)),
-        tables.trusted.counter(0, Counter::Channel)
-    );
-}
-
 /// A TCP segment from the peer of an answer: what a client sends next.
 fn next_from_client(answer: &[u8], sequence: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = answer.to_vec();
