@@ -1,16 +1,18 @@
 //! A connection between a manager and an application: messages with descriptors.
 
+use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, chmod};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    connect, getsockname, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 use tidewall_device::forked::Unshared;
 use tidewall_sys::option_bytes;
@@ -192,6 +194,13 @@ impl Listener {
         }
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Listener { socket })
+    }
+
+    /// Where it listens; `None` for a name that is no path.
+    pub fn path(&self) -> Option<PathBuf> {
+        let name = SocketAddrUnix::try_from(getsockname(&self.socket).ok()?).ok()?;
+        let path = name.path_bytes()?;
+        Some(OsStr::from_bytes(path).into())
     }
 
     /// The next connection, whose end here does not block; `None` when there is none.

@@ -1,16 +1,18 @@
 //! `tidewalld`: the manager of a device, as a daemon (docs/manager.md).
 //!
-//! Lives here: arguments, signals and what systemd wants of a service. Does not live here:
+//! Lives here: arguments, signals, privileges and what systemd wants of a service. Does not live here:
 //! what a manager does (`tidewall_manager::daemon`).
 //!
 //! Exit codes: 0 a signal ended it, or it gave everything back; 1 it failed; 2 it could not
 //! begin.
 #![deny(unsafe_code)]
 
+mod privileges;
 #[allow(unsafe_code)]
 mod raw;
 mod systemd;
 
+use std::fmt::Display;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -22,6 +24,7 @@ use tidewall_manager::XdpMode;
 use tidewall_manager::connection::Listener;
 use tidewall_manager::daemon::Limits;
 use tidewall_manager::daemon::direct::DirectDevice;
+use tidewall_manager::daemon::log::{Level, Log};
 use tidewall_manager::daemon::server::Server;
 use tidewall_manager::pinned::PinDirectory;
 
@@ -60,14 +63,17 @@ fn main() -> ExitCode {
         .pins
         .clone()
         .unwrap_or_else(|| PathBuf::from("/sys/fs/bpf/tidewall").join(&arguments.interface));
-    let ended = match arguments.remove {
+    let mut log = Log::default();
+    // What systemd has passed comes before anything that is opened here.
+    let passed = systemd::listener();
+    let ended = privileges::reduce().and_then(|()| match arguments.remove {
         true => remove(&arguments, &pins),
-        false => start(&arguments, &pins).map(|mut server| serve(&mut server)),
-    };
+        false => start(&arguments, &pins, passed?, &mut log).map(|mut server| serve(&mut server)),
+    });
     match ended {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("tidewalld: {error}");
+            log.write(Level::Error, "cannot-begin", &[("error", &error)]);
             ExitCode::from(2)
         }
     }
@@ -86,8 +92,12 @@ fn remove(arguments: &Arguments, pins: &Path) -> io::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn start(arguments: &Arguments, pins: &Path) -> io::Result<Server> {
-    let passed = systemd::listener()?;
+fn start(
+    arguments: &Arguments,
+    pins: &Path,
+    passed: Option<systemd::Passed>,
+    log: &mut Log,
+) -> io::Result<Server> {
     // Before the socket: who has the directory has that, too.
     let directory = PinDirectory::take(pins)?;
     let device = DirectDevice::open(directory, &arguments.interface, arguments.xdp)?;
@@ -96,23 +106,38 @@ fn start(arguments: &Arguments, pins: &Path) -> io::Result<Server> {
     } else {
         "attached"
     };
-    eprintln!(
-        "tidewalld: {}: driver program {how} ({})",
-        arguments.interface,
-        device.mode().name()
-    );
-    let listener = match passed {
-        Some(socket) => Listener::adopt(socket)?,
-        None => Listener::bind(&socket_path(arguments)?)?,
-    };
+    let values: [(&str, &dyn Display); 3] = [
+        ("interface", &arguments.interface),
+        ("program", &how),
+        ("mode", &device.mode().name()),
+    ];
+    log.write(Level::Info, "began", &values);
+    let listener = listener(&socket_path(arguments)?, passed)?;
     let mut limits = Limits::default();
     limits.trusted = arguments.trust.clone();
-    Server::new(limits, device, listener)
+    Server::new(limits, device, listener, std::mem::take(log))
+}
+
+/// A socket of a unit's comes before the path. One that an earlier run has stored is of
+/// that run's path, and the same is wanted mostly.
+fn listener(path: &Path, passed: Option<systemd::Passed>) -> io::Result<Listener> {
+    if let Some(passed) = passed {
+        let listener = Listener::adopt(passed.socket)?;
+        if !passed.stored || listener.path().as_deref() == Some(path) {
+            return Ok(listener);
+        }
+        systemd::forget();
+    }
+    let listener = Listener::bind(path)?;
+    // So that who connects while no daemon runs waits for the next one.
+    systemd::store(&listener);
+    Ok(listener)
 }
 
 fn socket_path(arguments: &Arguments) -> io::Result<PathBuf> {
     if let Some(path) = &arguments.socket {
-        return Ok(path.clone());
+        // As a socket's name is compared, whatever directory a daemon begins in.
+        return std::path::absolute(path);
     }
     let directory = PathBuf::from("/run/tidewall");
     std::fs::create_dir_all(&directory)?;
@@ -127,12 +152,10 @@ fn serve(server: &mut Server) -> ExitCode {
         })
     });
     systemd::notify("STOPPING=1");
+    server.log_end(&ended);
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tidewalld: {error}");
-            ExitCode::FAILURE
-        }
+        Err(_) => ExitCode::FAILURE,
     }
 }
 

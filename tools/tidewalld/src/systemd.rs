@@ -2,19 +2,37 @@
 //! (sd_notify(3), sd_listen_fds(3)). Without systemd nothing of it is there.
 
 use std::env;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
+use rustix::net::{
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr,
+};
+
 use crate::raw;
+
+/// How systemd calls the listening socket that it keeps for this service.
+const STORED: &str = "tidewalld";
+
+/// A listening socket that systemd has passed.
+#[derive(Debug)]
+pub struct Passed {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// Whether an earlier run of this service had it kept ([`store`]); else a socket unit
+    /// has opened it.
+    pub stored: bool,
+}
 
 /// The socket that was opened for this process, if one was. To be asked first of all.
 ///
 /// # Errors
 /// InvalidInput for more than one; EBADF where the environment is wrong.
-pub fn listener() -> io::Result<Option<OwnedFd>> {
+pub fn listener() -> io::Result<Option<Passed>> {
     let number = |name: &str| {
         env::var(name)
             .ok()
@@ -24,7 +42,11 @@ pub fn listener() -> io::Result<Option<OwnedFd>> {
         return Ok(None);
     }
     match number("LISTEN_FDS") {
-        Some(1) => raw::passed().map(Some),
+        Some(1) => {
+            let stored = env::var("LISTEN_FDNAMES").is_ok_and(|name| name == STORED);
+            let socket = raw::passed()?;
+            Ok(Some(Passed { socket, stored }))
+        }
         None | Some(0) => Ok(None),
         Some(_) => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -42,16 +64,39 @@ pub fn watchdog() -> Option<Duration> {
 
 /// Sends systemd a change of state, if it listens.
 pub fn notify(state: &str) {
+    send(state, None);
+}
+
+/// Has systemd keep a listening socket for the next run (FileDescriptorStoreMax=).
+pub fn store(socket: &impl AsFd) {
+    send(&format!("FDSTORE=1\nFDNAME={STORED}"), Some(socket.as_fd()));
+}
+
+/// Has it keep that no longer.
+pub fn forget() {
+    notify(&format!("FDSTOREREMOVE=1\nFDNAME={STORED}"));
+}
+
+/// There is nobody else to report a failure to.
+fn send(state: &str, descriptor: Option<BorrowedFd<'_>>) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;
     };
-    let address = match path.to_str().and_then(|path| path.strip_prefix('@')) {
-        Some(name) => SocketAddr::from_abstract_name(name),
-        None => SocketAddr::from_pathname(&path),
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name),
+        None => SocketAddrUnix::new(&*path),
     };
-    // There is nobody else to report a failure to.
-    let _ = address.and_then(|address| {
-        let socket = UnixDatagram::unbound()?;
-        socket.send_to_addr(state.as_bytes(), &address)
-    });
+    let socket = UnixDatagram::unbound();
+    let (Ok(address), Ok(socket)) = (address, socket) else {
+        return;
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = descriptor.as_slice();
+    if !descriptors.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let bytes = [IoSlice::new(state.as_bytes())];
+    let flags = SendFlags::NOSIGNAL;
+    let _ = sendmsg_addr(&socket, &address, &bytes, &mut ancillary, flags);
 }

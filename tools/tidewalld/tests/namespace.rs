@@ -1,16 +1,20 @@
 //! The daemon on a veth in a network namespace of its own, with a bpffs of its own, and
 //! raw clients of it.
 
-use std::io::{self, BufRead, BufReader, ErrorKind};
+use std::io::{self, BufRead, BufReader, ErrorKind, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+    bind, recvmsg, socket_with, sockopt,
+};
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 use tidewall_device::demux::layout::{Counter, Protocol};
@@ -73,6 +77,18 @@ fn systemd_hands_over_a_socket_and_is_notified() {
     run("systemd_hands_over_a_socket_and_is_notified");
 }
 
+#[test]
+fn a_stored_socket_is_taken_up_again() {
+    run("a_stored_socket_is_taken_up_again");
+}
+
+#[test]
+fn only_four_capabilities_are_kept() {
+    if tidewall_skip::has_programs("only_four_capabilities_are_kept", &["setpriv"]) {
+        run("only_four_capabilities_are_kept");
+    }
+}
+
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -108,9 +124,75 @@ fn command() -> Command {
     command
 }
 
+/// A daemon to which systemd passes a socket, with a path of its own.
+fn passed(listener: &impl AsFd, path: &Path) -> Command {
+    let own = command();
+    let arguments = own.get_args().map(|argument| match argument == socket() {
+        true => path.as_os_str(),
+        false => argument,
+    });
+    let mut command = Command::new("sh");
+    command
+        .args([
+            "-c",
+            "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0",
+            DAEMON,
+        ])
+        .args(arguments)
+        .stdin(listener.as_fd().try_clone_to_owned().unwrap());
+    command
+}
+
+/// Where a daemon notifies systemd.
+struct Notified {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+fn notified() -> Notified {
+    let mut path = directory().into_os_string();
+    path.push(".notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    let time = Some(Duration::from_secs(20));
+    socket.set_read_timeout(time).unwrap();
+    Notified {
+        socket,
+        path: path.into(),
+    }
+}
+
+impl Notified {
+    /// The next state, and what goes beside it.
+    fn hear(&self) -> (String, Vec<OwnedFd>) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0; 64];
+        let mut slice = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let length = recvmsg(&self.socket, &mut slice, &mut ancillary, flags).unwrap();
+        let rights = ancillary.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => rights.collect(),
+            _ => Vec::new(),
+        });
+        let rights = rights.collect();
+        let state = String::from_utf8_lossy(&bytes[..length.bytes]).into_owned();
+        (state, rights)
+    }
+}
+
+impl Drop for Notified {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
 /// A daemon that has begun, and how.
 fn start() -> (Daemon, String) {
-    let mut child = command().stderr(Stdio::piped()).spawn().unwrap();
+    start_with(&mut command())
+}
+
+fn start_with(command: &mut Command) -> (Daemon, String) {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
     let mut reader = BufReader::new(child.stderr.take().unwrap());
     reader.read_line(&mut said).unwrap();
@@ -197,7 +279,7 @@ mod inside {
     fn a_daemon_is_killed_and_another_takes_over() {
         let reserved = std::fs::read_to_string(RESERVED).unwrap();
         let (mut daemon, said) = start();
-        assert!(said.contains("attached (native)"), "{said}");
+        assert!(said.contains("program=attached mode=native"), "{said}");
         let refused = command().output().unwrap();
         let text = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert_eq!(refused.status.code(), Some(2), "{text}");
@@ -236,7 +318,7 @@ mod inside {
         drop(socket_of_other);
 
         let (daemon, said) = start();
-        assert!(said.contains("taken over"), "{said}");
+        assert!(said.contains("program=\"taken over\""), "{said}");
         assert_eq!(owned(), both, "awaited");
         let counters = one.counters().unwrap();
         assert_eq!((counters.presented, counters.ports), (1, 2));
@@ -328,39 +410,15 @@ mod inside {
     #[ignore = "started by the test of this name"]
     fn systemd_hands_over_a_socket_and_is_notified() {
         let listener = Listener::bind(&socket()).unwrap();
-        let mut notify_path = directory().into_os_string();
-        notify_path.push(".notify");
-        let notify_path = PathBuf::from(notify_path);
-        let hears = UnixDatagram::bind(&notify_path).unwrap();
-        hears
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .unwrap();
+        let notified = notified();
         // A path that the daemon must not need.
-        let daemon = command();
-        let arguments = daemon
-            .get_args()
-            .map(|argument| match argument == socket() {
-                true => "/nowhere/at/all".as_ref(),
-                false => argument,
-            });
-        let child = Command::new("sh")
-            .args([
-                "-c",
-                "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0",
-                DAEMON,
-            ])
-            .args(arguments)
-            .env("NOTIFY_SOCKET", &notify_path)
+        let child = passed(&listener, Path::new("/nowhere/at/all"))
+            .env("NOTIFY_SOCKET", &notified.path)
             .env("WATCHDOG_USEC", "100000")
-            .stdin(listener.as_fd().try_clone_to_owned().unwrap())
             .spawn()
             .unwrap();
         let mut daemon = Daemon(child);
-        let hear = || {
-            let mut text = [0; 64];
-            let length = hears.recv(&mut text).unwrap();
-            String::from_utf8_lossy(&text[..length]).into_owned()
-        };
+        let hear = || notified.hear().0;
         assert_eq!(hear(), "READY=1");
         assert_eq!(hear(), "WATCHDOG=1");
         assert_eq!(client().counters().unwrap().applications, 1);
@@ -368,7 +426,90 @@ mod inside {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         while hear() != "STOPPING=1" {}
         assert!(daemon.0.wait().unwrap().success());
-        std::fs::remove_file(notify_path).unwrap();
+    }
+
+    /// A field of /proc/PID/status.
+    fn status(process: u32, field: &str) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let of = |line: &str| {
+            Some(
+                line.strip_prefix(field)?
+                    .strip_prefix(':')?
+                    .trim()
+                    .to_owned(),
+            )
+        };
+        status.lines().find_map(of).unwrap()
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn only_four_capabilities_are_kept() {
+        // CAP_NET_ADMIN, CAP_NET_RAW, CAP_PERFMON, CAP_BPF.
+        let kept = [12, 13, 38, 39];
+        let bits: u64 = kept.iter().map(|number| 1 << number).sum();
+        let (daemon, _) = start();
+        for set in ["CapEff", "CapPrm", "CapBnd"] {
+            let value = u64::from_str_radix(&status(daemon.0.id(), set), 16).unwrap();
+            assert_eq!(value, bits, "{set}");
+        }
+        for set in ["CapInh", "CapAmb"] {
+            let value = u64::from_str_radix(&status(daemon.0.id(), set), 16).unwrap();
+            assert_eq!(value, 0, "{set}");
+        }
+        assert_eq!(status(daemon.0.id(), "NoNewPrivs"), "1");
+        // They suffice.
+        let client = client();
+        let listener = TcpListener::bind("0.0.0.0:7001").unwrap();
+        let cookie = client.own_port(Protocol::Tcp, &listener).unwrap();
+        let block = client.lease(Protocol::Udp).unwrap();
+        client.disown_port(cookie).unwrap();
+        client.return_lease(&block).unwrap();
+        drop(daemon);
+        for (number, name) in kept
+            .into_iter()
+            .zip(["NET_ADMIN", "NET_RAW", "PERFMON", "BPF"])
+        {
+            let daemon = command();
+            let refused = Command::new("setpriv")
+                .arg(format!("--bounding-set=-cap_{number}"))
+                .arg(DAEMON)
+                .args(daemon.get_args())
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert_eq!(refused.status.code(), Some(2), "{text}");
+            assert!(text.contains(&format!("lacks CAP_{name}:")), "{text}");
+            assert!(text.contains("run it as root"), "{text}");
+        }
+        // Also what gives everything back.
+        assert!(command().arg("--remove").status().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_stored_socket_is_taken_up_again() {
+        let notified = notified();
+        // Its own, which systemd is to keep.
+        let mut child = command()
+            .env("NOTIFY_SOCKET", &notified.path)
+            .spawn()
+            .unwrap();
+        let (state, descriptors) = notified.hear();
+        assert_eq!(state, "FDSTORE=1\nFDNAME=tidewalld");
+        let [stored]: [_; 1] = descriptors.try_into().unwrap();
+        assert_eq!(notified.hear().0, "READY=1");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Who connects now waits.
+        let waiting = Connection::connect(&socket()).unwrap();
+        let (_daemon, said) =
+            start_with(passed(&stored, &socket()).env("LISTEN_FDNAMES", "tidewalld"));
+        assert!(said.contains("taken over"), "{said}");
+        waiting
+            .send(&Request::GetCounters(Empty {}).emit(1), &[])
+            .unwrap();
+        assert!(waiting.receive().unwrap().is_some());
     }
 
     fn wrong_holders_are_refused() {

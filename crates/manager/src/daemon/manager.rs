@@ -218,6 +218,16 @@ impl Manager {
         self.clear(number, now, device);
     }
 
+    /// The application that a client is, if it is one.
+    pub fn application_of(&self, client: ClientId) -> Option<u16> {
+        self.clients.get(&client)?.application
+    }
+
+    /// Who a client is.
+    pub fn credentials_of(&self, client: ClientId) -> Option<Credentials> {
+        Some(self.clients.get(&client)?.credentials)
+    }
+
     /// When [`Manager::tick`] has something to do.
     pub fn deadline(&self) -> Option<Duration> {
         [self.present_until, self.retry_at]

@@ -3,7 +3,8 @@
 //! Lives here: [`Manager`], which decides and remembers, without a system call, a clock or
 //! a thread; what it keeps of a port ([`ports`]) and for its successor ([`journal`]).
 //! Whatever it changes it changes through a [`Device`], one step at a time: an interface
-//! with the program pinned ([`direct`]). [`server`] is the loop around both.
+//! with the program pinned ([`direct`]). [`server`] is the loop around both,
+//! and [`log`] what it reports.
 //!
 //! A process may die between any two steps, and any step may fail. So each change is
 //! ordered such that what is left can be distinguished from what is whole: what is *made* is in the
@@ -13,6 +14,7 @@
 
 pub mod direct;
 pub mod journal;
+pub mod log;
 mod manager;
 pub mod ports;
 mod reserved;

@@ -1,6 +1,7 @@
 //! The manager's loop: connections, messages, time. One thread, which waits nowhere else.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -12,10 +13,11 @@ use tidewall_sys::netlink::{Change, Monitor};
 
 use super::Limits;
 use super::direct::{DirectDevice, Parts};
+use super::log::{Level, Log};
 use super::manager::{ClientId, Manager, Reply};
 use super::ports::HolderFacts;
-use crate::connection::{Connection, Listener};
-use crate::protocol::{Answer, Counters, Empty};
+use crate::connection::{Connection, Credentials, Listener};
+use crate::protocol::{Answer, Counters, Empty, Joined, as_text};
 
 /// Messages of one client before others have their turn.
 const MESSAGES_A_TURN: usize = 16;
@@ -37,6 +39,7 @@ pub struct Server {
     epoll: OwnedFd,
     clients: HashMap<ClientId, Connection>,
     next: ClientId,
+    log: Log,
 }
 
 impl Server {
@@ -44,7 +47,12 @@ impl Server {
     ///
     /// # Errors
     /// What the kernel reports.
-    pub fn new(limits: Limits, mut device: DirectDevice, listener: Listener) -> io::Result<Self> {
+    pub fn new(
+        limits: Limits,
+        mut device: DirectDevice,
+        listener: Listener,
+        log: Log,
+    ) -> io::Result<Self> {
         let recovered = device.recovered()?;
         let manager = Manager::new(limits, recovered, monotonic(), &mut device);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -57,6 +65,7 @@ impl Server {
             epoll,
             clients: HashMap::new(),
             next: FIRST_CLIENT,
+            log,
         };
         server.watch(server.listener.as_fd(), LISTENER)?;
         server.watch(server.changes.as_fd(), CHANGES)?;
@@ -126,7 +135,16 @@ impl Server {
                     client => self.serve(client),
                 }
             }
-            self.manager.tick(monotonic(), &mut self.device);
+            self.tick();
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = monotonic();
+        if self.manager.deadline().is_some_and(|at| at <= now) {
+            let before = self.manager.counters();
+            self.manager.tick(now, &mut self.device);
+            self.log_tick(&before);
         }
     }
 
@@ -137,7 +155,7 @@ impl Server {
             .any(|change| matches!(change, Change::Address | Change::Missed))
             && let Err(error) = self.device.refresh_addresses()
         {
-            log(&format!("the host's addresses: {error}"));
+            self.warn("addresses-unknown", &error);
         }
     }
 
@@ -147,16 +165,18 @@ impl Server {
                 let client = self.next;
                 self.next += 1;
                 if let Err(error) = self.take_in(client, connection) {
-                    log(&format!("a client was not taken in: {error}"));
+                    self.warn("client-not-taken-in", &error);
                 }
             }
             Ok(None) => {}
-            Err(error) => log(&format!("no client can be taken in: {error}")),
+            Err(error) => self.warn("no-client-can-be-taken-in", &error),
         }
     }
 
     fn take_in(&mut self, client: ClientId, connection: Connection) -> io::Result<()> {
-        if let Err(refusal) = self.manager.connected(client, connection.peer()?) {
+        let peer = connection.peer()?;
+        if let Err(refusal) = self.manager.connected(client, peer) {
+            self.log_refused(peer, &refusal.answer());
             return connection.send(&refusal.answer().emit(0), &[]);
         }
         self.watch(connection.as_fd(), client)?;
@@ -179,11 +199,16 @@ impl Server {
                 _ => None,
             };
             let (bytes, now) = (&received.bytes, monotonic());
+            let application = self.manager.application_of(client);
             let (id, reply) =
                 self.manager
                     .handle(client, bytes, holder.as_ref(), now, &mut self.device);
             // The descriptors that came are closed before the answer reports them.
             drop(received);
+            match reply {
+                Reply::Left => self.log_ended(application),
+                _ => self.log_reply(client, &reply),
+            }
             let sent = match &reply {
                 Reply::Answer(answer) => self.send(client, id, answer, &[]),
                 Reply::Joined(joined, parts) => {
@@ -227,7 +252,79 @@ impl Server {
     fn end(&mut self, client: ClientId) {
         // Its descriptor leaves the set when it is closed.
         if self.clients.remove(&client).is_some() {
+            let application = self.manager.application_of(client);
             self.manager.gone(client, monotonic(), &mut self.device);
+            self.log_ended(application);
+        }
+    }
+
+    fn warn(&mut self, event: &str, error: &io::Error) {
+        self.log.write(Level::Warning, event, &[("error", error)]);
+    }
+
+    /// Reports the end of the loop.
+    pub fn log_end(&mut self, ended: &io::Result<()>) {
+        match ended {
+            Ok(()) => self.log.write(Level::Info, "stopped", &[]),
+            Err(error) => self.log.write(Level::Error, "failed", &[("error", error)]),
+        }
+    }
+
+    fn log_ended(&mut self, application: Option<u16>) {
+        if let Some(number) = application {
+            let values: [(&str, &dyn Display); 1] = [("application", &number)];
+            self.log.write(Level::Info, "ended", &values);
+        }
+    }
+
+    fn log_reply(&mut self, client: ClientId, reply: &Reply<Parts>) {
+        let Some(peer) = self.manager.credentials_of(client) else {
+            return;
+        };
+        match reply {
+            Reply::Joined(joined, _) => self.log_application("joined", peer, joined),
+            Reply::Answer(Answer::Joined(joined)) => {
+                self.log_application("presented", peer, joined);
+            }
+            Reply::Answer(answer) => self.log_refused(peer, answer),
+            Reply::Left => {}
+        }
+    }
+
+    fn log_application(&mut self, event: &str, peer: Credentials, joined: &Joined) {
+        let values: [(&str, &dyn Display); 4] = [
+            ("application", &joined.application),
+            ("user", &peer.uid),
+            ("process", &peer.pid),
+            ("queues", &joined.queues),
+        ];
+        self.log.write(Level::Info, event, &values);
+    }
+
+    /// Of an answer that is a refusal.
+    fn log_refused(&mut self, peer: Credentials, answer: &Answer) {
+        if let Answer::Error(failure) = answer {
+            let text = as_text(&failure.text);
+            let values: [(&str, &dyn Display); 4] = [
+                ("user", &peer.uid),
+                ("process", &peer.pid),
+                ("errno", &failure.errno),
+                ("text", &text),
+            ];
+            self.log.write(Level::Info, "refused", &values);
+        }
+    }
+
+    /// What became of what was due.
+    fn log_tick(&mut self, before: &Counters) {
+        let now = self.manager.counters();
+        if now.cleared > before.cleared {
+            let count = now.cleared - before.cleared;
+            let values: [(&str, &dyn Display); 1] = [("applications", &count)];
+            self.log.write(Level::Info, "cleared", &values);
+        }
+        if now.retried > before.retried {
+            self.log.write(Level::Warning, "tried-again", &[]);
         }
     }
 
@@ -235,8 +332,4 @@ impl Server {
     pub fn counters(&self) -> Counters {
         self.manager.counters()
     }
-}
-
-fn log(text: &str) {
-    eprintln!("tidewalld: {text}");
 }

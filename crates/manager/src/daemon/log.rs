@@ -1,0 +1,145 @@
+//! What a daemon reports of itself: one line an event on standard error, with a level, the
+//! event's name and values by name (logfmt). Under systemd, which reads a priority before
+//! each line (sd-daemon(3)), the level is one.
+
+use std::fmt::{self, Display, Write};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How grave an event is, as syslog(3) numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Something asked for is not done.
+    Error = 3,
+    /// Something is not as it should be.
+    Warning = 4,
+    /// What happens.
+    Info = 6,
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warning => "warning",
+            Level::Info => "info",
+        }
+    }
+}
+
+/// Where a daemon's lines go. What clients cause is bounded, so that none of them fills a
+/// disk.
+#[derive(Debug)]
+pub struct Log {
+    for_systemd: bool,
+    /// When the present second began, and the lines since.
+    second: Instant,
+    lines: u32,
+    left_out: u64,
+}
+
+/// Lines of one second; what is beyond them is counted.
+const LINES: u32 = 100;
+
+impl Default for Log {
+    /// To standard error.
+    fn default() -> Self {
+        Log {
+            for_systemd: std::env::var_os("JOURNAL_STREAM").is_some(),
+            second: Instant::now(),
+            lines: 0,
+            left_out: 0,
+        }
+    }
+}
+
+impl Log {
+    /// Writes an event and its values.
+    pub fn write(&mut self, level: Level, event: &str, values: &[(&str, &dyn Display)]) {
+        let now = Instant::now();
+        if let Some(left_out) = self.begin_second(now) {
+            self.print(Level::Warning, "lines-left-out", &[("lines", &left_out)]);
+        }
+        if self.has_room() {
+            self.print(level, event, values);
+        }
+    }
+
+    /// How many lines the second that is over has left out, if any.
+    fn begin_second(&mut self, now: Instant) -> Option<u64> {
+        if now.saturating_duration_since(self.second) < Duration::from_secs(1) {
+            return None;
+        }
+        (self.second, self.lines) = (now, 0);
+        Some(std::mem::take(&mut self.left_out)).filter(|&left_out| left_out > 0)
+    }
+
+    fn has_room(&mut self) -> bool {
+        let has_room = self.lines < LINES;
+        match has_room {
+            true => self.lines += 1,
+            false => self.left_out += 1,
+        }
+        has_room
+    }
+
+    fn print(&self, level: Level, event: &str, values: &[(&str, &dyn Display)]) {
+        let mut line = String::new();
+        if self.for_systemd {
+            // Writing to a String cannot fail.
+            let _ = write!(line, "<{}>", level as u8);
+        }
+        let _ = write_event(&mut line, level, event, values);
+        line.push('\n');
+        // In one call, or others' lines come between. Nobody is there to hear of a failure.
+        let _ = io::Write::write_all(&mut io::stderr(), line.as_bytes());
+    }
+}
+
+fn write_event(
+    line: &mut String,
+    level: Level,
+    event: &str,
+    values: &[(&str, &dyn Display)],
+) -> fmt::Result {
+    write!(line, "level={} event={event}", level.name())?;
+    for (name, value) in values {
+        let value = value.to_string();
+        let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'=' | b'\\');
+        match !value.is_empty() && value.bytes().all(plain) {
+            true => write!(line, " {name}={value}")?,
+            false => write!(line, " {name}=\"{}\"", value.escape_debug())?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_cannot_pass_for_another() {
+        let mut line = String::new();
+        let text = "bad\nlevel=info \"x\"";
+        let values: [(&str, &dyn Display); 3] = [("user", &1000), ("text", &text), ("empty", &"")];
+        write_event(&mut line, Level::Error, "refused", &values).unwrap();
+        assert_eq!(
+            line,
+            "level=error event=refused user=1000 text=\"bad\\nlevel=info \\\"x\\\"\" empty=\"\""
+        );
+    }
+
+    #[test]
+    fn a_flood_of_lines_is_cut() {
+        let mut log = Log::default();
+        let start = log.second;
+        let written = (0..3 * LINES).filter(|_| log.has_room()).count();
+        assert_eq!(written, LINES as usize);
+        assert_eq!(log.begin_second(start), None);
+        let next = start + Duration::from_secs(1);
+        assert_eq!(log.begin_second(next), Some(2 * u64::from(LINES)));
+        assert!(log.has_room());
+        assert_eq!(log.begin_second(next + Duration::from_secs(1)), None);
+    }
+}

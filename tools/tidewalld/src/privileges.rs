@@ -1,0 +1,96 @@
+//! What the daemon keeps of root's powers (capabilities(7)), and why no more.
+
+use std::io;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+use tidewall_device::capabilities::{BPF, Capability, NET_ADMIN, NET_RAW, PERFMON};
+
+/// What it does not work without: programs and maps (CAP_BPF, CAP_PERFMON), attaching
+/// them, settings and neighbours (CAP_NET_ADMIN), AF_XDP sockets (CAP_NET_RAW).
+const KEPT: [Capability; 4] = [NET_ADMIN, NET_RAW, BPF, PERFMON];
+
+/// The capabilities that there are have numbers below this.
+const NUMBERS: u32 = 64;
+
+/// Gives up, for good, whatever this process may do beyond [`KEPT`]. To be called before
+/// there is another thread.
+///
+/// # Errors
+/// PermissionDenied, with the cure, where one of those is missing; what the kernel reports.
+pub fn reduce() -> io::Result<()> {
+    let effective = capabilities(None)?.effective;
+    let missing: Vec<&str> = (KEPT.iter())
+        .filter(|kept| effective.bits() & bit(**kept) == 0)
+        .map(|kept| kept.name())
+        .collect();
+    if !missing.is_empty() {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            cure(&missing),
+        ));
+    }
+    unlock_memory();
+    set_no_new_privs(true)?;
+    let kept: u64 = KEPT.into_iter().map(bit).sum();
+    for number in (0..NUMBERS).filter(|number| kept & 1 << number == 0) {
+        let other = CapabilitySet::from_bits_retain(1 << number);
+        // Beyond the last there is nothing to take away; without CAP_SETPCAP the set stays,
+        // which nothing is taken from any more: nobody here executes a program.
+        let _ = remove_capability_from_bounding_set(other);
+    }
+    // Older kernels have none.
+    let _ = clear_ambient_capability_set();
+    let kept = CapabilitySet::from_bits_retain(kept);
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    Ok(set_capabilities(None, sets)?)
+}
+
+fn bit(capability: Capability) -> u64 {
+    1 << capability.number()
+}
+
+fn cure(missing: &[&str]) -> String {
+    let missing = missing.join(", ");
+    format!(
+        "this process lacks {missing}: run it as root; in a container with --cap-add for each of \
+         NET_ADMIN, NET_RAW, BPF and PERFMON; or see packaging/systemd/tidewalld@.service"
+    )
+}
+
+/// Frame memory counts against RLIMIT_MEMLOCK, unless CAP_IPC_LOCK is there, which is not
+/// kept. What may not be raised is refused when memory is registered, with the cure.
+fn unlock_memory() {
+    let hard = getrlimit(Resource::Memlock).maximum;
+    for most in [None, hard] {
+        let limit = Rlimit {
+            current: most,
+            maximum: most,
+        };
+        if setrlimit(Resource::Memlock, limit).is_ok() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unit_leaves_what_is_kept() {
+        let unit = include_str!("../../../packaging/systemd/tidewalld@.service");
+        let line = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+        let names: Vec<&str> = line.unwrap().split(' ').collect();
+        assert_eq!(names, KEPT.map(Capability::name));
+    }
+}
