@@ -165,7 +165,11 @@ impl Client {
         let mut state = self.state();
         state.leases.retain(|other| other != block);
         let request = Request::ReturnLease(block.clone());
-        self.request(&mut state, &request, &[]).map(|_| ())
+        match state.ask(&request, &[]) {
+            // Who presents itself gives back what it does not know of, which this is now.
+            Err(error) if is_gone(&error) => self.find_again(&mut state),
+            result => result.map(|_| ()),
+        }
     }
 
     /// What the manager counts.
@@ -187,12 +191,13 @@ impl Client {
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<(Answer, Received)> {
-        match state.ask(request, descriptors) {
-            Err(error) if is_gone(&error) => {
-                self.find_again(state)?;
-                state.ask(request, descriptors)
+        let end = Instant::now() + FIND_WITHIN;
+        loop {
+            match state.ask(request, descriptors) {
+                // It may be gone again by then.
+                Err(error) if is_gone(&error) && Instant::now() < end => self.find_again(state)?,
+                result => return result,
             }
-            result => result,
         }
     }
 

@@ -1,66 +1,27 @@
-//! The daemon on a veth in a network namespace of its own, with a bpffs of its own, and
-//! raw clients of it.
+//! What the daemon grants and to whom, by its clients and by raw ones.
 
-use std::io::{self, BufRead, BufReader, ErrorKind, IoSliceMut};
+mod support;
+
+use std::io::{ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     bind, recvmsg, socket_with, sockopt,
 };
-use rustix::process::Uid;
-use rustix::thread::set_thread_res_uid;
+use support::*;
+use tidewall_device::demux::ApplicationTables;
 use tidewall_device::demux::layout::{Counter, Protocol};
-use tidewall_device::demux::{ApplicationTables, TrustedTables};
 use tidewall_manager::client::Client;
 use tidewall_manager::connection::{Connection, Listener};
-use tidewall_manager::pinned::kernel_maps;
 use tidewall_manager::protocol::*;
-
-const INTERFACE: &str = "tw-here";
-const DAEMON: &str = env!("CARGO_BIN_EXE_tidewalld");
-const TRUSTED: u32 = 12_345;
-const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
-/// A test that takes longer has hung.
-const LIMIT: &str = "60";
-
-/// Runs a body of the same name in namespaces that end with it.
-fn run(name: &str) {
-    if !tidewall_skip::is_root(name) || !tidewall_skip::has_programs(name, &["unshare", "ip"]) {
-        return;
-    }
-    let script = format!(
-        "D=$(mktemp -d) && mount -t bpf bpf $D || exit 3
-         ip link add {INTERFACE} type veth peer name tw-peer
-         ip addr add 10.77.0.1/24 dev {INTERFACE}
-         ip addr add 10.78.0.1/24 dev tw-peer
-         ip link set lo up; ip link set {INTERFACE} up; ip link set tw-peer up
-         TW_DIRECTORY=$D timeout -k 5 {LIMIT} \"$SELF\" --exact inside::{name} --ignored --nocapture
-         R=$?; rm -f $D.socket; umount $D; rmdir $D; exit $R"
-    );
-    let output = Command::new("unshare")
-        .args(["--net", "--mount", "sh", "-c", &script])
-        .env("SELF", std::env::current_exe().unwrap())
-        .output()
-        .unwrap();
-    if output.status.code() == Some(3) {
-        return tidewall_skip::missing(name, "a bpffs of its own (CAP_SYS_ADMIN)");
-    }
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{}\n{}",
-        text(&output.stdout),
-        text(&output.stderr)
-    );
-}
 
 #[test]
 fn a_daemon_is_killed_and_another_takes_over() {
@@ -87,41 +48,6 @@ fn only_four_capabilities_are_kept() {
     if tidewall_skip::has_programs("only_four_capabilities_are_kept", &["setpriv"]) {
         run("only_four_capabilities_are_kept");
     }
-}
-
-struct Daemon(Child);
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn directory() -> PathBuf {
-    std::env::var_os("TW_DIRECTORY").unwrap().into()
-}
-
-fn pins() -> PathBuf {
-    directory().join("pins")
-}
-
-/// Beside the bpffs, which has no sockets.
-fn socket() -> PathBuf {
-    let mut path = directory().into_os_string();
-    path.push(".socket");
-    path.into()
-}
-
-fn command() -> Command {
-    let mut command = Command::new(DAEMON);
-    command
-        .args(["--interface", INTERFACE, "--trust", &TRUSTED.to_string()])
-        .arg("--pins")
-        .arg(pins())
-        .arg("--socket")
-        .arg(socket());
-    command
 }
 
 /// A daemon to which systemd passes a socket, with a path of its own.
@@ -186,63 +112,6 @@ impl Drop for Notified {
     }
 }
 
-/// A daemon that has begun, and how.
-fn start() -> (Daemon, String) {
-    start_with(&mut command())
-}
-
-fn start_with(command: &mut Command) -> (Daemon, String) {
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
-    let mut reader = BufReader::new(child.stderr.take().unwrap());
-    reader.read_line(&mut said).unwrap();
-    // Nobody stops on a full pipe.
-    std::thread::spawn(move || io::copy(&mut reader, &mut io::stderr()));
-    let daemon = Daemon(child);
-    wait_until("it listens", || Connection::connect(&socket()).is_ok());
-    (daemon, said)
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !done() {
-        assert!(Instant::now() < end, "never: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// The trusted tables of whatever program is pinned.
-fn trusted() -> TrustedTables {
-    let device = tidewall_sys::bpf::pinned(&pins().join("device")).unwrap();
-    TrustedTables::adopt(device.as_fd(), kernel_maps(&pins()).unwrap()).unwrap()
-}
-
-/// Owned ports, leases aside.
-fn owned() -> Vec<(Protocol, Option<std::net::IpAddr>, u16)> {
-    let mut owned: Vec<_> = trusted()
-        .owned_ports()
-        .unwrap()
-        .into_iter()
-        .map(|(protocol, address, port, _)| (protocol, address, port))
-        .filter(|of| of.2 < 32_768)
-        .collect();
-    owned.sort();
-    owned
-}
-
-fn join() -> Join {
-    Join {
-        queues: 0,
-        frames: 0,
-        receive_ring: 0,
-        flags: 0,
-    }
-}
-
-fn client() -> Client {
-    Client::join(&socket(), &join()).unwrap().0
-}
-
 /// A datagram socket that shares its port.
 fn shared(port: u16) -> UdpSocket {
     let flags = SocketFlags::CLOEXEC;
@@ -250,18 +119,6 @@ fn shared(port: u16) -> UdpSocket {
     sockopt::set_socket_reuseport(&socket, true).unwrap();
     bind(&socket, &SocketAddr::from(([0, 0, 0, 0], port))).unwrap();
     UdpSocket::from(socket)
-}
-
-/// Runs in a thread of another user, without capabilities.
-fn as_user<T: Send>(uid: u32, body: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            let uid = Uid::from_raw(uid);
-            set_thread_res_uid(uid, uid, uid).unwrap();
-            body()
-        });
-        thread.join().unwrap()
-    })
 }
 
 fn is_attached() -> bool {

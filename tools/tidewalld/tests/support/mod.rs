@@ -1,0 +1,193 @@
+//! A daemon on a veth in a network namespace of its own, with a bpffs of its own.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use aya::maps::{ArrayOfMaps, Map, MapData};
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
+use tidewall_device::demux::TrustedTables;
+use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
+use tidewall_manager::client::Client;
+use tidewall_manager::connection::Connection;
+use tidewall_manager::pinned::kernel_maps;
+use tidewall_manager::protocol::*;
+
+pub const INTERFACE: &str = "tw-here";
+pub const DAEMON: &str = env!("CARGO_BIN_EXE_tidewalld");
+pub const TRUSTED: u32 = 12_345;
+pub const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
+/// Runs a body of the same name in namespaces that end with it.
+pub fn run(name: &str) {
+    run_within(name, 60);
+}
+
+/// As [`run`]; a test that takes more seconds has hung.
+pub fn run_within(name: &str, limit: u32) {
+    if !tidewall_skip::is_root(name) || !tidewall_skip::has_programs(name, &["unshare", "ip"]) {
+        return;
+    }
+    let script = format!(
+        "D=$(mktemp -d) && mount -t bpf bpf $D || exit 3
+         ip link add {INTERFACE} type veth peer name tw-peer
+         ip addr add 10.77.0.1/24 dev {INTERFACE}
+         ip addr add 10.78.0.1/24 dev tw-peer
+         ip link set lo up; ip link set {INTERFACE} up; ip link set tw-peer up
+         TW_DIRECTORY=$D timeout -k 5 {limit} \"$SELF\" --exact inside::{name} --ignored --nocapture
+         R=$?; rm -f $D.socket; umount $D; rmdir $D; exit $R"
+    );
+    let output = Command::new("unshare")
+        .args(["--net", "--mount", "sh", "-c", &script])
+        .env("SELF", std::env::current_exe().unwrap())
+        .output()
+        .unwrap();
+    if output.status.code() == Some(3) {
+        return tidewall_skip::missing(name, "a bpffs of its own (CAP_SYS_ADMIN)");
+    }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{said}\n{errors}");
+    print!("{said}");
+}
+
+/// Killed at the end.
+pub struct Daemon(pub Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn directory() -> PathBuf {
+    std::env::var_os("TW_DIRECTORY").unwrap().into()
+}
+
+pub fn pins() -> PathBuf {
+    directory().join("pins")
+}
+
+/// Beside the bpffs, which has no sockets.
+pub fn socket() -> PathBuf {
+    let mut path = directory().into_os_string();
+    path.push(".socket");
+    path.into()
+}
+
+pub fn command() -> Command {
+    let mut command = Command::new(DAEMON);
+    command
+        .args(["--interface", INTERFACE, "--trust", &TRUSTED.to_string()])
+        .arg("--pins")
+        .arg(pins())
+        .arg("--socket")
+        .arg(socket());
+    command
+}
+
+/// A daemon that has begun, and how.
+pub fn start() -> (Daemon, String) {
+    start_with(&mut command())
+}
+
+pub fn start_with(command: &mut Command) -> (Daemon, String) {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut reader = BufReader::new(child.stderr.take().unwrap());
+    reader.read_line(&mut said).unwrap();
+    // Nobody stops on a full pipe.
+    std::thread::spawn(move || io::copy(&mut reader, &mut io::stderr()));
+    let daemon = Daemon(child);
+    wait_until("it listens", || Connection::connect(&socket()).is_ok());
+    (daemon, said)
+}
+
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The trusted tables of whatever program is pinned.
+pub fn trusted() -> TrustedTables {
+    let device = tidewall_sys::bpf::pinned(&pins().join("device")).unwrap();
+    TrustedTables::adopt(device.as_fd(), kernel_maps(&pins()).unwrap()).unwrap()
+}
+
+/// KiB of a process's memory, by a name of /proc/PID/status.
+pub fn memory(process: u32, name: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let of = |line: &str| {
+        line.strip_prefix(name)?
+            .strip_prefix(':')
+            .map(str::to_owned)
+    };
+    let value = status.lines().find_map(of).unwrap();
+    value.trim_end_matches("kB").trim().parse().unwrap()
+}
+
+/// Applications that have tables.
+pub fn tables() -> Vec<u16> {
+    let map = Map::ArrayOfMaps(MapData::from_pin(pins().join("applications")).unwrap());
+    let map: ArrayOfMaps<MapData, MapData> = map.try_into().unwrap();
+    let all = 0..APPLICATIONS as u16;
+    all.filter(|&number| map.get(&number.into(), 0).is_ok())
+        .collect()
+}
+
+/// Owned ports, leases aside.
+pub fn owned() -> Vec<(Protocol, Option<std::net::IpAddr>, u16)> {
+    let mut owned: Vec<_> = trusted()
+        .owned_ports()
+        .unwrap()
+        .into_iter()
+        .map(|(protocol, address, port, _)| (protocol, address, port))
+        .filter(|of| of.2 < 32_768)
+        .collect();
+    owned.sort();
+    owned
+}
+
+pub fn join() -> Join {
+    Join {
+        queues: 0,
+        frames: 0,
+        receive_ring: 0,
+        flags: 0,
+    }
+}
+
+pub fn client() -> Client {
+    Client::join(&socket(), &join()).unwrap().0
+}
+
+/// What the daemon counts, as one asks who is no application.
+pub fn counters() -> Counters {
+    let connection = Connection::connect(&socket()).unwrap();
+    let request = Request::GetCounters(Empty {});
+    connection.send(&request.emit(1), &[]).unwrap();
+    let received = connection.receive().unwrap().unwrap();
+    match Answer::parse(&received.bytes).unwrap().1 {
+        Answer::Counters(counters) => counters,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Runs in a thread of another user, without capabilities.
+pub fn as_user<T: Send>(uid: u32, body: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let uid = Uid::from_raw(uid);
+            set_thread_res_uid(uid, uid, uid).unwrap();
+            body()
+        });
+        thread.join().unwrap()
+    })
+}
