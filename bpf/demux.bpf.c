@@ -21,6 +21,7 @@
 #include "kernel.h"
 #include "napi.h"
 #include "owners.h"
+#include "private.h"
 #include "program.h"
 #include "strict.h"
 #include "trace.h"
@@ -307,7 +308,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		if (!limit) {
 			/* Or no channel is open on this queue, which came later. */
 			__u32 place = owner * TW_QUEUES + index;
-			if (bpf_map_lookup_elem(&sockets, &place))
+			if (has_socket_at(place))
 				DROP(TW_COUNT_CHANNEL_CLOSED);
 			WITHOUT_SOCKET(0);
 		}
@@ -354,7 +355,8 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 		socket += TW_WAITING_SOCKETS;
 		application->waiting[index].head++;
 	}
-	if (bpf_redirect_map(&sockets, socket, XDP_DROP) != XDP_REDIRECT)
+	if (bpf_redirect_map(&sockets, socket, XDP_DROP) != XDP_REDIRECT &&
+	    !to_pair(queue, metadata, owner * TW_QUEUES + index))
 		WITHOUT_SOCKET(queue->metadata_in_frame);
 	if (head) {
 		WRITE_ONCE(head->head, credit);

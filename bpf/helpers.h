@@ -12,6 +12,7 @@
 #include "native.h"
 #else
 #include <linux/bpf.h>
+#include <linux/pkt_cls.h>
 
 #define SEC(name) __attribute__((section(name), used))
 /* Verified by itself, for any arguments: pointers may be null. */
@@ -62,6 +63,8 @@ static long (*const bpf_xdp_load_bytes)(struct xdp_md *ctx, __u32 offset, void *
 static long (*const bpf_xdp_store_bytes)(struct xdp_md *ctx, __u32 offset, void *from, __u32 length) =
 	(void *)BPF_FUNC_xdp_store_bytes;
 static long (*const bpf_xdp_adjust_tail)(struct xdp_md *ctx, int delta) = (void *)BPF_FUNC_xdp_adjust_tail;
+static long (*const bpf_skb_load_bytes)(const void *skb, __u32 offset, void *to, __u32 length) =
+	(void *)BPF_FUNC_skb_load_bytes;
 static void *(*const bpf_ringbuf_reserve)(const void *map, __u64 size, __u64 flags) = (void *)BPF_FUNC_ringbuf_reserve;
 static void (*const bpf_ringbuf_submit)(void *record, __u64 flags) = (void *)BPF_FUNC_ringbuf_submit;
 

@@ -62,7 +62,7 @@ static _Thread_local struct run run;
 #define PASSED(paid) (run.result->class = (paid))
 
 /* The maps are known by their addresses. */
-static const char device, owners, fragments, embedded, applications, sockets, traces;
+static const char device, owners, fragments, embedded, applications, sockets, pairs, traces;
 
 INLINE void *bpf_map_lookup_elem(const void *map, const void *key)
 {
@@ -91,8 +91,7 @@ INLINE long bpf_map_update_elem(const void *map, const void *key, const void *va
 
 INLINE long bpf_redirect_map(const void *map, __u64 key, __u64 flags)
 {
-	(void)map;
-	return key % TW_WAITING_SOCKETS < TW_QUEUES ? XDP_REDIRECT : (long)(flags & 3);
+	return map == &sockets && key % TW_WAITING_SOCKETS < TW_QUEUES ? XDP_REDIRECT : (long)(flags & 3);
 }
 
 INLINE long bpf_redirect(__u32 interface, __u64 flags)

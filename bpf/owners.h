@@ -79,13 +79,25 @@ GLOBAL __u32 quoted_owner(struct xdp_md *ctx, struct tw_device *device, __u64 pl
 	return device && quoted_ends(ctx, &ends, place) ? find_owner(device, &ends) : NO_OWNER;
 }
 
+/* True if the AF_XDP socket of a private application at a place lives. */
+INLINE int is_private(__u32 place)
+{
+	place += TW_PRIVATE_SOCKETS;
+	return bpf_map_lookup_elem(&sockets, &place) != 0;
+}
+
+INLINE int has_socket_at(__u32 place)
+{
+	return bpf_map_lookup_elem(&sockets, &place) || is_private(place);
+}
+
 /* True of an application without any AF_XDP socket: its process has ended, and its
  * manager has not cleared it away yet. Of a living one the first look-up says so. */
 GLOBAL int is_gone(__u32 owner, __u32 queue)
 {
 	for (__u32 i = 0; i < TW_QUEUES; i++) {
 		__u32 place = owner * TW_QUEUES + ((queue + i) & (TW_QUEUES - 1));
-		if (bpf_map_lookup_elem(&sockets, &place))
+		if (has_socket_at(place))
 			return 0;
 	}
 	return 1;

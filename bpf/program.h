@@ -8,7 +8,8 @@
 #include "helpers.h"
 #include "tables.h"
 
-_Static_assert(TW_WAITING_SOCKETS == TW_APPLICATIONS * TW_QUEUES, "two sockets of each application and queue");
+_Static_assert(TW_WAITING_SOCKETS == TW_APPLICATIONS * TW_QUEUES && TW_PRIVATE_SOCKETS == 2 * TW_WAITING_SOCKETS,
+	       "two sockets of each application and queue, direct or private");
 
 #ifndef TIDEWALL_NATIVE
 struct {
@@ -53,10 +54,33 @@ struct {
 
 struct {
 	NUMBER(type, BPF_MAP_TYPE_XSKMAP);
-	NUMBER(max_entries, 2 * TW_WAITING_SOCKETS);
+	NUMBER(max_entries, 2 * TW_PRIVATE_SOCKETS);
 	TYPE(key, __u32);
 	TYPE(value, __u32);
 } sockets SEC(".maps");
+
+/* Near ends of private pairs: by the place of the socket in use behind each, and the
+ * application by the interface. */
+struct {
+	NUMBER(type, BPF_MAP_TYPE_DEVMAP);
+	NUMBER(max_entries, TW_WAITING_SOCKETS);
+	TYPE(key, __u32);
+	TYPE(value, __u32);
+} pairs SEC(".maps");
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_HASH);
+	NUMBER(max_entries, TW_PAIRS);
+	TYPE(key, __u32);
+	TYPE(value, __u32);
+} near_ends SEC(".maps");
+
+struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	NUMBER(max_entries, TW_APPLICATIONS + 1);
+	TYPE(key, __u32);
+	TYPE(value, struct tw_departures);
+} departures SEC(".maps");
 
 struct {
 	NUMBER(type, BPF_MAP_TYPE_RINGBUF);

@@ -26,6 +26,8 @@
 #define TW_FRAGMENTS 4096       /* datagrams under fragmentation that are remembered */
 #define TW_KERNEL_SHARES 512    /* places for shares of kernel-bound frames; a power of two */
 #define TW_WAITING_SOCKETS 128  /* from this place of the map of sockets on: those that nobody sleeps on */
+#define TW_PRIVATE_SOCKETS 256  /* from this place of the map of sockets on: those of private applications, in the same order */
+#define TW_PAIRS 1024           /* near ends of private pairs that are in use */
 #define TW_TICK_SHIFT 22        /* 2^22 ns, 4.2 ms: in these a frame that may wait counts time */
 #define TW_WAIT_TICKS 2         /* so many after a round acknowledgments may still wait for the next */
 
@@ -243,6 +245,10 @@ struct tw_control {
 	/* Host order: the source port that a probe is given, by which its helper
 	 * knows it; the driver leaves the original one in its place. */
 	__u16 probe_source[TW_QUEUES];
+	__u32 interface;               /* index of the device, by which what private applications send leaves */
+	__u32 longest;                 /* bytes of the longest frame that it sends */
+	__u8 link[6];                  /* its link address, which such frames must come from */
+	__u8 pad[2];                   /* zero */
 };
 
 /* What one receive queue counts. Writer: the driver program on that queue. */
@@ -380,6 +386,46 @@ struct tw_fragment_key {
 	__u8 pad[3];
 };
 /* value: __u32, 1 + application, or 0 for the kernel */
+
+/* What becomes of frames that an application in private mode sends. */
+enum tw_sent {
+	/* Sent on by the device. */
+	TW_SENT_PASSED,
+	/* Sent by nobody's pair: its application has just ended. (lost)
+	 * -> Nothing to be done. */
+	TW_SENT_NOBODY,
+	/* The source link address is not the device's. (lost)
+	 * -> The application forges frames, or the device's address has changed: start it again. */
+	TW_SENT_LINK,
+	/* Neither IPv4 nor IPv6, as ARP, or with a tag. (lost)
+	 * -> The application forges frames: the kernel alone speaks ARP. */
+	TW_SENT_TYPE,
+	/* Headers cut short, or IP options. (lost)
+	 * -> The application forges frames, or scribbled over its memory. */
+	TW_SENT_MALFORMED,
+	/* A fragment, which has no port to judge by. (lost)
+	 * -> Send datagrams that fit the MTU; larger ones need direct mode. */
+	TW_SENT_FRAGMENT,
+	/* Neither UDP nor TCP, as ICMP and neighbour discovery. (lost)
+	 * -> The application forges frames: the kernel alone speaks these. */
+	TW_SENT_PROTOCOL,
+	/* The source address is none of this host's. (lost)
+	 * -> The application forges frames, or an address was just removed. */
+	TW_SENT_ADDRESS,
+	/* The application owns no such source port, nor has leased it. (lost)
+	 * -> The application forges frames, or sends for a socket that was just closed. */
+	TW_SENT_PORT,
+	/* Longer than the device's MTU. (lost)
+	 * -> The MTU became smaller: start the application again. */
+	TW_SENT_LONG,
+	TW_DEPARTURES = 16, /* places for them */
+};
+
+/* What an application in private mode sent, an element of the map `departures`; the last
+ * is nobody's. Writer: the program on the near ends. */
+struct tw_departures {
+	__u64 frames[TW_DEPARTURES];  /* by enum tw_sent */
+};
 
 /* One record of the `traces` ring buffer: a frame as the driver saw it. */
 struct tw_trace_record {

@@ -6,10 +6,11 @@ use std::fmt::Write;
 const COPIED: [&str; 2] = ["tw_metadata", "tw_trace_record"];
 /// Keys of hash maps, which are bytes in Rust.
 const KEYS: [&str; 2] = ["tw_owner_key", "tw_fragment_key"];
-const PREFIXES: [(&str, &str); 3] = [
+const PREFIXES: [(&str, &str); 4] = [
     ("tw_kind", "TW_KIND_"),
     ("tw_class", "TW_CLASS_"),
     ("tw_counter", "TW_COUNT_"),
+    ("tw_sent", "TW_SENT_"),
 ];
 
 /// Rust for the header.

@@ -28,6 +28,7 @@ pub mod client;
 pub mod connection;
 pub mod daemon;
 mod device;
+pub mod domains;
 pub mod ethtool;
 mod input;
 mod moderation;

@@ -17,7 +17,7 @@ use aya::programs::Xdp;
 use tidewall_device::demux::layout::{APPLICATIONS, Application, QUEUES, WAITING_SOCKETS};
 use tidewall_device::demux::{KernelMaps, TrustedTables, programs};
 use tidewall_device::forked::Unshared;
-use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, pin, pinned, set_map};
+use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, pin, pinned, set_object};
 
 use crate::XdpMode;
 use crate::daemon::journal::{ENTRY_BYTES, Entry};
@@ -245,7 +245,7 @@ impl PinnedProgram {
             entries: 1,
             mapped: true,
         })?;
-        set_map(self.applications.as_fd(), application.into(), map.as_fd())?;
+        set_object(self.applications.as_fd(), application.into(), map.as_fd())?;
         Ok(map)
     }
 

@@ -114,24 +114,25 @@ pub fn create_array(map: &ArrayMap<'_>) -> io::Result<OwnedFd> {
     unsafe { bpf(BPF_MAP_CREATE, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
-/// Enters a map, by its descriptor, in an array of maps.
+/// Enters a map or an AF_XDP socket, by its descriptor, in an array of such.
 ///
 /// # Errors
-/// E2BIG for an index out of range; EINVAL for a map that is not like the others.
-pub fn set_map(array: BorrowedFd<'_>, index: u32, map: BorrowedFd<'_>) -> io::Result<()> {
-    let value = map.as_raw_fd() as u32;
+/// E2BIG for an index out of range; EINVAL for a map that is not like the others;
+/// EOPNOTSUPP for what is no AF_XDP socket.
+pub fn set_object(array: BorrowedFd<'_>, index: u32, object: BorrowedFd<'_>) -> io::Result<()> {
+    let value = object.as_raw_fd() as u32;
     let attributes = [
         pair(array.as_raw_fd() as u32, 0),
         &raw const index as u64,
         &raw const value as u64,
         0,
     ];
-    // SAFETY: keys and values of an array of maps are of 32 bits, and live until the call
+    // SAFETY: keys and values of such arrays are of 32 bits, and live until the call
     // returns.
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, attributes).map(|_| ()) }
 }
 
-/// Takes an element out of an array of maps or of sockets, if there is one.
+/// Takes an element out of an array of maps, of sockets or of devices, if there is one.
 ///
 /// # Errors
 /// EINVAL for an index out of range or another kind of map.

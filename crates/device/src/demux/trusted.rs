@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::ethernet::{self, MacAddress};
 
 use super::counters::DriverCounters;
 use super::ends::{address_bytes, address_words};
@@ -320,6 +320,20 @@ impl TrustedTables {
             }
         }
         Ok(())
+    }
+
+    /// Declares the device to what judges the frames of private applications: its index,
+    /// its link address, and its MTU in bytes.
+    pub fn set_device(&self, interface: u32, link: MacAddress, mtu: u32) {
+        let control = &self.map().control;
+        // No frame is that short: while these change, none leaves.
+        control.longest.store(0, Release);
+        control.interface.store(interface, Release);
+        for (place, byte) in control.link.iter().zip(link.0) {
+            place.store(byte, Release);
+        }
+        let longest = mtu.saturating_add(ethernet::HEADER_LEN as u32);
+        control.longest.store(longest, Release);
     }
 
     /// The application that gets orphans: later fragments that came before their first.

@@ -17,17 +17,20 @@ use crate::address::chunk;
 
 mod netdev;
 mod route;
+mod veth;
 
 pub use netdev::{
-    Netdev, Queue, XDP_BASIC, XDP_NDO_XMIT, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM,
+    Napi, Netdev, Queue, XDP_BASIC, XDP_NDO_XMIT, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM,
 };
 pub use route::{Change, Link, LinkCounters, Monitor, Neighbour, Route, Rtnetlink};
+pub use veth::{GroupLink, VethPair};
 
 /// linux/netlink.h.
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_ECHO: u16 = 8;
 const NLM_F_DUMP: u16 = 0x300;
+const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::netlink::GENERIC;
 
-use super::{Client, NLM_F_DUMP, attribute, find};
+use super::{Client, NLM_F_ACK, NLM_F_DUMP, attribute, find};
 use crate::address::chunk;
 
 /// `enum netdev_xdp_act`: the driver runs XDP programs.
@@ -41,8 +41,11 @@ const QUEUE_TYPE: u16 = 3;
 const QUEUE_NAPI: u16 = 4;
 
 const NAPI_GET: u8 = 11;
+const NAPI_SET: u8 = 14;
 const NAPI_INDEX: u16 = 1;
 const NAPI_ID: u16 = 2;
+const NAPI_PID: u16 = 4;
+const NAPI_THREADED: u16 = 8;
 
 /// Some drivers ask their hardware first.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -56,6 +59,17 @@ pub struct Queue {
     pub number: u32,
     /// Its NAPI's id, where the driver registers it.
     pub napi: Option<u32>,
+}
+
+/// A NAPI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Napi {
+    /// Its id.
+    pub id: u32,
+    /// Process id of the kernel thread that polls it, where one does.
+    pub thread: Option<u32>,
+    /// Whether a thread is to poll it; `None` before Linux 6.17.
+    pub threaded: Option<bool>,
 }
 
 /// The open family.
@@ -118,9 +132,29 @@ impl Netdev {
     /// # Errors
     /// What the kernel reports; EOPNOTSUPP before 6.8.
     pub fn napis(&mut self, interface: u32) -> io::Result<Vec<u32>> {
+        let napis = self.napi_states(interface)?;
+        Ok(napis.into_iter().map(|napi| napi.id).collect())
+    }
+
+    /// The NAPIs of an interface, and who polls them.
+    ///
+    /// # Errors
+    /// As [`Netdev::napis`].
+    pub fn napi_states(&mut self, interface: u32) -> io::Result<Vec<Napi>> {
         let answers = self.of_interface(NAPI_GET, NLM_F_DUMP, NAPI_INDEX, interface)?;
-        let ids = answers.iter().filter_map(|answer| word(answer, NAPI_ID));
-        Ok(ids.collect())
+        Ok(answers.iter().filter_map(|answer| napi(answer)).collect())
+    }
+
+    /// Has a kernel thread poll a NAPI, or interrupts again. Either makes a thread anew.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP or EINVAL before Linux 6.17, ENOENT for no such NAPI, EPERM without
+    /// CAP_NET_ADMIN; what the kernel reports.
+    pub fn set_threaded(&mut self, napi: u32, threaded: bool) -> io::Result<()> {
+        let mut body = Vec::new();
+        attribute(&mut body, NAPI_ID, &napi.to_ne_bytes());
+        attribute(&mut body, NAPI_THREADED, &u32::from(threaded).to_ne_bytes());
+        self.exchange(NAPI_SET, NLM_F_ACK, &body).map(drop)
     }
 
     /// Receive queues of an interface, as far as its driver reports them.
@@ -163,6 +197,14 @@ fn queue(answer: &[u8]) -> Option<Queue> {
     Some(Queue {
         number: word(answer, QUEUE_ID)?,
         napi: word(answer, QUEUE_NAPI),
+    })
+}
+
+fn napi(answer: &[u8]) -> Option<Napi> {
+    Some(Napi {
+        id: word(answer, NAPI_ID)?,
+        thread: word(answer, NAPI_PID),
+        threaded: word(answer, NAPI_THREADED).map(|threaded| threaded != 0),
     })
 }
 

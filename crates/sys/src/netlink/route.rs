@@ -17,20 +17,20 @@ use crate::address::chunk;
 
 /// Number 0, which rustix writes so.
 const NETLINK_ROUTE: Option<Protocol> = None;
-const RTM_NEWLINK: u16 = 16;
-const RTM_DELLINK: u16 = 17;
-const RTM_GETLINK: u16 = 18;
+pub(super) const RTM_NEWLINK: u16 = 16;
+pub(super) const RTM_DELLINK: u16 = 17;
+pub(super) const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 /// RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR.
 const CHANGES: u32 = 0x1 | 0x10 | 0x100;
 const IFLA_ADDRESS: u16 = 1;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
+pub(super) const IFLA_IFNAME: u16 = 3;
+pub(super) const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_INFO_KIND: u16 = 1;
+pub(super) const IFLA_LINKINFO: u16 = 18;
+pub(super) const IFLA_INFO_KIND: u16 = 1;
 const IFLA_STATS64: u16 = 23;
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_TARGET_NETNSID: u16 = 46;
@@ -260,7 +260,7 @@ impl AsFd for Monitor {
 
 /// A rtnetlink socket for one request at a time.
 #[derive(Debug)]
-pub struct Rtnetlink(Client);
+pub struct Rtnetlink(pub(super) Client);
 
 impl Rtnetlink {
     /// One for the caller's network namespace.
@@ -268,7 +268,16 @@ impl Rtnetlink {
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
     pub fn open() -> io::Result<Self> {
-        Client::open(NETLINK_ROUTE, TIMEOUT).map(Rtnetlink)
+        Self::with_timeout(TIMEOUT)
+    }
+
+    /// As [`Rtnetlink::open`], for requests that may take longer, as those that wait for
+    /// all processors.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_timeout(timeout: Duration) -> io::Result<Self> {
+        Client::open(NETLINK_ROUTE, timeout).map(Rtnetlink)
     }
 
     /// The kernel's route to `destination`, from `source` and through the

@@ -1,0 +1,98 @@
+//! The programs on private pairs, which share the demultiplexer's maps.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::{fs, io};
+
+use aya::Ebpf;
+use aya::programs::SchedClassifier;
+use tidewall_sys::bpf::{pin, pinned};
+
+use crate::program::xdp_named;
+use crate::refusal::describe;
+
+/// Loaded programs: what each far end receives goes to a socket, and what comes out of
+/// each near end is judged (`bpf/private.h`).
+#[derive(Debug)]
+pub struct PairPrograms {
+    to_xsk: OwnedFd,
+    sent: OwnedFd,
+}
+
+/// Names of both, in the object and in bpffs.
+const NAMES: [&str; 2] = ["to_xsk", "sent"];
+
+impl PairPrograms {
+    /// Loads them, of an object that the demultiplexer was loaded from.
+    ///
+    /// # Errors
+    /// As [`crate::Program::load`].
+    pub fn load(loaded: &mut Ebpf) -> io::Result<Self> {
+        let failed = |error| describe("load the programs of private pairs", error);
+        let [to_xsk, sent] = NAMES;
+        let xdp = xdp_named(loaded, to_xsk)?;
+        xdp.load().map_err(failed)?;
+        let to_xsk = xdp.fd().map_err(failed)?.as_fd().try_clone_to_owned()?;
+        let classifier: &mut SchedClassifier = loaded
+            .program_mut(sent)
+            .ok_or(io::ErrorKind::NotFound)?
+            .try_into()
+            .map_err(failed)?;
+        classifier.load().map_err(failed)?;
+        let sent = classifier.fd().map_err(failed)?;
+        Ok(PairPrograms {
+            to_xsk,
+            sent: sent.as_fd().try_clone_to_owned()?,
+        })
+    }
+
+    /// Gives them names in a directory of bpffs.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn pin(&self, directory: &Path) -> io::Result<()> {
+        let [to_xsk, sent] = NAMES;
+        pin(self.to_xsk.as_fd(), &directory.join(to_xsk))?;
+        pin(self.sent.as_fd(), &directory.join(sent))
+    }
+
+    /// Those that an earlier process has pinned; `None` where it had none.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn pinned(directory: &Path) -> io::Result<Option<Self>> {
+        let of = |name: &str| pinned(&directory.join(name));
+        let [to_xsk, sent] = NAMES.map(of);
+        match (to_xsk, sent) {
+            (Ok(to_xsk), Ok(sent)) => Ok(Some(PairPrograms { to_xsk, sent })),
+            (Err(error), _) | (_, Err(error)) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Takes their names away.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub fn unpin(directory: &Path) -> io::Result<()> {
+        for name in NAMES {
+            match fs::remove_file(directory.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// For the far end of each pair.
+    pub fn to_xsk(&self) -> BorrowedFd<'_> {
+        self.to_xsk.as_fd()
+    }
+
+    /// For what the near end of each receives.
+    pub fn sent(&self) -> BorrowedFd<'_> {
+        self.sent.as_fd()
+    }
+}
