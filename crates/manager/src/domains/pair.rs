@@ -4,10 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::thread::{MembarrierCommand, membarrier};
 use tidewall_sys::interface;
 use tidewall_sys::netlink::{Rtnetlink, VethPair};
 
 use super::programs::PairPrograms;
+use super::stock::Maker;
 
 /// How long a request may take: one that deletes hundreds of pairs waits for all
 /// processors, and for whoever else changes interfaces.
@@ -199,5 +201,27 @@ impl Pairs {
         let block = GROUP | device & (ENDED - 1);
         netlink.delete_group(block)?;
         netlink.delete_group(block | ENDED)
+    }
+}
+
+impl Maker for Pairs {
+    type Item = Pair;
+
+    fn make(&mut self) -> io::Result<Pair> {
+        Pairs::make(self)
+    }
+
+    /// For one grace period (RCU): until then the kernel holds the socket that was on it.
+    fn rest(&mut self, used: Vec<Pair>) -> (Vec<Pair>, Vec<Pair>) {
+        match membarrier(MembarrierCommand::Global) {
+            Ok(()) => (used, Vec::new()),
+            // Where the kernel cannot say when, none is used again.
+            Err(_) => (Vec::new(), used),
+        }
+    }
+
+    fn take_away(&mut self, ended: &[Pair]) -> io::Result<()> {
+        let near: Vec<u32> = ended.iter().map(|pair| pair.near).collect();
+        self.delete(&near)
     }
 }

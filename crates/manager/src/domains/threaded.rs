@@ -7,7 +7,7 @@
 use std::io;
 
 use rustix::process::{Pid, setpriority_process};
-use tidewall_sys::netlink::Netdev;
+use tidewall_sys::netlink::{Napi, Netdev};
 
 /// Of the thread: below the applications, which have work to do with what it gives them.
 const NICE: i32 = 5;
@@ -23,11 +23,24 @@ fn attribute(interface: &str) -> String {
     format!("/sys/class/net/{interface}/threaded")
 }
 
+/// The NAPIs of an interface where the kernel lets each have its thread by netlink (Linux
+/// 6.17), which needs a capability and no file of user 0's, and works in any namespace.
+fn napis(index: u32) -> Option<(Netdev, Vec<Napi>)> {
+    let mut netdev = Netdev::open().ok()?;
+    let napis = netdev.napi_states(index).ok()?;
+    let known = !napis.is_empty() && napis.iter().all(|napi| napi.threaded.is_some());
+    known.then_some((netdev, napis))
+}
+
 /// How an interface is polled.
 ///
 /// # Errors
 /// NotFound before Linux 5.12; what the file system reports.
-pub fn read(interface: &str) -> io::Result<Before> {
+pub fn read(interface: &str, index: u32) -> io::Result<Before> {
+    if let Some((_, napis)) = napis(index) {
+        let threaded = napis.iter().any(|napi| napi.threaded == Some(true));
+        return Ok(Before { threaded });
+    }
     let text = std::fs::read_to_string(attribute(interface))?;
     Ok(Before {
         threaded: text.trim() != "0",
@@ -39,7 +52,7 @@ pub fn read(interface: &str) -> io::Result<Before> {
 ///
 /// # Errors
 /// EOPNOTSUPP for an interface without NAPI, as a veth without a program; EPERM or EACCES
-/// without CAP_NET_ADMIN, CAP_SYS_NICE, and by sysfs user 0; what the kernel reports.
+/// without CAP_NET_ADMIN, CAP_SYS_NICE, and before Linux 6.17 user 0; what the kernel reports.
 pub fn set(interface: &str, index: u32) -> io::Result<()> {
     switch(interface, index, true)?;
     for thread in threads(interface, index) {
@@ -57,24 +70,18 @@ pub fn put_back(interface: &str, index: u32, before: Before) -> io::Result<()> {
 }
 
 fn switch(interface: &str, index: u32, threaded: bool) -> io::Result<()> {
-    if read(interface).is_ok_and(|before| before.threaded == threaded) {
-        // Which makes no thread anew.
-        return Ok(());
+    match napis(index) {
+        Some((mut netdev, napis)) => {
+            // Where it is so already the thread stays as it is.
+            let other = |napi: &&Napi| napi.threaded != Some(threaded);
+            for napi in napis.iter().filter(other) {
+                netdev.set_threaded(napi.id, threaded)?;
+            }
+            Ok(())
+        }
+        None if read(interface, index)? == (Before { threaded }) => Ok(()),
+        None => std::fs::write(attribute(interface), if threaded { "1" } else { "0" }),
     }
-    let written = std::fs::write(attribute(interface), if threaded { "1" } else { "0" });
-    match written {
-        // sysfs is user 0's; by netlink (Linux 6.17) the capability is enough.
-        Err(error) => by_netlink(index, threaded).map_err(|_| error),
-        Ok(()) => Ok(()),
-    }
-}
-
-fn by_netlink(index: u32, threaded: bool) -> io::Result<()> {
-    let mut netdev = Netdev::open()?;
-    for napi in netdev.napi_states(index)? {
-        netdev.set_threaded(napi.id, threaded)?;
-    }
-    Ok(())
 }
 
 /// The threads, as netlink tells (Linux 6.8), or by their names.
