@@ -12,7 +12,8 @@ use tidewall_wire::tcp::Header;
 /// call emits and then acts: where a single emission has the whole received payload it
 /// rewrites the received frame in place (addresses, ports and header; the options of
 /// segments without SYN are none, so the header may shrink); otherwise it copies each
-/// payload into a frame of its own. Checksums, hop limits and next hops are the driver's.
+/// payload into a frame of its own. [`segments`] says which
+/// may share a segment. Checksums, hop limits and next hops are the driver's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Emission {
     /// From `local` to `remote`.
@@ -21,6 +22,33 @@ pub struct Emission {
     pub header: Header,
     /// What it carries.
     pub payload: Payload,
+}
+
+impl Emission {
+    /// Goes on where `before`, the emission just before it, ends.
+    fn follows(&self, before: &Self) -> bool {
+        let (Payload::Received(bytes), Payload::Received(_)) = (&before.payload, &self.payload)
+        else {
+            return false;
+        };
+        let end = before.header.sequence.wrapping_add(bytes.len() as u32);
+        self.flow == before.flow && self.header.sequence == end
+    }
+}
+
+/// The segments that suffice for what one call has emitted: of each the header, and the
+/// emissions whose payloads it carries, one behind the other. None is longer than what was
+/// received.
+pub fn segments(emissions: &[Emission]) -> impl Iterator<Item = (Header, &[Emission])> {
+    let segments = emissions.chunk_by(|before, next| next.follows(before));
+    segments.filter_map(|parts| {
+        let (first, last) = (parts.first()?, parts.last()?);
+        let header = Header {
+            sequence: first.header.sequence,
+            ..last.header
+        };
+        Some((header, parts))
+    })
 }
 
 /// What an emission carries.

@@ -14,6 +14,7 @@ use crate::modules::{MemberView, Module, Modules, Windows};
 use crate::ranges::Ranges;
 use crate::ring::{Chain, Ring};
 use crate::sequence::{FIRST, Numbers};
+use crate::split::Piece;
 use crate::window::Mean;
 use crate::{MemberId, config};
 
@@ -34,6 +35,8 @@ pub(crate) struct Context<'a> {
     pub(crate) emit: &'a mut dyn FnMut(Emission),
     /// Connections to members that are over, to be forgotten.
     pub(crate) gone: &'a mut Vec<(u8, FourTuple)>,
+    /// What a segment is being cut into, but for the last; empty between two segments.
+    pub(crate) pieces: &'a mut Vec<Piece>,
     pub(crate) modules: &'a mut dyn Modules,
     /// The smallest segment size that a member has named so far.
     pub(crate) smallest: &'a mut u16,

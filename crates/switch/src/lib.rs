@@ -48,7 +48,7 @@ mod window;
 
 pub use config::{Config, ConfigError, MEMBERS_MAX, Member, MemberError, MemberId};
 pub use counters::{Counters, MemberCounters};
-pub use emission::{Emission, Payload};
+pub use emission::{Emission, Payload, segments};
 pub use flow::Phase;
 pub use info::{EndInfo, FlowInfo};
 pub use switch::Switch;

@@ -12,7 +12,7 @@ use crate::modules::{self, Members, Verdict};
 use crate::ring::Frame;
 
 /// What one segment carries to a member: frames that are neighbours in both sequences.
-struct Piece {
+pub(crate) struct Piece {
     member: u8,
     lsn: u64,
     /// The first of them was sent before.
@@ -96,11 +96,15 @@ impl Flow {
         payload: &[u8],
         flags: Flags,
     ) -> Result<(), Reset> {
-        let mut piece = None;
+        let mut last = None;
         let push = Flags(flags.0 & Flags::PSH.0);
-        let result = self.split_frames(context, start, payload, &mut piece);
-        if let Some(piece) = piece {
-            self.send_piece(context, piece, push);
+        let result = self.split_frames(context, start, payload, &mut last);
+        if let Some(last) = last {
+            if context.pieces.is_empty() {
+                self.send_piece(context, last, push);
+            } else {
+                self.send_pieces(context, last, push);
+            }
         }
         if !self.inbound.holes.is_empty() || self.any(|end| !end.sink.gaps.is_empty()) {
             self.send_fresh_voids(context);
@@ -164,13 +168,26 @@ impl Flow {
                         repeated: known.is_some(),
                         bytes,
                     };
-                    if let Some(last) = piece.replace(next) {
-                        self.send_piece(context, last, Flags::NONE);
-                    }
+                    context.pieces.extend(piece.replace(next));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Sends what a segment is cut into, member by member: neighbours of one member may
+    /// then leave as one segment.
+    fn send_pieces(&mut self, context: &mut Context<'_>, last: Piece, push: Flags) {
+        let mut pieces = core::mem::take(context.pieces);
+        pieces.push(last);
+        pieces.sort_unstable_by_key(|piece| (piece.member, piece.bytes.start));
+        let behind = pieces.len() - 1;
+        for (number, piece) in pieces.drain(..).enumerate() {
+            let flags = if number == behind { push } else { Flags::NONE };
+            self.send_piece(context, piece, flags);
+        }
+        // Kept for its memory.
+        *context.pieces = pieces;
     }
 
     fn send_piece(&mut self, context: &mut Context<'_>, piece: Piece, push: Flags) {

@@ -15,6 +15,7 @@ use crate::emission::{Emission, Payload};
 use crate::flow::{Context, Flow, Phase, Reset, Stage};
 use crate::info::FlowInfo;
 use crate::modules::Modules;
+use crate::split::Piece;
 
 /// A transport switch: one virtual address, its members, and the connections through
 /// it.
@@ -50,8 +51,9 @@ pub struct Switch {
     pub(crate) half_open: usize,
     pub(crate) generation: u64,
     pub(crate) counters: Counters,
-    /// Kept for its memory.
+    /// Both kept for their memory.
     gone: Vec<(u8, FourTuple)>,
+    pieces: Vec<Piece>,
 }
 
 /// A connection in the table. Its addresses are hashed as words: what
@@ -139,6 +141,7 @@ impl Switch {
             generation: 0,
             counters: Counters::default(),
             gone: Vec::new(),
+            pieces: Vec::new(),
         })
     }
 
@@ -386,6 +389,7 @@ impl Switch {
             members: &mut self.member_counters,
             emit,
             gone: &mut self.gone,
+            pieces: &mut self.pieces,
             modules: self.modules.as_mut(),
             smallest: &mut self.smallest,
             rearm: false,

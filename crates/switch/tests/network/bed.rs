@@ -8,7 +8,7 @@ use tidewall_protocol::tcp::{FourTuple, Secrets, Segment};
 use tidewall_simulator::link::{Impairment, Link};
 use tidewall_simulator::random::Random;
 use tidewall_switch::modules::{Lost, Module, RoundRobin};
-use tidewall_switch::{Config, Emission, Member, MemberId, Payload, Switch};
+use tidewall_switch::{Config, Emission, Member, MemberId, Payload, Switch, segments};
 use tidewall_wire::acp;
 use tidewall_wire::tcp::{Flags, Header};
 
@@ -196,27 +196,29 @@ impl Bed {
 
     fn deliver(&mut self, emissions: Vec<Emission>, answered: Option<&Packet>) {
         let received = answered.map_or(&[][..], |packet| &packet.payload);
-        for emission in emissions {
-            let to_peer = emission.flow.local == self.peer.flow.remote;
-            self.trace(" >", emission.flow, &emission.header, &emission.payload);
-            let payload = bytes_of(&emission, received);
+        for (header, parts) in segments(&emissions) {
+            let FourTuple { local, remote } = parts[0].flow;
+            let to_peer = local == self.peer.flow.remote;
+            let mut payload = Vec::new();
+            for part in parts {
+                self.trace(" >", part.flow, &part.header, &part.payload);
+                let bytes = bytes_of(part, received);
+                self.model.output(part, &bytes, answered, to_peer);
+                payload.extend(bytes);
+            }
             assert!(payload.len() <= SEGMENT_SIZE);
-            self.model.output(&emission, &payload, answered, to_peer);
             let packet = Packet {
                 flow: FourTuple {
-                    local: emission.flow.remote,
-                    remote: emission.flow.local,
+                    local: remote,
+                    remote: local,
                 },
-                header: emission.header,
+                header,
                 payload,
             };
             let link = if to_peer {
                 &mut self.peer_links[1]
             } else {
-                let host = self
-                    .hosts
-                    .iter_mut()
-                    .find(|host| host.address == emission.flow.remote);
+                let host = self.hosts.iter_mut().find(|host| host.address == remote);
                 &mut host.expect("a member").links[0]
             };
             let bytes = 40 + packet.payload.len() as u32;

@@ -10,7 +10,7 @@ use tidewall_protocol::tcp::{
 use tidewall_simulator::link::{Impairment, Link, Loss};
 use tidewall_simulator::random::Random;
 use tidewall_switch::modules::{Lost, Module, Modules, Speed};
-use tidewall_switch::{Emission, Member, Switch};
+use tidewall_switch::{Emission, Member, Switch, segments};
 
 use super::bed::{bytes_of, config, delayed, round_robin, secrets, segment};
 use super::end::Packet;
@@ -179,9 +179,9 @@ impl Bed {
     }
 
     fn deliver(&mut self, emissions: Vec<Emission>, received: &[u8]) {
-        for emission in emissions {
-            let payload = bytes_of(&emission, received);
-            let remote = emission.flow.remote;
+        for (header, parts) in segments(&emissions) {
+            let payload: Vec<u8> = parts.iter().flat_map(|it| bytes_of(it, received)).collect();
+            let FourTuple { local, remote } = parts[0].flow;
             let machine = if remote.port() == 6379 {
                 let std::net::IpAddr::V4(address) = remote.ip() else {
                     panic!("{remote}");
@@ -192,10 +192,10 @@ impl Bed {
             };
             let sent = Packet {
                 flow: FourTuple {
-                    local: emission.flow.remote,
-                    remote: emission.flow.local,
+                    local: remote,
+                    remote: local,
                 },
-                header: emission.header,
+                header,
                 payload,
             };
             let bytes = 40 + sent.payload.len() as u32;

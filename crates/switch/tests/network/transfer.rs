@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tidewall_simulator::link::{Impairment, Loss, Reorder};
 use tidewall_simulator::random::Random;
-use tidewall_switch::Phase;
 use tidewall_switch::modules::{HashOfKey, LeastOutstanding, Lost, Module, Speed};
+use tidewall_switch::{Emission, Phase, segments};
 use tidewall_wire::tcp::Flags;
 
-use super::bed::{Bed, config, delayed, round_robin};
+use super::bed::{Bed, bytes_of, config, delayed, round_robin};
 use super::raw::{MEMBER_ISN, Raw, data};
 
 /// A frame's payload: its number, and bytes that only it has.
@@ -223,4 +223,29 @@ fn an_end_comes_again_behind_frames_that_are_acknowledged() {
     let mut to_member = emissions.iter().filter(|emission| emission.flow == flow);
     let ack = MEMBER_ISN.wrapping_add(behind + 1);
     assert!(to_member.any(|emission| emission.header.acknowledgment == ack));
+}
+
+/// However the frames of a segment alternate between members, each gets one segment.
+#[test]
+fn frames_of_a_segment_for_one_member_leave_together() {
+    let mut raw = Raw::open(2);
+    let frames = [&b"one"[..], b"two", b"three", b"four", b"five"].map(data);
+    let whole = frames.concat();
+    let sent = raw.peer(1, 1, Flags::ACK | Flags::PSH, &whole);
+    let segments: Vec<_> = segments(&sent).collect();
+    let payload = |parts: &[Emission]| -> Vec<u8> {
+        let bytes = parts.iter().map(|part| bytes_of(part, &whole));
+        bytes.collect::<Vec<_>>().concat()
+    };
+    assert_eq!(segments.len(), 2, "{segments:?}");
+    for (member, (header, parts)) in segments.iter().enumerate() {
+        let mine = frames.iter().skip(member).step_by(2).cloned();
+        assert_eq!(payload(parts), mine.collect::<Vec<_>>().concat());
+        let (flow, isn) = raw.members[member];
+        assert_eq!(parts[0].flow, flow);
+        assert_eq!(header.sequence.wrapping_sub(isn), 1);
+    }
+    assert!(segments[1].0.flags.contains(Flags::PSH));
+    // Sent again, they leave as they did.
+    assert_eq!(raw.peer(1, 1, Flags::ACK | Flags::PSH, &whole), sent);
 }

@@ -71,8 +71,8 @@ struct Wiring {
     /// By which interface a segment from each of our addresses leaves.
     sides: Vec<(IpAddr, usize)>,
     emissions: Vec<Emission>,
-    /// The bytes of a null frame.
-    null: Vec<u8>,
+    /// The bytes of a null frame, or of parts that share a segment.
+    bytes: Vec<u8>,
 }
 
 impl Driver {
@@ -116,7 +116,7 @@ impl Driver {
                 interfaces: interfaces.to_vec(),
                 sides: vec![(virtual_address.ip(), PEERS)],
                 emissions: Vec::new(),
-                null: Vec::new(),
+                bytes: Vec::new(),
             },
             began: Instant::now(),
             swept: Time::ZERO,
@@ -264,8 +264,9 @@ impl Wiring {
             && (self.emissions.iter()).any(|emission| emission.flow.local != flow.local)
     }
 
-    /// Sends what was emitted, in order. The last part of the received payload goes in
-    /// the frame that it came in; so does what carries nothing, if no payload goes on.
+    /// Sends what was emitted, in order; what follows what was just before it shares its
+    /// segment. The last part of the received payload goes in the frame that it came in, if
+    /// it is a segment's; so does what carries nothing, if no payload goes on.
     fn act(
         &mut self,
         output: &mut Output,
@@ -273,44 +274,45 @@ impl Wiring {
         traffic_class: u8,
     ) {
         let has_payload = |emission: &Emission| matches!(emission.payload, Payload::Received(_));
-        let last = self.emissions.iter().rposition(has_payload);
-        let in_place = last.or(self.emissions.len().checked_sub(1));
-        let mut emissions = std::mem::take(&mut self.emissions);
-        for (number, emission) in emissions.drain(..).enumerate() {
-            let Emission {
-                flow,
-                header,
-                payload,
-            } = emission;
+        let emissions = std::mem::take(&mut self.emissions);
+        let last = emissions.iter().rposition(has_payload);
+        let in_place = last.or(emissions.len().checked_sub(1));
+        let mut number = 0;
+        for (header, parts) in tidewall_switch::segments(&emissions) {
+            let begun = number;
+            number += parts.len();
+            let Some(Emission { flow, payload, .. }) = parts.first() else {
+                continue;
+            };
             let Some(side) = self.side(flow.local.ip()) else {
                 continue;
             };
             let followed = arrived.as_deref().filter(|arrived| arrived.is_followed());
             let before = followed.map(|arrived| {
-                trace::translated(&flow, &header, &payload, arrived);
+                trace::translated(flow, &header, parts, arrived);
                 output.counters()
             });
             let heading = Heading {
-                flow,
+                flow: *flow,
                 header,
                 // Of what was received: with its ECN mark.
-                traffic_class: if has_bytes(&payload) {
-                    traffic_class
-                } else {
-                    0
-                },
+                traffic_class: if has_bytes(payload) { traffic_class } else { 0 },
             };
             match (payload, arrived.as_deref_mut()) {
                 (Payload::Null(size), arrived) => {
-                    let null = null_frame(&mut self.null, size);
+                    let null = null_frame(&mut self.bytes, *size);
                     output.send(side, &heading, null, arrived.as_deref());
+                }
+                (_, Some(arrived)) if parts.len() > 1 => {
+                    let together = joined(&mut self.bytes, parts, arrived.payload());
+                    output.send(side, &heading, together, Some(arrived));
                 }
                 (payload, Some(arrived)) => {
                     let range = match payload {
-                        Payload::Received(range) => range,
+                        Payload::Received(range) => range.clone(),
                         _ => 0..0,
                     };
-                    if Some(number) == in_place {
+                    if Some(begun) == in_place {
                         output.forward(side, &heading, arrived, range);
                     } else {
                         let part = arrived.payload().get(range).unwrap_or_default();
@@ -326,6 +328,7 @@ impl Wiring {
         }
         // Kept for its memory.
         self.emissions = emissions;
+        self.emissions.clear();
     }
 
     fn side(&self, local: IpAddr) -> Option<usize> {
@@ -336,6 +339,17 @@ impl Wiring {
 
 fn has_bytes(payload: &Payload) -> bool {
     matches!(payload, Payload::Received(range) if !range.is_empty())
+}
+
+/// The parts of what was received, one behind the other.
+fn joined<'a>(buffer: &'a mut Vec<u8>, parts: &[Emission], received: &[u8]) -> &'a [u8] {
+    buffer.clear();
+    for part in parts {
+        if let Payload::Received(range) = &part.payload {
+            buffer.extend_from_slice(received.get(range.clone()).unwrap_or_default());
+        }
+    }
+    buffer
 }
 
 /// A null frame of so many bytes in all.

@@ -4,7 +4,7 @@
 
 use tidewall_protocol::tcp::{FourTuple, Segment};
 use tidewall_socket::forward::{Arrived, OutputCounters};
-use tidewall_switch::{Counters, Payload, Switch};
+use tidewall_switch::{Counters, Emission, Payload, Switch};
 use tidewall_wire::acp::Frames;
 use tidewall_wire::tcp::Header;
 
@@ -49,10 +49,10 @@ pub(super) fn after(before: &Counters, switch: &Switch, arrived: &Arrived<'_>) {
 pub(super) fn translated(
     flow: &FourTuple,
     header: &Header,
-    payload: &Payload,
+    parts: &[Emission],
     arrived: &Arrived<'_>,
 ) {
-    match payload {
+    parts.iter().for_each(|part| match &part.payload {
         Payload::None => {}
         Payload::Null(size) => arrived.trace("frames", || {
             format!("a null frame of {size} bytes to {}", flow.remote)
@@ -64,7 +64,7 @@ pub(super) fn translated(
             let sizes = sizes.join("+");
             format!("bytes {range:?} of it, {sizes} to {}", flow.remote)
         }),
-    }
+    });
     arrived.trace("translated", || {
         let Header {
             sequence,
