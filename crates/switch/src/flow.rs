@@ -161,6 +161,9 @@ pub(crate) struct Outbound {
     pub(crate) runs: VecDeque<Run>,
     /// The most that a window field of ours to a member rounds off, and one.
     pub(crate) unit: u64,
+    /// Segments that each member is offered when the handshake is complete, if the peer's
+    /// window has so many: Linux sends none over half of that offer, ever.
+    pub(crate) first: u64,
     /// The size of segments, of which each may be a run.
     pub(crate) mean: Mean,
     /// How many runs there may be.
@@ -359,6 +362,7 @@ impl Flow {
                 mean: Mean::default(),
                 limit: config.ring,
                 unit: 1 << config.window_scale,
+                first: if config.kernel_ends { 2 } else { 1 },
                 fin: None,
                 fin_acked: false,
                 fin_owner: None,

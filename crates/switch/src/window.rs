@@ -3,6 +3,7 @@
 
 use crate::flow::{End, Flow, Inbound};
 use crate::modules::Windows;
+use crate::sequence::FIRST;
 
 /// Frames over which sizes are averaged.
 const MEAN_OF: u8 = 64;
@@ -165,7 +166,12 @@ impl Flow {
             // A share that no frame fits would stop its member for good, also for what
             // the field rounds off.
             room => {
-                let least = count * segment.next_multiple_of(outbound.unit);
+                let segments = if outbound.next == FIRST {
+                    outbound.first
+                } else {
+                    1
+                };
+                let least = count * (segments * segment).next_multiple_of(outbound.unit);
                 outbound.mean.bytes(room).max(least)
             }
         };

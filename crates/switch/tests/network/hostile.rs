@@ -410,3 +410,21 @@ fn kernels_are_not_offered_a_part_of_a_frame() {
         assert_eq!(raw.acks(&emitted), [all]);
     }
 }
+
+/// A kernel's segments are no longer than half of the first window that it is offered.
+#[test]
+fn kernels_are_offered_two_segments_at_first() {
+    const MEMBERS: usize = 5;
+    let mut set = config();
+    set.kernel_ends = true;
+    // Its room, in frames of which nothing is known yet, is less than that.
+    set.ring = 96;
+    let mut raw = Raw::new(set, round_robin(Lost::Reset), MEMBERS);
+    let syns = raw.syn(super::raw::syn_options());
+    raw.answer(&syns);
+    let opened = raw.peer(1, 1, Flags::ACK, &[]);
+    assert_eq!(opened.len(), MEMBERS);
+    for emission in &opened {
+        assert!(emission.header.window >= 2 * 900, "{emission:?}");
+    }
+}
