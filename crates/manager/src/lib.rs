@@ -40,6 +40,7 @@ mod raw;
 mod refusal;
 pub mod restore;
 mod syn_limit;
+pub mod view;
 
 pub use device::{AfXdp, Config, XdpMode};
 pub use program::{Program, TestResult, Traces};

@@ -137,6 +137,10 @@ impl Device for FakeDevice {
         result
     }
 
+    fn counters(&self, _: u32) -> Option<QueueCounters> {
+        None
+    }
+
     fn request(&mut self, _: u16, _: &Request) -> io::Result<Answer> {
         self.step(false).1.map(|()| Answer::Done(Empty {}))
     }

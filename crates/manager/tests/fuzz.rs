@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bolero::check;
+use tidewall_device::demux::layout::COUNTERS;
 use tidewall_fuzz::{Seed, Target};
 use tidewall_manager::protocol::*;
 
@@ -129,6 +130,14 @@ fn seeds() -> Vec<Seed> {
         ),
         ("get_counters", Request::GetCounters(Empty {})),
         ("leave", Request::Leave(Empty {})),
+        (
+            "get_status",
+            Request::GetStatus(ApplicationNumber { application: 1 }),
+        ),
+        (
+            "get_queue_counters",
+            Request::GetQueueCounters(QueueNumber { queue: 1 }),
+        ),
     ];
     let answers = [
         ("done", Answer::Done(Empty {})),
@@ -196,6 +205,27 @@ fn seeds() -> Vec<Seed> {
                 refused: 7,
                 malformed: 8,
                 retried: 9,
+            }),
+        ),
+        (
+            "status",
+            Answer::Status(Status {
+                application: 1,
+                domain: 1000,
+                process: 4711,
+                state: STATUS_AWAITED,
+                queues: 1,
+                ports: 2,
+                holders: 3,
+                blocks: 4,
+            }),
+        ),
+        (
+            "queue_counters",
+            Answer::QueueCounters(QueueCounters {
+                queue: 1,
+                queues: 2,
+                counters: [5; COUNTERS],
             }),
         ),
     ];

@@ -25,6 +25,7 @@ use tidewall_manager::connection::Listener;
 use tidewall_manager::daemon::Limits;
 use tidewall_manager::daemon::direct::DirectDevice;
 use tidewall_manager::daemon::log::{Level, Log};
+use tidewall_manager::daemon::metrics::{Endpoint, Metrics};
 use tidewall_manager::daemon::server::Server;
 use tidewall_manager::pinned::PinDirectory;
 
@@ -52,6 +53,10 @@ struct Arguments {
     /// that cannot, on hardware, generically]
     #[arg(long, value_name = "MODE")]
     xdp: Option<XdpMode>,
+    /// Where Prometheus may read metrics: a loopback address and port, or the absolute path
+    /// of a Unix socket for user 0
+    #[arg(long, value_name = "ENDPOINT")]
+    metrics: Option<Endpoint>,
     /// Detach the program, remove what is pinned, and end
     #[arg(long)]
     remove: bool,
@@ -115,7 +120,11 @@ fn start(
     let listener = listener(&socket_path(arguments)?, passed)?;
     let mut limits = Limits::default();
     limits.trusted = arguments.trust.clone();
-    Server::new(limits, device, listener, std::mem::take(log))
+    let mut server = Server::new(limits, device, listener, std::mem::take(log))?;
+    if let Some(endpoint) = &arguments.metrics {
+        server.set_metrics(Metrics::open(endpoint)?)?;
+    }
+    Ok(server)
 }
 
 /// A socket of a unit's comes before the path. One that an earlier run has stored is of

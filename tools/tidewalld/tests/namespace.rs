@@ -2,11 +2,11 @@
 
 mod support;
 
-use std::io::{ErrorKind, IoSliceMut};
+use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -22,6 +22,7 @@ use tidewall_device::demux::layout::{Counter, Protocol};
 use tidewall_manager::client::Client;
 use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::protocol::*;
+use tidewall_manager::view::View;
 
 #[test]
 fn a_daemon_is_killed_and_another_takes_over() {
@@ -41,6 +42,11 @@ fn systemd_hands_over_a_socket_and_is_notified() {
 #[test]
 fn a_stored_socket_is_taken_up_again() {
     run("a_stored_socket_is_taken_up_again");
+}
+
+#[test]
+fn applications_are_shown_to_their_users_and_all_to_root() {
+    run("applications_are_shown_to_their_users_and_all_to_root");
 }
 
 #[test]
@@ -283,6 +289,52 @@ mod inside {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         while hear() != "STOPPING=1" {}
         assert!(daemon.0.wait().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn applications_are_shown_to_their_users_and_all_to_root() {
+        let mut metrics = directory().into_os_string();
+        metrics.push(".metrics");
+        let metrics = PathBuf::from(metrics);
+        let (_daemon, _) = start_with(command().arg("--metrics").arg(&metrics));
+        let of_root = client();
+        let listener = TcpListener::bind("0.0.0.0:7001").unwrap();
+        of_root.own_port(Protocol::Tcp, &listener).unwrap();
+        let of_user = as_user(TRUSTED, client);
+        of_user.lease(Protocol::Udp).unwrap();
+        let seen = |uid| {
+            as_user(uid, || {
+                let view = View::connect(&socket()).unwrap();
+                let all = view.applications().unwrap();
+                let of = |status: Status| (status.domain, status.ports, status.blocks);
+                let all: Vec<_> = all.into_iter().map(of).collect();
+                (all, view.queue(0).map(|of| of.queues))
+            })
+        };
+        let (all, queues) = seen(0);
+        assert_eq!(all, [(0, 1, 0), (TRUSTED, 0, 1)]);
+        assert_eq!(queues.unwrap(), 1);
+        let (own, queues) = seen(TRUSTED);
+        assert_eq!(own, [(TRUSTED, 0, 1)]);
+        assert_eq!(queues.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(seen(TRUSTED + 1).0, []);
+        let view = View::connect(&socket()).unwrap();
+        assert_eq!(view.queue(7).unwrap_err().kind(), ErrorKind::InvalidInput);
+
+        let mut scraper = UnixStream::connect(&metrics).unwrap();
+        scraper.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        scraper.read_to_string(&mut answer).unwrap();
+        let line = format!(
+            "tidewall_application_blocks{{interface=\"{INTERFACE}\",application=\"1\",\
+             user=\"{TRUSTED}\",process=\"{}\"}} 1\n",
+            std::process::id()
+        );
+        assert!(answer.contains(&line), "{answer}");
+        let closed = as_user(TRUSTED, || UnixStream::connect(&metrics).map(|_| ()));
+        assert_eq!(closed.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        std::fs::remove_file(metrics).unwrap();
     }
 
     /// A field of /proc/PID/status.

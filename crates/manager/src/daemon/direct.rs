@@ -10,8 +10,11 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt,
 };
-use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
-use tidewall_device::interface::{driver, is_physical, transmit_queue_count};
+use tidewall_device::demux::ClassCounts;
+use tidewall_device::demux::layout::{
+    APPLICATIONS, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
+};
+use tidewall_device::interface::{driver, is_physical, queue_count, transmit_queue_count};
 use tidewall_sys::netlink::Rtnetlink;
 use tidewall_sys::{interface, option, option_bytes};
 use zerocopy::FromZeros;
@@ -23,7 +26,9 @@ use super::{Device, Recovered};
 use crate::XdpMode;
 use crate::pinned::{PinDirectory, PinnedProgram};
 use crate::program::random_bytes;
-use crate::protocol::{Answer, Blocks, Empty, Join, Joined, Queue, Request, address, text};
+use crate::protocol::{
+    Answer, Blocks, Empty, Join, Joined, Queue, QueueCounters, Request, address, text,
+};
 
 /// What an application is handed beside [`Joined`].
 #[derive(Debug)]
@@ -159,6 +164,22 @@ impl DirectDevice {
         })
     }
 
+    /// Queues that the driver program counts on.
+    fn queue_count(&self) -> u32 {
+        queue_count(&self.interface).unwrap_or(1).min(QUEUES as u32)
+    }
+
+    /// What became of the kernel's frames on each queue, by class.
+    pub fn classes(&self) -> Vec<[ClassCounts; CLASSES]> {
+        let counts = |queue| Class::ALL.map(|class| self.program.trusted().class(queue, class));
+        (0..self.queue_count()).map(counts).collect()
+    }
+
+    /// The interface's name.
+    pub fn interface(&self) -> &str {
+        &self.interface
+    }
+
     /// Detaches the program and gives everything back.
     ///
     /// # Errors
@@ -292,6 +313,25 @@ impl Device for DirectDevice {
             .set_entry(OWN_ENTRY, &own_entry(mode, &either))?;
         self.reserved.set(blocks)?;
         self.program.set_entry(OWN_ENTRY, &own_entry(mode, blocks))
+    }
+
+    fn counters(&self, queue: u32) -> Option<QueueCounters> {
+        let queues = self.queue_count();
+        if queue >= queues {
+            return None;
+        }
+        let of_queue = self.program.trusted().counters(queue);
+        let mut counters = [0; COUNTERS];
+        for counter in Counter::ALL {
+            if let Some(place) = counters.get_mut(counter as usize) {
+                *place = of_queue.counter(counter);
+            }
+        }
+        Some(QueueCounters {
+            queue,
+            queues,
+            counters,
+        })
     }
 
     fn request(&mut self, _: u16, request: &Request) -> io::Result<Answer> {

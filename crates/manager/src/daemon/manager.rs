@@ -9,6 +9,7 @@ use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
 
 mod leases;
 mod refusal;
+mod status;
 
 pub use refusal::Refusal;
 
@@ -314,6 +315,8 @@ impl Manager {
             Request::Lease(of) => self.lease(client, of, now, device)?,
             Request::ReturnLease(block) => self.return_lease(client, block, now, device)?,
             Request::GetCounters(_) => Answer::Counters(self.counters()),
+            Request::GetStatus(of) => self.get_status(client, of)?,
+            Request::GetQueueCounters(of) => self.get_queue_counters(client, of, device)?,
             Request::Leave(_) => {
                 self.gone(client, now, device);
                 return Ok(Reply::Left);

@@ -16,6 +16,7 @@ pub mod direct;
 pub mod journal;
 pub mod log;
 mod manager;
+pub mod metrics;
 pub mod ports;
 mod reserved;
 pub mod server;
@@ -26,7 +27,7 @@ use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
 
-use crate::protocol::{Answer, Blocks, Join, Joined, Request};
+use crate::protocol::{Answer, Blocks, Join, Joined, QueueCounters, Request};
 use journal::Entry;
 use ports::PortKey;
 
@@ -93,6 +94,9 @@ pub trait Device {
     /// # Errors
     /// What the kernel reports.
     fn reserve(&mut self, blocks: &Blocks) -> io::Result<()>;
+
+    /// What the driver program counts on a queue; `None` where there is no such queue.
+    fn counters(&self, queue: u32) -> Option<QueueCounters>;
 
     /// What concerns an application's own queues and nobody else: moderation, NAPI probes,
     /// input tests, neighbours.

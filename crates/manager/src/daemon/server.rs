@@ -11,11 +11,12 @@ use rustix::event::{Timespec, epoll};
 use tidewall_sys::monotonic;
 use tidewall_sys::netlink::{Change, Monitor};
 
-use super::Limits;
 use super::direct::{DirectDevice, Parts};
 use super::log::{Level, Log};
 use super::manager::{ClientId, Manager, Reply};
+use super::metrics::{self, Metrics, Next};
 use super::ports::HolderFacts;
+use super::{Device, Limits};
 use crate::connection::{Connection, Credentials, Listener};
 use crate::protocol::{Answer, Counters, Empty, Joined, as_text};
 
@@ -27,7 +28,10 @@ const EVENTS: usize = 64;
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const CHANGES: u64 = 2;
-const FIRST_CLIENT: u64 = 3;
+const METRICS: u64 = 3;
+const FIRST_CLIENT: u64 = 4;
+/// Set in the number of a scraper of metrics.
+const SCRAPER: u64 = 1 << 63;
 
 /// A manager, its device and its clients.
 #[derive(Debug)]
@@ -40,6 +44,7 @@ pub struct Server {
     clients: HashMap<ClientId, Connection>,
     next: ClientId,
     log: Log,
+    metrics: Option<Metrics>,
 }
 
 impl Server {
@@ -66,10 +71,65 @@ impl Server {
             clients: HashMap::new(),
             next: FIRST_CLIENT,
             log,
+            metrics: None,
         };
         server.watch(server.listener.as_fd(), LISTENER)?;
         server.watch(server.changes.as_fd(), CHANGES)?;
         Ok(server)
+    }
+
+    /// Answers those who scrape metrics, too.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn set_metrics(&mut self, metrics: Metrics) -> io::Result<()> {
+        self.watch(metrics.as_fd(), METRICS)?;
+        self.metrics = Some(metrics);
+        Ok(())
+    }
+
+    fn accept_scraper(&mut self) {
+        let Some(metrics) = &mut self.metrics else {
+            return;
+        };
+        let taken_in = metrics.accept().and_then(|(number, socket)| {
+            let data = epoll::EventData::new_u64(SCRAPER | number);
+            Ok(epoll::add(
+                &self.epoll,
+                socket,
+                data,
+                epoll::EventFlags::IN,
+            )?)
+        });
+        match taken_in {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                self.warn("scraper-not-taken-in", &error);
+            }
+            _ => {}
+        }
+    }
+
+    fn serve_scraper(&mut self, number: u64) {
+        let (manager, device) = (&self.manager, &self.device);
+        let text = || {
+            metrics::text(&metrics::Values {
+                interface: device.interface(),
+                counters: manager.counters(),
+                applications: manager.statuses().collect(),
+                queues: (0..).map_while(|queue| device.counters(queue)).collect(),
+                classes: device.classes(),
+            })
+        };
+        let Some(metrics) = &mut self.metrics else {
+            return;
+        };
+        if metrics.serve(number, text) == Next::Writes
+            && let Some(socket) = metrics.socket(number)
+        {
+            let data = epoll::EventData::new_u64(SCRAPER | number);
+            // It waits for its time-out otherwise.
+            let _ = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::OUT);
+        }
     }
 
     fn watch(&self, descriptor: BorrowedFd<'_>, number: u64) -> io::Result<()> {
@@ -132,6 +192,8 @@ impl Server {
                     STOP => return Ok(()),
                     LISTENER => self.accept(),
                     CHANGES => self.host_changed(),
+                    METRICS => self.accept_scraper(),
+                    number if number & SCRAPER != 0 => self.serve_scraper(number & !SCRAPER),
                     client => self.serve(client),
                 }
             }

@@ -3,6 +3,7 @@
 
 use std::io;
 
+use tidewall_device::demux::layout::COUNTERS;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a name of an interface or of a driver, closed by a zero where it is shorter.
@@ -210,6 +211,42 @@ bodies! {
         sequence: u32,
     }
 
+    /// An application's number.
+    ApplicationNumber {
+        /// In the driver program's tables.
+        application: u32,
+    }
+
+    /// An application, as its user and user 0 may know it.
+    Status {
+        /// In the driver program's tables.
+        application: u32,
+        /// User id.
+        domain: u32,
+        /// Process id, as it was when it joined; 0 in another PID namespace.
+        process: u32,
+        /// One of [`STATUS_LIVE`] and those after it.
+        state: u32,
+        /// Queues that it has.
+        queues: u32,
+        /// Ports that it owns, those of leases aside.
+        ports: u32,
+        /// Sockets that hold them.
+        holders: u32,
+        /// Blocks that it has leased.
+        blocks: u32,
+    }
+
+    /// What the driver program counts on a queue, since it was loaded.
+    QueueCounters {
+        /// Of the device.
+        queue: u32,
+        /// How many queues the device has.
+        queues: u32,
+        /// By [`tidewall_device::demux::layout::Counter`].
+        counters: [u64; COUNTERS],
+    }
+
     /// What a manager counts, since it began.
     Counters {
         /// Applications that live.
@@ -234,6 +271,13 @@ bodies! {
         retried: u64,
     }
 }
+
+/// Of [`Status`]: its client is connected.
+pub const STATUS_LIVE: u32 = 1;
+/// An earlier run's, which has not presented itself yet.
+pub const STATUS_AWAITED: u32 = 2;
+/// It is being cleared away.
+pub const STATUS_CLEARING: u32 = 3;
 
 /// The device interrupts with each frame.
 pub const MODERATION_ENABLED: u32 = 0;

@@ -165,6 +165,11 @@ messages! {
         GetCounters(Empty) = 12,
         /// To be an application no longer.
         Leave(Empty) = 13,
+        /// The first application from this number on that the asking user may know of: all
+        /// for user 0, else his own. Answered by `Status`, or by `Done` where there is none.
+        GetStatus(ApplicationNumber) = 16,
+        /// What the driver program counts on a queue, for user 0. Answered by `QueueCounters`.
+        GetQueueCounters(QueueNumber) = 17,
     }
 }
 
@@ -188,6 +193,10 @@ messages! {
         Probed(Probed) = 134,
         /// What the manager counts.
         Counters(Counters) = 135,
+        /// An application.
+        Status(Status) = 140,
+        /// What the driver program counts on a queue.
+        QueueCounters(QueueCounters) = 141,
     }
 }
 

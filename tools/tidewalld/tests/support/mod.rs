@@ -16,6 +16,7 @@ use tidewall_manager::client::Client;
 use tidewall_manager::connection::Connection;
 use tidewall_manager::pinned::kernel_maps;
 use tidewall_manager::protocol::*;
+use tidewall_manager::view::View;
 
 pub const INTERFACE: &str = "tw-here";
 pub const DAEMON: &str = env!("CARGO_BIN_EXE_tidewalld");
@@ -170,14 +171,7 @@ pub fn client() -> Client {
 
 /// What the daemon counts, as one asks who is no application.
 pub fn counters() -> Counters {
-    let connection = Connection::connect(&socket()).unwrap();
-    let request = Request::GetCounters(Empty {});
-    connection.send(&request.emit(1), &[]).unwrap();
-    let received = connection.receive().unwrap().unwrap();
-    match Answer::parse(&received.bytes).unwrap().1 {
-        Answer::Counters(counters) => counters,
-        other => panic!("{other:?}"),
-    }
+    View::connect(&socket()).unwrap().counters().unwrap()
 }
 
 /// Runs in a thread of another user, without capabilities.

@@ -1,0 +1,90 @@
+//! Who looks at a manager without being an application of it: `tidewall top`.
+
+use std::cell::Cell;
+use std::io;
+use std::path::Path;
+
+use crate::connection::Connection;
+use crate::protocol::{
+    Answer, ApplicationNumber, Counters, Empty, QueueCounters, QueueNumber, Request, Status,
+};
+
+/// A connection to a manager, by which nothing changes.
+#[derive(Debug)]
+pub struct View {
+    connection: Connection,
+    next: Cell<u32>,
+}
+
+impl View {
+    /// Connects to the manager at a path.
+    ///
+    /// # Errors
+    /// NotFound, ConnectionRefused where no manager listens.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        Ok(View {
+            connection: Connection::connect(path)?,
+            next: Cell::new(1),
+        })
+    }
+
+    /// The applications that this user may know of: all for user 0, else his own.
+    ///
+    /// # Errors
+    /// What the connection reports.
+    pub fn applications(&self) -> io::Result<Vec<Status>> {
+        let mut all = Vec::new();
+        let mut application = 0;
+        loop {
+            match self.ask(&Request::GetStatus(ApplicationNumber { application }))? {
+                Answer::Status(status) if status.application >= application => {
+                    application = status.application.saturating_add(1);
+                    all.push(status);
+                }
+                Answer::Done(_) => return Ok(all),
+                _ => return Err(unexpected()),
+            }
+        }
+    }
+
+    /// What the driver program counts on a queue.
+    ///
+    /// # Errors
+    /// PermissionDenied to others than user 0; InvalidInput where there is no such queue.
+    pub fn queue(&self, queue: u32) -> io::Result<QueueCounters> {
+        match self.ask(&Request::GetQueueCounters(QueueNumber { queue }))? {
+            Answer::QueueCounters(counters) => Ok(counters),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// What the manager counts.
+    ///
+    /// # Errors
+    /// What the connection reports.
+    pub fn counters(&self) -> io::Result<Counters> {
+        match self.ask(&Request::GetCounters(Empty {}))? {
+            Answer::Counters(counters) => Ok(counters),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn ask(&self, request: &Request) -> io::Result<Answer> {
+        let id = self.next.replace(self.next.get().wrapping_add(1));
+        self.connection.send(&request.emit(id), &[])?;
+        let received = self.connection.receive()?;
+        let received = received.ok_or(io::ErrorKind::ConnectionReset)?;
+        match Answer::parse(&received.bytes) {
+            Ok((_, Answer::Error(failure))) => Err((&failure).into()),
+            Ok((_, answer)) => Ok(answer),
+            Err(_) => Err(unexpected()),
+        }
+    }
+}
+
+fn unexpected() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the manager answered something else",
+    )
+}
