@@ -95,9 +95,9 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Poll for up to so long before sleeping, in µs (or as 1ms), where the last answer's next question
-    /// came within that time; 0: never
-    #[arg(long, value_name = "TIME", default_value = "20us", value_parser = spin)]
-    spin: Duration,
+    /// came within that time; 0: never [default: as long as a wake-up takes]
+    #[arg(long, value_name = "TIME", value_parser = spin)]
+    spin: Option<Duration>,
     /// Where the driver program runs: native, in the driver, or generic, after the kernel has made a
     /// buffer of each frame [default: native, or generic on a card whose driver has no native XDP]
     #[arg(long, value_name = "MODE")]

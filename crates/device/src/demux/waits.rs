@@ -22,7 +22,10 @@ pub enum Waits {
 }
 
 impl Waits {
-    /// How much later than it says a time may end.
+    /// How much later than it says a time may end: the power of two of nanoseconds next to
+    /// the 4 ms of a scheduler tick (HZ=250). Three of them, the longest that an
+    /// acknowledgment may wait, are a third of the shortest delay of one by Linux
+    /// (TCP_DELACK_MIN, 40 ms).
     pub const TICK: Duration = Duration::from_nanos(1 << TICK_SHIFT);
 }
 

@@ -58,7 +58,7 @@ const SATURATED: u64 = 4;
 const SATURATED_FOR: u32 = 3;
 /// It is not any more when its rounds are as small as this: below two thirds of
 /// the processor, by what a poll and a frame cost.
-const SPARE: u64 = 8;
+const UNSATURATED: u64 = 8;
 
 /// When more than one frame in so many is answered, somebody waits.
 const ANSWERED: u64 = 64;
@@ -197,7 +197,7 @@ impl Policy for Adaptive {
         let answers = interval.sent.saturating_mul(ANSWERED) > interval.frames;
         self.hurried = answers && came >= HURRY_FROM;
         if self.saturated {
-            self.saturated = interval.frames >= u64::from(interval.rounds) * SPARE;
+            self.saturated = interval.frames >= u64::from(interval.rounds) * UNSATURATED;
             self.filled = 0;
         } else {
             let full = u64::from(interval.exhausted) * u64::from(self.budget);

@@ -37,9 +37,10 @@ pub(crate) use wake_up::WakeUp;
 /// A sleeper looks again after this long while the driver may have lost frames
 /// whose credit is still out.
 const RECONCILE_AFTER: Duration = Duration::from_millis(1);
-/// How long others' frames must have come more slowly before that is believed:
-/// senders pause.
-const FLOOD_HYSTERESIS: Duration = Duration::from_millis(1);
+/// So many times what a wake-up takes others' frames must have come more slowly before
+/// that is believed: senders pause. To sleep in each pause costs a wake-up and falling
+/// asleep again; not to sleep after a flood costs the time of so many, once.
+const FLOOD_HYSTERESIS: u32 = 50;
 /// So many frames of others while a thread falls asleep and is woken are a flood: it
 /// had better not sleep.
 const FLOOD: f64 = 4.0;
@@ -228,13 +229,13 @@ impl Looks {
 }
 
 impl Receiver {
-    /// `spin`: how long a wait may poll before it sleeps. `classed`: queues are traffic
-    /// classes.
+    /// `spin`: how long a wait may poll before it sleeps; `None`: as long as a wake-up
+    /// takes: polling in vain then costs no more than it could have saved. `classed`: queues are traffic classes.
     pub(crate) fn new(
         queues: Vec<QueueHandle>,
         transmit_queues: usize,
         architecture: Architecture,
-        spin: Duration,
+        spin: Option<Duration>,
         wake_up: WakeUp,
         classed: bool,
     ) -> Self {
@@ -245,7 +246,7 @@ impl Receiver {
             host: OnceLock::new(),
             leadership: Leadership::default(),
             deferral: Deferral::new(),
-            spin: Spin::new(spin),
+            spin: Spin::new(spin.unwrap_or(wake_up.time())),
             wake_up,
             others: Mutex::default(),
             looks: Looks::default(),

@@ -40,7 +40,7 @@ enum Caller {
     /// It will sleep on the devices if there is nothing.
     Sleeper,
     /// It does not wait.
-    Passer,
+    Visitor,
     /// The device is polled, and it will be back when it has dealt with what comes.
     Poller,
 }
@@ -117,7 +117,7 @@ impl Receiver {
         let caller = if leads {
             Caller::Sleeper
         } else {
-            Caller::Passer
+            Caller::Visitor
         };
         self.rounds(core, caller)
     }
@@ -419,7 +419,7 @@ mod tests {
     use tidewall_device::memory::{LinkConfig, pair};
 
     #[test]
-    fn whoever_may_not_sleep_polls() {
+    fn a_thread_that_may_not_sleep_polls() {
         let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
         let config = MemoryConfig {
             addresses: vec!["10.0.0.1".parse().unwrap()],

@@ -262,7 +262,7 @@ impl Receiver {
             // Read one after the other, the counters may disagree by a few.
             let came = (frames.wrapping_sub(others.frames) as i64).max(0) as f64;
             let flood = came * wake_up.as_secs_f64() >= FLOOD * elapsed.as_secs_f64();
-            if flood || !others.flood || elapsed >= FLOOD_HYSTERESIS {
+            if flood || !others.flood || elapsed >= wake_up * FLOOD_HYSTERESIS {
                 *others = OthersFrames {
                     at: now,
                     frames,

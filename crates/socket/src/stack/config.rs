@@ -63,7 +63,7 @@ impl EmbeddedConfig {
             frames: 8192,
             xdp: None,
             receiving: Receiving {
-                spin: Duration::from_micros(20),
+                spin: None,
                 ..Receiving::default()
             },
             budget: None,
@@ -181,16 +181,17 @@ impl EmbeddedConfig {
     }
 
     /// How long, at most, a blocking call polls before it sleeps; zero: not at all.
-    /// 20 µs by default. It does so where something was sent since the wait before, and
-    /// the seldomer the more often that was for nothing: a client that asks again at once
-    /// is answered without a wake-up (`tidewall lab run lrp-base`), and an idle stack
-    /// polls for nobody.
+    /// `None`, which is the default: as long as a wake-up takes, which is measured when the
+    /// stack begins, so that polling in vain costs no more than it could have saved. It does
+    /// so where something was sent since the wait before, and the seldomer the more often
+    /// that was for nothing: a client that asks again at once is answered without a wake-up
+    /// (`tidewall lab run lrp-base`), and an idle stack polls for nobody.
     ///
     /// Why: answers are owed at intervals longer than that. Wrong: processor time of a
     /// service that seldom hears anything.
     #[must_use]
-    pub fn spin(mut self, spin: Duration) -> Self {
-        self.receiving.spin = spin;
+    pub fn spin(mut self, spin: impl Into<Option<Duration>>) -> Self {
+        self.receiving.spin = spin.into();
         self
     }
 

@@ -467,7 +467,8 @@ struct Receiving {
     policy: PolicyKind,
     limits: Limits,
     classes: Vec<TrafficClass>,
-    spin: Duration,
+    /// `None`: as long as a wake-up takes.
+    spin: Option<Duration>,
 }
 
 impl Default for Receiving {
@@ -482,7 +483,7 @@ impl Default for Receiving {
                 ..Limits::default()
             },
             classes: Vec::new(),
-            spin: Duration::ZERO,
+            spin: Some(Duration::ZERO),
         }
     }
 }

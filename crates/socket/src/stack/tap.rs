@@ -77,7 +77,7 @@ impl Stack {
             mtu: usize::from(config.mtu),
             routes: Routes::fixed(addresses, config.peer.unwrap_or(device.kernel)),
             receiving: Receiving {
-                spin: config.spin,
+                spin: Some(config.spin),
                 ..Receiving::default()
             },
             input_options: InputOptions {

@@ -105,6 +105,7 @@ system_tests! {
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,
     waiting::an_acknowledgment_alone_wakes_nobody on 1,
+    waiting::a_selector_that_sleeps_polls_no_device on 1,
     architectures::all_architectures_exchange_datagrams on 1,
     architectures::all_architectures_on_two_queues on 2,
     architectures::closures_that_panic_cost_no_architecture_a_frame on 2,

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tidewall_socket::TcpListener;
+use tidewall_socket::tcp::Interest;
+use tidewall_socket::{Selector, TcpListener};
 
 use super::raw_system;
 use super::support::*;
@@ -157,4 +158,47 @@ pub fn an_acknowledgment_alone_wakes_nobody() {
     );
     assert!(each < 1.5, "{each:.2} sleeps a question");
     assert_eq!(info.retransmissions, 0, "{info:?}");
+}
+
+/// Between two questions it sleeps, and the device's interrupt brings them.
+pub fn a_selector_that_sleeps_polls_no_device() {
+    const QUESTIONS: u64 = 500;
+    let stack = stack_with(config().spin(Duration::ZERO));
+    let listener = TcpListener::bind(&stack, at(HERE4, SERVICE)).unwrap();
+    let client = spawn_in_peer(|| {
+        let mut stream = KernelStream::connect(at(HERE4, SERVICE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        for _ in 0..QUESTIONS {
+            stream.write_all(b"question").unwrap();
+            stream.read_exact(&mut [0; 8]).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let selector = Selector::new(&stack).unwrap();
+    selector.add(&stream, 0, Interest::READABLE).unwrap();
+    let rounds = || stack.snapshot().queues[0].rounds;
+    let (mut answered, mut before, mut after) = (0, 0, 0);
+    let (mut events, mut question) = (Vec::new(), [0; 8]);
+    while answered < QUESTIONS {
+        selector.wait(&mut events, None).unwrap();
+        if !matches!(stream.read(&mut question), Ok(8)) {
+            continue;
+        }
+        stream.write_all(&question).unwrap();
+        answered += 1;
+        // The device's NAPI id is known by then.
+        match answered {
+            100 => before = rounds(),
+            QUESTIONS => after = rounds(),
+            _ => {}
+        }
+    }
+    // The last answer leaves with a wait.
+    selector.wait(&mut events, None).unwrap();
+    client.join().unwrap();
+    let (rounds, asked) = (after - before, QUESTIONS - 100);
+    println!("{rounds} rounds for {asked} questions");
+    assert!(rounds * 32 < asked, "{rounds} rounds for {asked} questions");
 }

@@ -9,8 +9,8 @@ use crate::readiness::SignalSet;
 use crate::stack::Core;
 use crate::wait_queue::CURRENT_CONTEXT;
 
-/// Waits after which the device is polled in any case.
-const POLL_EVERY: u32 = 16;
+/// Waits after which the device is looked after in any case.
+const LOOK_EVERY: u32 = 16;
 
 /// A thread is in a context; it leaves when this is dropped.
 pub(crate) struct Inside<'a> {
@@ -96,10 +96,13 @@ impl PollContext {
         core.tcp.run_timers(core);
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
         let busy = more || core.receiver.is_polling() && !core.receiver.device_polls();
-        // An application that leaves what is ready may not keep the device from
-        // being polled.
-        if busy || wait.is_multiple_of(POLL_EVERY) {
+        if busy {
             core.receiver.round_and_return(core)?;
+        } else if wait.is_multiple_of(LOOK_EVERY) {
+            // An application that leaves what is ready may not keep the device from
+            // being polled. One that interrupts and is not busy is not masked for
+            // that: to arm it again costs two writes of T and another poll.
+            core.receiver.round(core, false)?;
         } else {
             core.receiver.collect(core);
         }

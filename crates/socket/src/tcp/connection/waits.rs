@@ -12,9 +12,12 @@ use super::{ConnectionInner, State};
 use crate::stack::Core;
 use crate::tcp::frames::Deferred;
 
-/// How long what comes for a connection without an application may wait: a peer must not
-/// repeat it for that, and repeats nothing before 200 ms (RFC 6298 would have a second).
-const LONGEST_WAIT: Duration = Duration::from_millis(10);
+/// Linux delays an acknowledgment by no less, ms (TCP_DELACK_MIN, HZ / 25): so much a peer
+/// expects of any receiver before it repeats a segment.
+const DELAYED_ACKNOWLEDGMENT_MIN: u64 = 40;
+/// How long what comes for a connection without an application may wait. It ends up
+/// to [`Waits::TICK`] later, when a timer looks: together less than any receiver may take.
+const LONGEST_WAIT: Duration = Duration::from_millis(DELAYED_ACKNOWLEDGMENT_MIN / 4);
 
 impl ConnectionInner {
     /// Says what of it wakes nobody, where that has changed.
