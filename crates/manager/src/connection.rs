@@ -43,6 +43,20 @@ pub struct Received {
     pub descriptors: Vec<OwnedFd>,
 }
 
+impl Credentials {
+    /// Of the other end of a Unix socket.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn of_peer(socket: impl AsFd) -> io::Result<Self> {
+        // `struct ucred`. Not by rustix, whose process ids are never 0.
+        let mut bytes = [0; 12];
+        option_bytes(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut bytes)?;
+        let [pid, uid, _]: [u32; 3] = zerocopy::transmute!(bytes);
+        Ok(Credentials { uid, pid })
+    }
+}
+
 impl Connection {
     /// Connects to a manager's path.
     ///
@@ -137,16 +151,7 @@ impl Connection {
     /// # Errors
     /// What the kernel reports.
     pub fn peer(&self) -> io::Result<Credentials> {
-        // `struct ucred`. Not by rustix, whose process ids are never 0.
-        let mut bytes = [0; 12];
-        option_bytes(
-            &*self.socket,
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            &mut bytes,
-        )?;
-        let [pid, uid, _]: [u32; 3] = zerocopy::transmute!(bytes);
-        Ok(Credentials { uid, pid })
+        Credentials::of_peer(&*self.socket)
     }
 }
 

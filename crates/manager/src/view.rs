@@ -58,6 +58,16 @@ impl View {
         }
     }
 
+    /// What it counts on each queue of the device.
+    ///
+    /// # Errors
+    /// As [`View::queue`].
+    pub fn queues(&self) -> io::Result<Vec<QueueCounters>> {
+        let first = self.queue(0)?;
+        let others = (1..first.queues).map(|queue| self.queue(queue));
+        std::iter::once(Ok(first)).chain(others).collect()
+    }
+
     /// What the manager counts.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! How `tidewall stat` and `tidewall trace` reach a live stack: a Unix socket
-//! in [`DIRECTORY`], named after the process, answered by a thread that
+//! in [`DIRECTORY`] (or, of those who may not write there, in none), named after the
+//! process, answered by a thread that
 //! otherwise sleeps. One request line a connection, one JSON answer. The same
 //! thread follows the interface's changes (`link.rs`).
 //!
@@ -13,7 +14,8 @@ mod listener;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -22,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tidewall_device::demux::layout::Counter;
+use tidewall_manager::connection::Credentials;
 use tidewall_manager::restore::Undo;
 
 use crate::link::{LinkState, LinkWatch};
@@ -32,6 +35,9 @@ use listener::Listener;
 
 /// Where the sockets are.
 pub const DIRECTORY: &str = "/run/tidewall";
+/// What the sockets of those begin with who may not write there, as /proc/net/unix shows
+/// them: they are in no directory (unix(7)).
+const ABSTRACT: &str = "@tidewall/";
 /// Frames one trace may follow.
 pub const TRACE_LIMIT: u32 = 1_000;
 /// How long a trace waits for its frames.
@@ -87,7 +93,8 @@ impl Control {
     /// Follows the interface, and answers if it `listens`.
     pub(crate) fn start(core: &Arc<Core>, listens: bool, watch: LinkWatch) -> io::Result<Self> {
         let listener = listens.then(listen).transpose()?;
-        let path = listener.as_ref().map(|listener| listener.path().to_owned());
+        let path = listener.as_ref().and_then(|listener| listener.path());
+        let path = path.map(Path::to_owned);
         // A socket that is left behind is no reason not to start.
         let removal = path
             .as_deref()
@@ -109,10 +116,28 @@ impl Control {
 }
 
 fn listen() -> io::Result<Listener> {
-    fs::create_dir_all(DIRECTORY)?;
     // A process may have several stacks.
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let path = Path::new(DIRECTORY).join(format!("{}.{number}.sock", std::process::id()));
+    let name = format!("{}.{number}.sock", std::process::id());
+    match listen_in(Path::new(DIRECTORY), &name) {
+        // An application of a manager, mostly.
+        Err(error)
+            if [
+                io::ErrorKind::PermissionDenied,
+                io::ErrorKind::ReadOnlyFilesystem,
+            ]
+            .contains(&error.kind()) =>
+        {
+            let name = format!("{ABSTRACT}{name}");
+            Listener::open_abstract(name.get(1..).unwrap_or_default())
+        }
+        result => result,
+    }
+}
+
+fn listen_in(directory: &Path, name: &str) -> io::Result<Listener> {
+    fs::create_dir_all(directory)?;
+    let path = directory.join(name);
     let _ = fs::remove_file(&path);
     Listener::open(path)
 }
@@ -246,13 +271,17 @@ fn verdict_name(verdict: u32) -> &'static str {
 /// # Errors
 /// EACCES; a directory that is not there is no stacks.
 pub fn live() -> io::Result<Vec<PathBuf>> {
+    let mut paths = abstract_names(&fs::read_to_string("/proc/net/unix").unwrap_or_default());
     let entries = match fs::read_dir(DIRECTORY) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Ok(entries) => Some(entries),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    let mut paths = Vec::new();
-    let paths_there = entries.flatten().map(|entry| entry.path());
+    let paths_there = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
     for path in paths_there.filter(|path| is_socket(path)) {
         match UnixStream::connect(&path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -265,15 +294,101 @@ pub fn live() -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
+/// Names of stacks in /proc/net/unix that listen.
+fn abstract_names(text: &str) -> Vec<PathBuf> {
+    let listens =
+        |flags: &str| u32::from_str_radix(flags, 16).is_ok_and(|bits| bits & SO_ACCEPTCON != 0);
+    let name = |line: &str| {
+        // Num RefCount Protocol Flags Type St Inode Path
+        let mut fields = line.split_whitespace().skip(3);
+        let flags = fields.next()?;
+        let name = fields.nth(3)?;
+        let path = PathBuf::from(name);
+        (listens(flags) && name.starts_with(ABSTRACT) && is_socket(&path)).then_some(path)
+    };
+    text.lines().filter_map(name).collect()
+}
+
+/// Of the flags in /proc/net/unix (`__SO_ACCEPTCON`).
+const SO_ACCEPTCON: u32 = 0x1_0000;
+
+/// Connects to a stack's socket, and says whether that is another user's.
+fn connect(path: &Path) -> io::Result<(UnixStream, bool)> {
+    let name = path.to_str().and_then(|path| path.strip_prefix('@'));
+    let Some(name) = name else {
+        return Ok((UnixStream::connect(path)?, false));
+    };
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+    let peer = Credentials::of_peer(&stream)?;
+    // Everybody can have such a name, but not another's process id.
+    let process = path.file_name().and_then(OsStr::to_str);
+    let process = process.and_then(|name| name.split('.').next()?.parse().ok());
+    if process != Some(peer.pid) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok((stream, peer.uid != rustix::process::geteuid().as_raw()))
+}
+
+/// Text that does nothing to a terminal.
+fn harmless(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::String(text) if text.contains(char::is_control) => {
+            *text = text.replace(char::is_control, "\u{fffd}");
+        }
+        serde_json::Value::Array(values) => values.iter_mut().for_each(harmless),
+        serde_json::Value::Object(values) => {
+            *values = std::mem::take(values)
+                .into_iter()
+                .map(|(name, mut value)| {
+                    harmless(&mut value);
+                    (name.replace(char::is_control, "\u{fffd}"), value)
+                })
+                .collect();
+        }
+        _ => {}
+    }
+}
+
 /// Asks a stack; the answer is JSON.
 ///
 /// # Errors
 /// EACCES, ECONNREFUSED when it is gone, a timeout of ten seconds.
 pub fn ask(path: &Path, request: &str) -> io::Result<String> {
-    let mut stream = UnixStream::connect(path)?;
+    let (mut stream, is_anothers) = connect(path)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     writeln!(stream, "{request}")?;
     let mut answer = String::new();
-    io::Read::read_to_string(&mut stream, &mut answer)?;
+    io::Read::read_to_string(&mut io::Read::take(stream, ANSWER_MOST), &mut answer)?;
+    if is_anothers && let Ok(mut value) = serde_json::from_str(&answer) {
+        harmless(&mut value);
+        answer = value.to_string();
+    }
     Ok(answer)
+}
+
+/// Bytes of an answer, at most: a process is not to fill the memory of who asks it.
+const ANSWER_MOST: u64 = 256 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_stacks_are_found_among_others() {
+        let text = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 21 @tidewall/7.0.sock\n\
+            0000000000000000: 00000003 00000000 00000000 0001 03 22 @tidewall/8.0.sock\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 23 @tidewall/x\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 24 /run/tidewall/9.0.sock\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 25\n";
+        assert_eq!(abstract_names(text), [Path::new("@tidewall/7.0.sock")]);
+    }
+
+    #[test]
+    fn what_another_user_says_does_nothing_to_a_terminal() {
+        let mut value = serde_json::json!({"a\u{1b}": ["x\u{1b}[2J", 1], "b": {"c": "fine"}});
+        harmless(&mut value);
+        let clean = serde_json::json!({"a\u{fffd}": ["x\u{fffd}[2J", 1], "b": {"c": "fine"}});
+        assert_eq!(value, clean);
+    }
 }

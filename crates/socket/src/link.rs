@@ -89,7 +89,7 @@ impl LinkWatch {
                 Change::Gone(index) => gone |= index == self.link.index,
                 Change::Address => addresses = true,
                 Change::Missed => (addresses, look) = (true, true),
-                Change::Link(_) => {}
+                Change::Link(_) | Change::NeighbourGone(..) => {}
             }
         }
         if look {

@@ -24,6 +24,7 @@ mod serve;
 mod stat;
 mod switch;
 mod table;
+mod top;
 mod trace;
 mod tune;
 mod units;
@@ -62,6 +63,7 @@ enum Command {
     Tune(tune::Arguments),
     Impair(impair::Arguments),
     Stat(stat::Arguments),
+    Top(top::Arguments),
     Trace(trace::Arguments),
     Doctor(doctor::Arguments),
     #[command(hide = true)]
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
         Command::Tune(arguments) => tune::run(&arguments),
         Command::Impair(arguments) => impair::run(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::LabWorker(arguments) => lab::worker(&arguments),

@@ -23,6 +23,7 @@ use tidewall_manager::client::Client;
 use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::protocol::*;
 use tidewall_manager::view::View;
+use tidewall_sys::netlink::Rtnetlink;
 
 #[test]
 fn a_daemon_is_killed_and_another_takes_over() {
@@ -47,6 +48,11 @@ fn a_stored_socket_is_taken_up_again() {
 #[test]
 fn applications_are_shown_to_their_users_and_all_to_root() {
     run("applications_are_shown_to_their_users_and_all_to_root");
+}
+
+#[test]
+fn neighbours_stay_resolved_as_long_as_their_application() {
+    run("neighbours_stay_resolved_as_long_as_their_application");
 }
 
 #[test]
@@ -335,6 +341,58 @@ mod inside {
         let closed = as_user(TRUSTED, || UnixStream::connect(&metrics).map(|_| ()));
         assert_eq!(closed.unwrap_err().kind(), ErrorKind::PermissionDenied);
         std::fs::remove_file(metrics).unwrap();
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn neighbours_stay_resolved_as_long_as_their_application() {
+        let kept = || {
+            let mut netlink = Rtnetlink::open().unwrap();
+            let index = tidewall_sys::interface::index(INTERFACE).unwrap();
+            netlink.kept_neighbours(index, 0x54).unwrap()
+        };
+        let ip = |arguments: &str| {
+            let status = Command::new("ip").args(arguments.split(' ')).status();
+            assert!(status.unwrap().success(), "ip {arguments}");
+        };
+        let (daemon, _) = start();
+        // Another's is nothing of ours.
+        ip(&format!(
+            "neigh add 10.77.0.7 lladdr 2:0:0:0:0:7 dev {INTERFACE}"
+        ));
+        let connection = Connection::connect(&socket()).unwrap();
+        let ask = |request: &Request| {
+            connection.send(&request.emit(1), &[]).unwrap();
+            let received = connection.receive().unwrap().unwrap();
+            Answer::parse(&received.bytes).unwrap().1
+        };
+        assert!(matches!(ask(&Request::Join(join())), Answer::Joined(_)));
+        let wanted: std::net::IpAddr = [10, 77, 0, 9].into();
+        let resolve = Request::Resolve(Address {
+            address: address_bytes(wanted),
+        });
+        assert_eq!(ask(&resolve), Answer::Done(Empty {}));
+        assert_eq!(kept(), [wanted]);
+        ip(&format!("neigh flush dev {INTERFACE}"));
+        wait_until("a flushed neighbour is back", || kept() == [wanted]);
+        ip(&format!("link set {INTERFACE} down"));
+        ip(&format!("link set {INTERFACE} up"));
+        wait_until("it is back with the link", || kept() == [wanted]);
+        drop(connection);
+        wait_until("nobody asks for it any more", || kept().is_empty());
+
+        // Those of a manager that died are found.
+        let connection = Connection::connect(&socket()).unwrap();
+        connection
+            .send(&Request::Join(join()).emit(1), &[])
+            .unwrap();
+        connection.receive().unwrap().unwrap();
+        connection.send(&resolve.emit(2), &[]).unwrap();
+        connection.receive().unwrap().unwrap();
+        drop(daemon);
+        assert_eq!(kept(), [wanted]);
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert!(kept().is_empty());
     }
 
     /// A field of /proc/PID/status.

@@ -15,11 +15,12 @@ use tidewall_device::demux::layout::{
     APPLICATIONS, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
 };
 use tidewall_device::interface::{driver, is_physical, queue_count, transmit_queue_count};
-use tidewall_sys::netlink::Rtnetlink;
+use tidewall_sys::netlink::{Change, Rtnetlink};
 use tidewall_sys::{interface, option, option_bytes};
 use zerocopy::FromZeros;
 
 use super::journal::{ACTIVE, Entry};
+use super::neighbours::Neighbours;
 use super::ports::{HolderFacts, PortKey};
 use super::reserved::Reserved;
 use super::{Device, Recovered};
@@ -49,6 +50,7 @@ pub struct DirectDevice {
     namespace: u64,
     netlink: Rtnetlink,
     reserved: Reserved,
+    neighbours: Neighbours,
     /// Whether the program was there before this process.
     adopted: bool,
 }
@@ -86,14 +88,23 @@ impl DirectDevice {
             }
         };
         let reserved = Reserved::read(&program.entry(OWN_ENTRY)?.leases[0])?;
+        let mut netlink = Rtnetlink::open()?;
+        let mut active = Vec::new();
+        for number in 0..APPLICATIONS as u16 {
+            if program.entry(number)?.state == ACTIVE {
+                active.push(number);
+            }
+        }
+        let neighbours = Neighbours::recover(&mut netlink, index, active.into_iter())?;
         let mut device = DirectDevice {
             program,
             interface: interface.to_owned(),
             index,
             mode,
             namespace: namespace(&interface::any_socket()?)?,
-            netlink: Rtnetlink::open()?,
+            netlink,
             reserved,
+            neighbours,
             adopted,
         };
         device.refresh_addresses()?;
@@ -138,6 +149,21 @@ impl DirectDevice {
     pub fn refresh_addresses(&mut self) -> io::Result<()> {
         let addresses = self.netlink.addresses_at(self.index)?;
         self.program.trusted().set_locals(&addresses)
+    }
+
+    /// Follows what has changed in the host: its addresses, and neighbours that are to be
+    /// kept resolved.
+    ///
+    /// # Errors
+    /// As [`DirectDevice::refresh_addresses`].
+    pub fn host_changed(&mut self, changes: &[Change]) -> io::Result<()> {
+        self.neighbours
+            .changed(&mut self.netlink, self.index, changes);
+        let of_addresses = |change: &Change| matches!(change, Change::Address | Change::Missed);
+        match changes.iter().any(of_addresses) {
+            true => self.refresh_addresses(),
+            false => Ok(()),
+        }
     }
 
     /// What the kernel says of a descriptor that an application passed; `None` for one
@@ -186,6 +212,7 @@ impl DirectDevice {
     /// What the kernel reports.
     pub fn remove(mut self) -> io::Result<()> {
         self.reserved.set(&[0; 4])?;
+        self.neighbours.clear_all(&mut self.netlink, self.index);
         self.program.remove()
     }
 }
@@ -274,6 +301,8 @@ impl Device for DirectDevice {
     }
 
     fn clear(&mut self, application: u16) -> io::Result<()> {
+        self.neighbours
+            .clear(&mut self.netlink, self.index, application);
         self.program.clear(application)?;
         // Later fragments of what it was getting become the kernel's.
         self.program.trusted().forget_fragments();
@@ -334,11 +363,12 @@ impl Device for DirectDevice {
         })
     }
 
-    fn request(&mut self, _: u16, request: &Request) -> io::Result<Answer> {
+    fn request(&mut self, application: u16, request: &Request) -> io::Result<Answer> {
         match request {
             Request::Resolve(of) => {
                 let address = address(of.address);
-                self.netlink.use_neighbour(self.index, address)?;
+                self.neighbours
+                    .keep(&mut self.netlink, self.index, address, application)?;
                 Ok(Answer::Done(Empty {}))
             }
             // Of queues, and it has none.

@@ -17,6 +17,7 @@ pub mod journal;
 pub mod log;
 mod manager;
 pub mod metrics;
+mod neighbours;
 pub mod ports;
 mod reserved;
 pub mod server;

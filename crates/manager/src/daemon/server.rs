@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use tidewall_sys::monotonic;
-use tidewall_sys::netlink::{Change, Monitor};
+use tidewall_sys::netlink::Monitor;
 
 use super::direct::{DirectDevice, Parts};
 use super::log::{Level, Log};
@@ -61,7 +61,7 @@ impl Server {
         let recovered = device.recovered()?;
         let manager = Manager::new(limits, recovered, monotonic(), &mut device);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let changes = Monitor::open()?;
+        let changes = Monitor::with_neighbours()?;
         let server = Server {
             manager,
             device,
@@ -211,12 +211,8 @@ impl Server {
     }
 
     fn host_changed(&mut self) {
-        let changed = self.changes.changes();
-        if changed
-            .iter()
-            .any(|change| matches!(change, Change::Address | Change::Missed))
-            && let Err(error) = self.device.refresh_addresses()
-        {
+        let changes = self.changes.changes();
+        if let Err(error) = self.device.host_changed(&changes) {
             self.warn("addresses-unknown", &error);
         }
     }

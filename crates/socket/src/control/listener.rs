@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use tidewall_manager::connection::Credentials;
 
 /// For how long nobody is accepted when descriptors or memory have run out.
 const BACK_OFF: Duration = Duration::from_millis(100);
@@ -15,20 +16,17 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A nonblocking stream socket that listens at `path`, whose permissions are
+/// A nonblocking stream socket that listens at `address`. Permissions of a path are
 /// `mode` from the first moment on: the file takes those of the socket (and of
 /// the umask, which can only be stricter).
 ///
 /// # Errors
-/// EINVAL for a path too long or with a zero byte; EADDRINUSE; what `bind`
-/// reports.
-fn listen(path: &Path, mode: u32) -> io::Result<UnixListener> {
-    let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
-    let address = SocketAddrUnix::new(path).map_err(invalid)?;
+/// EADDRINUSE; what `bind` reports.
+fn listen(address: &SocketAddrUnix, mode: u32) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     fchmod(&socket, Mode::from_raw_mode(mode))?;
-    bind(&socket, &address)?;
+    bind(&socket, address)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
@@ -36,7 +34,8 @@ fn listen(path: &Path, mode: u32) -> io::Result<UnixListener> {
 /// Listens where only the owner may connect.
 pub(super) struct Listener {
     socket: UnixListener,
-    path: PathBuf,
+    /// None of a name that is in no directory.
+    path: Option<PathBuf>,
     /// Nobody is accepted until then: a peer that cannot be accepted keeps the socket
     /// readable, and waiting on it would not wait.
     paused_until: Option<Instant>,
@@ -44,17 +43,39 @@ pub(super) struct Listener {
 
 impl Listener {
     /// # Errors
-    /// What `bind` reports.
+    /// EINVAL for a path too long or with a zero byte; what `bind` reports.
     pub(super) fn open(path: PathBuf) -> io::Result<Self> {
+        let invalid = |_| io::Error::from_raw_os_error(libc::EINVAL);
+        let address = SocketAddrUnix::new(&path).map_err(invalid)?;
+        Self::at(&address, Some(path))
+    }
+
+    /// At a name in the abstract namespace (unix(7)), where user 0 and this process's user
+    /// are answered.
+    ///
+    /// # Errors
+    /// As [`Listener::open`].
+    pub(super) fn open_abstract(name: &str) -> io::Result<Self> {
+        Self::at(&SocketAddrUnix::new_abstract_name(name.as_bytes())?, None)
+    }
+
+    fn at(address: &SocketAddrUnix, path: Option<PathBuf>) -> io::Result<Self> {
         Ok(Listener {
-            socket: listen(&path, 0o600)?,
+            socket: listen(address, 0o600)?,
             path,
             paused_until: None,
         })
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Whether a peer may ask: of a path the file's permissions have decided that.
+    fn may_ask(&self, stream: &UnixStream) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.path.is_some()
+            || Credentials::of_peer(stream).is_ok_and(|peer| peer.uid == 0 || peer.uid == own)
     }
 
     /// Readable when somebody waits; -1, which poll(2) ignores, while nobody is
@@ -76,7 +97,7 @@ impl Listener {
     pub(super) fn accept(&mut self) -> Option<UnixStream> {
         self.paused_until = None;
         let error = match self.socket.accept() {
-            Ok((stream, _)) => return Some(stream),
+            Ok((stream, _)) => return Some(stream).filter(|stream| self.may_ask(stream)),
             Err(error) => error,
         };
         let short = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
@@ -94,7 +115,9 @@ impl Listener {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::linux::net::SocketAddrExt;
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::SocketAddr;
     use std::process::Command;
 
     use super::*;
@@ -107,9 +130,22 @@ mod tests {
     #[test]
     fn only_the_owner_may_connect() {
         let listener = Listener::open(path("mode")).unwrap();
-        let mode = fs::metadata(listener.path()).unwrap().permissions().mode();
+        let mode = fs::metadata(listener.path().unwrap())
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o600);
-        fs::remove_file(listener.path()).unwrap();
+        fs::remove_file(listener.path().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn an_abstract_name_answers_its_user() {
+        let name = format!("tidewall-test/{}", std::process::id());
+        let mut listener = Listener::open_abstract(&name).unwrap();
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let _client = UnixStream::connect_addr(&address).unwrap();
+        assert!(listener.accept().is_some());
+        assert_eq!(listener.path(), None);
     }
 
     #[test]
@@ -138,8 +174,8 @@ mod tests {
     #[ignore = "run by the test before it"]
     fn inside_without_descriptors() {
         let mut listener = Listener::open(path("short")).unwrap();
-        let _client = UnixStream::connect(listener.path()).unwrap();
-        fs::remove_file(listener.path()).unwrap();
+        let _client = UnixStream::connect(listener.path().unwrap()).unwrap();
+        fs::remove_file(listener.path().unwrap()).unwrap();
         let mut all = Vec::new();
         while let Ok(file) = fs::File::open("/dev/null") {
             all.push(file);

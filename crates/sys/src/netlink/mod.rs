@@ -15,20 +15,24 @@ use rustix::net::{
 
 use crate::address::chunk;
 
+mod neighbour;
 mod netdev;
 mod route;
 mod veth;
 
+pub use neighbour::Neighbour;
 pub use netdev::{
     Napi, Netdev, Queue, XDP_BASIC, XDP_NDO_XMIT, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM,
 };
-pub use route::{Change, Link, LinkCounters, Monitor, Neighbour, Route, Rtnetlink};
+pub use route::{Change, Link, LinkCounters, Monitor, Route, Rtnetlink};
 pub use veth::{GroupLink, VethPair};
 
 /// linux/netlink.h.
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_ECHO: u16 = 8;
+/// Of a request that makes something.
+const NLM_F_REPLACE: u16 = 0x100;
 const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;

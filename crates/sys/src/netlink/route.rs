@@ -10,7 +10,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{Protocol, RecvFlags, SocketFlags, bind, recv};
 
 use super::{
-    Client, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, attribute, attributes, find, messages,
+    Client, NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, attribute, attributes, find, messages, neighbour,
     open, word,
 };
 use crate::address::chunk;
@@ -41,10 +41,9 @@ const TX_DROPPED: usize = 7;
 const RX_FIFO_ERRORS: usize = 14;
 const RX_MISSED_ERRORS: usize = 15;
 const RTM_GETROUTE: u16 = 26;
-const RTM_NEWNEIGH: u16 = 28;
-const RTM_GETNEIGH: u16 = 30;
-/// Take the neighbour for used: resolve it, or check it when stale.
-const NTF_USE: u8 = 1;
+const RTM_DELNEIGH: u16 = 29;
+/// `RTMGRP_NEIGH`.
+const NEIGHBOURS: u32 = 0x4;
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
@@ -54,8 +53,6 @@ const RTA_VIA: u16 = 18;
 const RTA_METRICS: u16 = 8;
 const RTAX_LOCK: u16 = 1;
 const RTAX_MTU: u16 = 2;
-const NDA_DST: u16 = 1;
-const NDA_LLADDR: u16 = 2;
 const RTN_UNICAST: u8 = 1;
 const RTN_LOCAL: u8 = 2;
 const IFA_ADDRESS: u16 = 1;
@@ -84,15 +81,6 @@ pub struct Route {
     /// [`usize::MAX`]: as the interface's. 0 where IPv4 datagrams may not be sent
     /// with don't-fragment set, however short: the MTU is locked.
     pub mtu: usize,
-}
-
-/// A neighbour's link address and its NUD state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Neighbour {
-    /// Its Ethernet address.
-    pub address: [u8; 6],
-    /// NUD_* bits.
-    pub state: u16,
 }
 
 /// Frames that an interface has counted since it was made: members of `struct
@@ -199,6 +187,9 @@ pub enum Change {
     Gone(u32),
     /// An address came or went.
     Address,
+    /// An interface, by index, has this neighbour no longer. For those who asked
+    /// ([`Monitor::with_neighbours`]).
+    NeighbourGone(u32, IpAddr),
     /// The kernel had more to say than there was room for.
     Missed,
 }
@@ -215,8 +206,20 @@ impl Monitor {
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
     pub fn open() -> io::Result<Self> {
+        Self::of(CHANGES)
+    }
+
+    /// As [`Monitor::open`], and it hears of neighbours.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_neighbours() -> io::Result<Self> {
+        Self::of(CHANGES | NEIGHBOURS)
+    }
+
+    fn of(groups: u32) -> io::Result<Self> {
         let socket = open(NETLINK_ROUTE, SocketFlags::NONBLOCK)?;
-        bind(&socket, &SocketAddrNetlink::new(0, CHANGES))?;
+        bind(&socket, &SocketAddrNetlink::new(0, groups))?;
         Ok(Monitor { socket })
     }
 
@@ -244,6 +247,8 @@ impl Monitor {
                     RTM_NEWLINK => Link::parse(body).map(Change::Link),
                     RTM_DELLINK => Link::parse(body).map(|link| Change::Gone(link.index)),
                     RTM_NEWADDR | RTM_DELADDR => Some(Change::Address),
+                    RTM_DELNEIGH => neighbour::fields(body)
+                        .map(|(interface, address, _)| Change::NeighbourGone(interface, address)),
                     _ => None,
                 });
             }
@@ -410,34 +415,6 @@ impl Rtnetlink {
         Ok(addresses)
     }
 
-    /// The neighbour entry of `address` on `interface`.
-    ///
-    /// # Errors
-    /// ENOENT when there is none.
-    pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<Neighbour> {
-        let body = neighbour_body(interface, address, 0);
-        let reply = self.0.first(RTM_GETNEIGH, 0, &body)?;
-        let state = chunk(&reply, 8).ok_or(io::ErrorKind::InvalidData)?;
-        find(reply.get(12..).unwrap_or_default(), NDA_LLADDR)
-            .and_then(|value| value.try_into().ok())
-            .map(|address| Neighbour {
-                address,
-                state: u16::from_ne_bytes(state),
-            })
-            .ok_or_else(|| Errno::NOENT.into())
-    }
-
-    /// Makes the kernel find the link address of `address`, or check the one it
-    /// has, as a datagram through it would.
-    ///
-    /// # Errors
-    /// EPERM without CAP_NET_ADMIN.
-    pub fn use_neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
-        let body = neighbour_body(interface, address, NTF_USE);
-        let flags = NLM_F_CREATE | NLM_F_ACK;
-        self.0.exchange(RTM_NEWNEIGH, flags, &body).map(drop)
-    }
-
     /// True when the root queueing discipline of an interface is a FIFO that
     /// takes nothing: a `pfifo` or `bfifo` with limit 0 (tc-pfifo(8)).
     ///
@@ -462,14 +439,6 @@ impl Rtnetlink {
 }
 
 /// `struct ndmsg` (family, pad, ifindex, state, flags, type) and the address.
-fn neighbour_body(interface: u32, address: IpAddr, flags: u8) -> Vec<u8> {
-    let mut body = vec![family(address), 0, 0, 0];
-    body.extend(interface.to_ne_bytes());
-    body.extend([0, 0, flags, 0]);
-    attribute(&mut body, NDA_DST, &octets(address));
-    body
-}
-
 /// Whether the attributes of a queueing discipline are those of a FIFO with limit
 /// 0 (`struct tc_fifo_qopt`).
 fn refuses(values: &[u8]) -> bool {
@@ -495,21 +464,21 @@ fn mtu(metrics: &[u8], v4: bool) -> usize {
     }
 }
 
-fn family(address: IpAddr) -> u8 {
+pub(super) fn family(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => libc::AF_INET as u8,
         IpAddr::V6(_) => libc::AF_INET6 as u8,
     }
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
+pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),
     }
 }
 
-fn address(bytes: &[u8]) -> Option<IpAddr> {
+pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.len() {
         4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
         16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),

@@ -3,8 +3,8 @@
 mod causes;
 pub mod control;
 pub mod explain;
-mod processor;
-mod screen;
+pub mod processor;
+pub mod screen;
 mod switch;
 mod tcp;
 pub mod view;
@@ -67,7 +67,8 @@ pub struct Arguments {
     explain: Option<String>,
 }
 
-fn period(text: &str) -> Result<Duration, String> {
+/// Reads the time between two looks.
+pub fn period(text: &str) -> Result<Duration, String> {
     let period = units::duration(text)?;
     if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&period) {
         Ok(period)
@@ -276,18 +277,23 @@ fn paired(
     pair
 }
 
+/// A look at all live stacks that answer.
+pub fn live() -> Vec<(PathBuf, StackSnapshot)> {
+    let paths = stacks(None).unwrap_or_default();
+    look(paths).map(|look| look.found).unwrap_or_default()
+}
+
 /// Two looks at all live stacks, a second apart; none where there are none.
 pub fn pairs() -> Vec<Pair> {
     let stop = AtomicBool::new(false);
-    let live = |paths: Vec<PathBuf>| look(paths).map(|look| look.found).unwrap_or_default();
-    let before = live(stacks(None).unwrap_or_default());
+    let before = live();
     if before.is_empty() {
         return Vec::new();
     }
     let paths: Vec<PathBuf> = before.iter().map(|(path, _)| path.clone()).collect();
     let received = between(PERIOD, &stop, &paths);
-    live(paths)
-        .iter()
+    let now = look(paths).map(|look| look.found).unwrap_or_default();
+    now.iter()
         .map(|(path, now)| paired(path, now, &before, &received))
         .collect()
 }
@@ -431,7 +437,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// Sleeps, ending early when `stop` is set.
-fn pause(time: Duration, stop: &AtomicBool) {
+pub fn pause(time: Duration, stop: &AtomicBool) {
     let end = Instant::now() + time;
     while !stop.load(Ordering::Relaxed) {
         let left = end.saturating_duration_since(Instant::now());

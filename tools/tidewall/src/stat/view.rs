@@ -20,12 +20,14 @@ use crate::units::{age, count, per_second};
 const WIDTH: usize = 96;
 
 /// A loss: where, why, and how to find its count in a snapshot.
-struct Loss {
+pub struct Loss {
     place: Place,
     queue: Option<usize>,
-    name: String,
+    /// Its cause.
+    pub name: String,
     lost: u64,
-    rate: f64,
+    /// Frames a second.
+    pub rate: f64,
 }
 
 /// Everything about one stack.
@@ -229,7 +231,7 @@ fn sockets(pair: &Pair) -> String {
 }
 
 /// Everything that was lost, in the order of a frame's way.
-fn losses(pair: &Pair) -> Vec<Loss> {
+pub fn losses(pair: &Pair) -> Vec<Loss> {
     let now = &pair.now;
     let mut losses = Vec::new();
     let mut add = |place, queue, name: &str, find: &dyn Fn(&StackSnapshot) -> u64| {

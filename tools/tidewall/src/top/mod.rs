@@ -1,0 +1,409 @@
+//! `tidewall top`: who uses the devices of this host, live.
+
+mod view;
+
+use std::collections::BTreeMap;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tidewall_device::demux::layout::Counter;
+use tidewall_manager::protocol::{QueueCounters, STATUS_AWAITED, STATUS_CLEARING, Status};
+use tidewall_manager::view::View;
+use tidewall_socket::control::DIRECTORY;
+use tidewall_socket::snapshot::StackSnapshot;
+
+use crate::end::{Failure, Outcome, say, say_json, stop_flag};
+use crate::stat::explain::{self, Counts, Place};
+use crate::stat::processor::Watch;
+use crate::stat::view::losses;
+use crate::stat::{Pair, live, pause, period, screen};
+
+/// What a manager's socket ends with.
+const MANAGER: &str = "manager";
+
+/// Show who uses the devices of this host: applications, sockets, rates, drops by cause, Bp and T, processor.
+///
+/// One line for each application of a manager (`tidewalld`) and each stack that has its
+/// device for itself. Users see their own applications, root all, and what the driver
+/// program drops before it is anybody's. Of a stack that does not answer this user there
+/// is no more than its manager knows.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  tidewall top                  live, every second until Ctrl-C\n  \
+    tidewall top --every 0.2      five times a second\n  \
+    tidewall top --once --json    one look, over a second, for a program\n\n\
+    Exit code 1: neither a manager nor a stack is live."
+)]
+pub struct Arguments {
+    /// Look every SECONDS, 0.1 to 60
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = period)]
+    every: Duration,
+    /// One look, and end
+    #[arg(long)]
+    once: bool,
+    /// Print JSON, one line a look: {"seconds": …, "applications": […], "devices": […]}
+    #[arg(long)]
+    json: bool,
+}
+
+/// A look at managers and stacks.
+struct Look {
+    at: Instant,
+    managers: Vec<Managed>,
+    stacks: Vec<(PathBuf, StackSnapshot)>,
+}
+
+/// A manager and what it lets this user know.
+struct Managed {
+    interface: String,
+    applications: Vec<Status>,
+    /// None but for user 0.
+    queues: Vec<QueueCounters>,
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    interface: String,
+    process: u32,
+    /// Its name; none where the process is not seen from here.
+    program: Option<String>,
+    /// User id; none for a stack without a manager.
+    user: Option<u32>,
+    /// Number in the driver program's tables.
+    application: Option<u32>,
+    /// `live`, `awaited` or `clearing`.
+    state: &'static str,
+    /// Of the manager's account.
+    ports: Option<u32>,
+    /// What its stack says; none where that does not answer this user.
+    stack: Option<StackRow>,
+    /// Processor time; 1 is one processor.
+    processor: Option<f64>,
+}
+
+/// What a stack does.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StackRow {
+    /// UDP sockets and TCP listeners.
+    sockets: usize,
+    /// TCP connections, in any state.
+    connections: u64,
+    /// Frames a second that came to its channels.
+    received: f64,
+    /// And that it sent.
+    sent: f64,
+    /// Frames a second that were lost, by cause; only those that were.
+    drops: BTreeMap<String, f64>,
+    /// Most frames a round (Bp), by queue.
+    budgets: Vec<u32>,
+    /// Least time between two interrupts (T), ns, by queue.
+    intervals: Vec<u64>,
+}
+
+/// What the driver program of a manager counts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceRow {
+    interface: String,
+    queue: u32,
+    /// Frames a second that it saw.
+    frames: f64,
+    /// Frames a second that were lost, by cause; only those that were.
+    drops: BTreeMap<String, f64>,
+}
+
+/// What one look shows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Shown {
+    /// Since the look before.
+    seconds: f64,
+    applications: Vec<Row>,
+    devices: Vec<DeviceRow>,
+}
+
+/// Sockets of managers, with the interface that each has in its name.
+fn managers() -> Vec<(PathBuf, String)> {
+    let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    let managers = paths.filter(|path| path.extension().is_some_and(|of| of == MANAGER));
+    let named = managers.filter_map(|path| {
+        let interface = path.file_stem()?.to_str()?.to_owned();
+        Some((path, interface))
+    });
+    let mut all: Vec<_> = named.collect();
+    all.sort();
+    all
+}
+
+/// A manager; none where it has ended.
+fn ask(path: &Path, interface: String) -> Option<Managed> {
+    let view = View::connect(path).ok()?;
+    let applications = view.applications().ok()?;
+    let queues = match rustix::process::geteuid().is_root() {
+        true => view.queues().ok()?,
+        false => Vec::new(),
+    };
+    Some(Managed {
+        interface,
+        applications,
+        queues,
+    })
+}
+
+fn look() -> Look {
+    let asked = managers().into_iter();
+    Look {
+        at: Instant::now(),
+        managers: asked
+            .filter_map(|(path, interface)| ask(&path, interface))
+            .collect(),
+        stacks: live(),
+    }
+}
+
+impl Look {
+    fn processes(&self) -> impl Iterator<Item = u32> {
+        let applications = self.managers.iter().flat_map(|of| &of.applications);
+        let stacks = self.stacks.iter().map(|(_, stack)| stack.process);
+        applications.map(|of| of.process).chain(stacks)
+    }
+}
+
+/// The two looks side by side.
+fn shown(before: &Look, now: &Look, watch: &Watch) -> Shown {
+    let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
+    let pair = |path: &Path, stack: &StackSnapshot| {
+        let earlier = before.stacks.iter().find(|(other, _)| other == path);
+        Pair::new(stack.clone(), earlier.map(|(_, stack)| stack.clone()))
+    };
+    let mut applications = Vec::new();
+    let mut managed = Vec::new();
+    for manager in &now.managers {
+        for status in &manager.applications {
+            let found = now.stacks.iter().find(|(_, stack)| {
+                stack.process == status.process && stack.interface == manager.interface
+            });
+            managed.extend(found.map(|(path, _)| path));
+            let stack = found.map(|(path, stack)| stack_row(&pair(path, stack)));
+            applications.push(Row {
+                interface: manager.interface.clone(),
+                user: Some(status.domain),
+                application: Some(status.application),
+                state: match status.state {
+                    STATUS_AWAITED => "awaited",
+                    STATUS_CLEARING => "clearing",
+                    _ => "live",
+                },
+                ports: Some(status.ports),
+                stack,
+                ..row(status.process, watch)
+            });
+        }
+    }
+    for (path, stack) in &now.stacks {
+        if !managed.contains(&path) {
+            applications.push(Row {
+                interface: stack.interface.clone(),
+                stack: Some(stack_row(&pair(path, stack))),
+                ..row(stack.process, watch)
+            });
+        }
+    }
+    Shown {
+        seconds,
+        applications,
+        devices: devices(before, now, seconds),
+    }
+}
+
+fn row(process: u32, watch: &Watch) -> Row {
+    let name = std::fs::read_to_string(format!("/proc/{process}/comm")).ok();
+    Row {
+        interface: String::new(),
+        process,
+        program: name.map(|name| name.trim().to_owned()),
+        user: None,
+        application: None,
+        state: "live",
+        ports: None,
+        stack: None,
+        processor: watch.shares(process).process,
+    }
+}
+
+fn stack_row(pair: &Pair) -> StackRow {
+    let queues = &pair.now.queues;
+    let mut drops = BTreeMap::new();
+    for loss in losses(pair).into_iter().filter(|loss| loss.rate > 0.0) {
+        *drops.entry(loss.name).or_insert(0.0) += loss.rate;
+    }
+    let of_queues = |count: fn(&tidewall_socket::snapshot::QueueSnapshot) -> u64| {
+        pair.rate(|stack| stack.queues.iter().map(count).sum())
+    };
+    StackRow {
+        sockets: pair.now.sockets.len(),
+        connections: pair.now.tcp.states.values().sum(),
+        received: of_queues(|queue| queue.delivered),
+        sent: of_queues(|queue| queue.transmitted),
+        drops,
+        budgets: queues.iter().map(|queue| queue.control.budget).collect(),
+        intervals: (queues.iter())
+            .map(|queue| queue.control.interrupt_interval)
+            .collect(),
+    }
+}
+
+fn devices(before: &Look, now: &Look, seconds: f64) -> Vec<DeviceRow> {
+    let mut rows = Vec::new();
+    for manager in &now.managers {
+        let earlier = (before.managers.iter()).find(|of| of.interface == manager.interface);
+        for queue in &manager.queues {
+            let earlier = earlier.and_then(|of| of.queues.get(queue.queue as usize));
+            let rate = |counter: Counter| {
+                let of = |counters: &QueueCounters| {
+                    counters
+                        .counters
+                        .get(counter as usize)
+                        .copied()
+                        .unwrap_or(0)
+                };
+                // A driver program that was loaded anew counts from 0.
+                let more = of(queue).saturating_sub(earlier.map_or(0, of));
+                if seconds > 0.0 && earlier.is_some() {
+                    more as f64 / seconds
+                } else {
+                    0.0
+                }
+            };
+            let lost = |counter: &Counter| {
+                let entry = explain::find(Place::Driver, counter.name());
+                entry.is_some_and(|entry| entry.counts == Counts::Loss)
+            };
+            let drops = Counter::ALL.into_iter().filter(lost);
+            rows.push(DeviceRow {
+                interface: manager.interface.clone(),
+                queue: queue.queue,
+                frames: rate(Counter::Frames),
+                drops: drops
+                    .map(|counter| (counter.name().to_owned(), rate(counter)))
+                    .filter(|(_, rate)| *rate > 0.0)
+                    .collect(),
+            });
+        }
+    }
+    rows
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Outcome {
+    let stop = stop_flag()?;
+    let on_screen = !arguments.once && !arguments.json && io::stdout().is_terminal();
+    let mut watch = Watch::default();
+    let mut before = look();
+    watch.read(before.processes());
+    let mut first = true;
+    loop {
+        if before.managers.is_empty() && before.stacks.is_empty() {
+            return Err(Failure::answer(
+                "neither a manager nor a Tidewall stack is live on this host (tidewall stat, \
+                 docs/manager.md)",
+            ));
+        }
+        pause(arguments.every, &stop);
+        if stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let now = look();
+        watch.read(now.processes());
+        let shown = shown(&before, &now, &watch);
+        if arguments.json {
+            say_json(&shown)?;
+        } else if on_screen {
+            let clear = if first { screen::CLEAR } else { "" };
+            say(&format!("{clear}{}", screen::over(&view::text(&shown))))?;
+        } else {
+            say(&view::text(&shown))?;
+        }
+        if arguments.once {
+            return Ok(());
+        }
+        (before, first) = (now, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stat::view::tests::stack;
+
+    fn status(application: u32, process: u32) -> Status {
+        Status {
+            application,
+            domain: 1000,
+            process,
+            state: 1,
+            queues: 1,
+            ports: 2,
+            holders: 2,
+            blocks: 0,
+        }
+    }
+
+    fn queue(full: u64) -> QueueCounters {
+        let mut counters = [0; 24];
+        counters[Counter::Frames as usize] = 10 * full;
+        counters[Counter::ChannelFull as usize] = full;
+        QueueCounters {
+            queue: 0,
+            queues: 1,
+            counters,
+        }
+    }
+
+    /// Two seconds apart: a managed stack, a managed application whose stack does not
+    /// answer, and a stack without a manager.
+    pub fn looks() -> Shown {
+        let at = Instant::now();
+        let of = |seconds: u64, delivered: u64, full: u64| {
+            let mut mine = stack(seconds, delivered, 0);
+            (mine.process, mine.interface) = (u32::MAX, "eth0".to_owned());
+            let other = stack(seconds, 0, 0);
+            Look {
+                at: at + Duration::from_secs(seconds),
+                managers: vec![Managed {
+                    interface: "eth0".to_owned(),
+                    applications: vec![status(0, u32::MAX), status(3, u32::MAX - 1)],
+                    queues: vec![queue(full)],
+                }],
+                stacks: vec![("a".into(), mine), ("b".into(), other)],
+            }
+        };
+        shown(&of(10, 1_000, 50), &of(12, 3_000, 150), &Watch::default())
+    }
+
+    #[test]
+    fn each_application_is_one_row_with_its_stack() {
+        let shown = looks();
+        assert_eq!(shown.seconds, 2.0);
+        let [managed, silent, alone] = shown.applications.as_slice() else {
+            panic!("{shown:?}");
+        };
+        assert_eq!((managed.user, managed.application), (Some(1000), Some(0)));
+        assert_eq!(managed.stack.as_ref().unwrap().received, 1_000.0);
+        assert_eq!((silent.application, &silent.stack), (Some(3), &None));
+        assert_eq!((alone.user, alone.ports), (None, None));
+        let [device] = shown.devices.as_slice() else {
+            panic!("{shown:?}");
+        };
+        assert_eq!(device.frames, 500.0);
+        assert_eq!(
+            device.drops,
+            BTreeMap::from([("channel-full".to_owned(), 50.0)])
+        );
+        let json = serde_json::to_value(&shown).unwrap();
+        assert_eq!(json["applications"][0]["stack"]["received"], 1_000.0);
+    }
+}
