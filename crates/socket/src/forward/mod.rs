@@ -33,7 +33,7 @@ use tidewall_device::afxdp::SharedUmem;
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata, Protocol};
 use tidewall_device::frame::Frame;
-use tidewall_device::queue::KernelDelivered;
+use tidewall_device::queue::{BURST, KernelDelivered};
 use tidewall_protocol::tcp::{self, Segment};
 use tidewall_protocol::{DropReason, InputOptions};
 use tidewall_receive::poller::{Done, Origins, Shared};
@@ -57,6 +57,10 @@ const CHANNEL_LIMIT: u32 = 512;
 const ADMITTED_PART: u32 = 4;
 /// Frames taken out of one channel before those of the next interface.
 const BATCH: usize = 64;
+/// A wait polls for as long as so many wake-ups take, or what was configured if that is
+/// longer. More than one, since a sleep costs more than the wake-up: until it is polled
+/// again the device interrupts whoever sends, for each frame.
+const WAKE_UPS: u32 = 4;
 /// Segments that came through the kernel, while polls were unknown, and wait.
 const KERNEL_DELIVERED: usize = 64;
 
@@ -118,7 +122,11 @@ impl Forwarder {
         for queue in cores().flat_map(|core| &core.receiver.queues) {
             lock(&queue.transmitter).set_origins(origins.clone());
         }
-        let spin = cores().map(|it| it.receiver.spin_time()).min();
+        let polls = |core: &Core| match core.receiver.spin_time() {
+            Duration::ZERO => Duration::ZERO,
+            set => set.max(core.receiver.wake_up_time() * WAKE_UPS),
+        };
+        let spin = cores().map(|core| polls(core)).min();
         let limits = [CHANNEL_LIMIT, CHANNEL_LIMIT.max(frames / ADMITTED_PART)];
         let inputs = stacks.into_iter().map(|stack| Input::open(stack, limits));
         let inputs = inputs.collect::<io::Result<Vec<_>>>()?;
@@ -177,8 +185,16 @@ impl Forwarder {
     pub fn receive(&mut self, mut each: impl FnMut(&mut Output, &mut Arrived<'_>)) -> usize {
         let mut count = 0;
         self.output.begin(Instant::now());
-        for (interface, input) in self.inputs.iter_mut().enumerate() {
-            count += input.receive(interface, &mut self.output, &mut each);
+        loop {
+            let before = count;
+            for (interface, input) in self.inputs.iter_mut().enumerate() {
+                count += input.receive(interface, &mut self.output, &mut each);
+            }
+            // What has come meanwhile shares the call that has a device send.
+            let more = count > before && count < BURST as usize;
+            if !(more && self.inputs.iter().any(Input::has_come)) {
+                break;
+            }
         }
         self.output.flush();
         count
@@ -209,8 +225,8 @@ impl Forwarder {
     }
 
     /// Has [`Forwarder::wait`] poll for so long before it sleeps, where something was sent
-    /// since the last wait; zero: not at all. At first it is the least that the stacks
-    /// were configured with.
+    /// since the last wait; zero: not at all. At first it is the time of some wake-ups, and
+    /// no less than any of the stacks was configured with, unless that is zero.
     pub fn set_spin(&mut self, spin: Duration) {
         self.spin = Spin::new(spin);
     }
@@ -272,6 +288,13 @@ impl Input {
     /// The channel of connections that were admitted.
     fn admitted(&self) -> Option<ChannelId> {
         self.sets.get(1).map(|set| set.id)
+    }
+
+    /// True when the device has delivered more by itself.
+    fn has_come(&self) -> bool {
+        let core = self.stack.core();
+        core.receiver.collect(core);
+        self.has_waiting()
     }
 
     fn has_waiting(&self) -> bool {

@@ -255,6 +255,11 @@ impl Receiver {
         }
     }
 
+    /// What falling asleep and being woken takes.
+    pub(crate) fn wake_up_time(&self) -> Duration {
+        self.wake_up.time()
+    }
+
     /// How long a wait may poll before it sleeps.
     pub(crate) fn spin_time(&self) -> Duration {
         self.spin.most

@@ -43,6 +43,8 @@ enum Caller {
     Visitor,
     /// The device is polled, and it will be back when it has dealt with what comes.
     Poller,
+    /// The same, and as long as it polls the device need not interrupt.
+    Spinner,
 }
 
 /// How a queue is looked after.
@@ -128,6 +130,12 @@ impl Receiver {
         self.rounds(core, Caller::Poller)
     }
 
+    /// As [`Receiver::round_and_return`], by a thread that polls until something comes: the
+    /// processor of whoever sends is spared what the device's interrupt would do.
+    pub(crate) fn poll_and_return(&self, core: &Core) -> io::Result<Progress> {
+        self.rounds(core, Caller::Spinner)
+    }
+
     /// How a queue is looked after now. `polls`: the driver's poll is known.
     fn way(&self, core: &Core, queue: &QueueHandle, polls: bool, caller: Caller) -> Way {
         if self.waiting() != Waiting::Sleep(Duration::ZERO) {
@@ -150,6 +158,7 @@ impl Receiver {
         let found = queue.last_round.load(Ordering::Relaxed) > 0;
         match masked {
             _ if !polls => Way::Look,
+            _ if caller == Caller::Spinner => Way::Poll,
             true if many || !interrupts => Way::Poll,
             // Who sleeps has looked once more by then.
             true if sleeps && found => Way::Poll,
@@ -256,7 +265,7 @@ impl Receiver {
         caller: Caller,
     ) -> io::Result<Round> {
         let coalesces = self.coalesces();
-        if !coalesces || caller == Caller::Poller {
+        if !coalesces || matches!(caller, Caller::Poller | Caller::Spinner) {
             poller.set_moderation(InterruptModeration::BusyPoll);
         }
         queue.masked.store(true, Ordering::Relaxed);

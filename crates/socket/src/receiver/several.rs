@@ -13,14 +13,14 @@ const DOWN: Duration = Duration::from_millis(100);
 pub(crate) struct Wait<'a> {
     /// How long it sleeps; `None`: until something comes.
     pub(crate) most: Option<Duration>,
-    /// Whether it looks at what comes by itself before it sleeps.
+    /// Whether it polls before it sleeps.
     pub(crate) spin: Option<&'a Spin>,
     /// Frames are still on their way, which the caller has to see to.
     pub(crate) sending: bool,
 }
 
-/// Polls every device of `cores` and sorts what has come. When that is nothing, waits
-/// until a device has something, which `has_input` says, and sorts that. A device that
+/// Polls every device of `cores` and sorts what has come. When that is nothing, polls on
+/// for a time if `wait` says so, and then sleeps until a device has something, which `has_input` says, and sorts that. A device that
 /// is down keeps nobody from the others. The threads of host architectures have no place
 /// here.
 ///
@@ -45,6 +45,19 @@ pub(crate) fn wait_for_frames(
         if frames > 0 {
             return Ok(());
         }
+    }
+    if let Some(spin) = spin.filter(|_| most != Some(Duration::ZERO)) {
+        let end = Instant::now() + most.map_or(spin.most, |it| it.min(spin.most));
+        while Instant::now() < end {
+            for core in cores {
+                unless_down(core.receiver.poll_and_return(core))?;
+            }
+            if has_input() {
+                spin.ended(true);
+                return Ok(());
+            }
+        }
+        spin.ended(false);
     }
     let mut polls_again = true;
     while polls_again {
@@ -88,20 +101,6 @@ pub(crate) fn wait_for_frames(
         }
         if polls_again {
             continue;
-        }
-        // Armed, so that the devices deliver by themselves, and a look at memory sees it.
-        if let Some(spin) = spin {
-            let end = Instant::now() + spin.most;
-            while Instant::now() < end {
-                for core in &up {
-                    core.receiver.collect(core);
-                }
-                if has_input() {
-                    spin.ended(true);
-                    return Ok(());
-                }
-            }
-            spin.ended(false);
         }
         let queues = up.iter().flat_map(|core| &core.receiver.queues);
         let descriptors: Vec<_> = queues
