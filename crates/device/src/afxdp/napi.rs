@@ -29,7 +29,10 @@
 //! device stays masked and only a timer may wake it, which is what keeps a
 //! receiver alive under overload. The other does not: its poll ends by
 //! unmasking the interrupt, which is what a receiver wants that is about to
-//! sleep. With `napi_defer_hard_irqs` at 1 the switch costs no extra call.
+//! sleep. With `napi_defer_hard_irqs` at 1 the switch costs no extra call. Until the
+//! second one has its id the first does both, at the price of that call: a peer that
+//! only sends makes no bare acknowledgment after its first, and a device that nobody
+//! can unmask keeps what comes for the whole time of its timer.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -89,6 +92,7 @@ struct Helper {
     port: u16,
     /// Zero until the probe has come.
     id: u32,
+    prefer: bool,
 }
 
 impl Helper {
@@ -115,9 +119,14 @@ impl Helper {
             socket,
             port,
             id: 0,
+            prefer,
         };
         helper.take_nothing()?;
         Ok(helper)
+    }
+
+    fn prefer(&mut self, prefer: bool) -> io::Result<()> {
+        change_prefer(self.socket.as_fd(), &mut self.prefer, prefer)
     }
 
     /// Drops whatever comes, so that each `recv` polls.
@@ -224,12 +233,16 @@ impl OwnPoll {
     }
 
     fn prefer(&mut self, prefer: bool) -> io::Result<()> {
-        if self.prefer != prefer {
-            set_prefer(self.socket.as_fd(), prefer)?;
-            self.prefer = prefer;
-        }
-        Ok(())
+        change_prefer(self.socket.as_fd(), &mut self.prefer, prefer)
     }
+}
+
+fn change_prefer(fd: BorrowedFd<'_>, is: &mut bool, prefer: bool) -> io::Result<()> {
+    if *is != prefer {
+        set_prefer(fd, prefer)?;
+        *is = prefer;
+    }
+    Ok(())
 }
 
 fn set_prefer(fd: BorrowedFd<'_>, prefer: bool) -> io::Result<()> {
@@ -393,19 +406,18 @@ impl Napi {
     /// One poll. The kernel makes two of it, the second when it leaves busy
     /// polling.
     pub(crate) fn poll(&mut self, interrupt: Interrupt) -> io::Result<()> {
-        let helper = match interrupt {
-            Interrupt::Masked => &self.masked,
-            Interrupt::Armed => &self.armed,
-        };
-        // Frames come by interrupt until the first id is known. Until the second
-        // is, the timer unmasks the device when nobody polls.
-        let socket = match helper.id {
-            0 if self.own.id == 0 => return Ok(()),
-            0 => {
-                self.own.prefer(interrupt == Interrupt::Masked)?;
-                self.own.socket.as_fd()
-            }
-            _ => helper.socket.as_fd(),
+        let masked = interrupt == Interrupt::Masked;
+        let socket = if !masked && self.armed.id != 0 {
+            self.armed.socket.as_fd()
+        } else if self.masked.id != 0 {
+            self.masked.prefer(masked)?;
+            self.masked.socket.as_fd()
+        } else if self.own.id != 0 {
+            self.own.prefer(masked)?;
+            self.own.socket.as_fd()
+        } else {
+            // Frames come by interrupt until an id is known.
+            return Ok(());
         };
         let frames = || self.counters.counter(Counter::Frames);
         let before = frames();

@@ -22,6 +22,7 @@ mod life;
 mod options;
 mod path_mtu;
 mod policies;
+mod poll;
 mod raw_system;
 mod readiness;
 mod sending;
@@ -95,6 +96,7 @@ system_tests! {
     life::a_deleted_interface_is_enodev_for_everybody on 1,
     life::strangers_do_not_reach_the_helpers on 1,
     life::probes_that_the_kernel_drops_are_warned_of on 1,
+    poll::a_poll_before_a_sleep_takes_what_waits_with_one_id_known on 1,
     life::a_live_stack_answers_stat_and_trace on 1,
     life::a_stack_whose_socket_was_removed_ends on 1,
     forked::a_child_that_lives_on_keeps_nothing_of_the_interface on 2,
