@@ -143,7 +143,7 @@ fn bare_forwards_both_ways_and_runs_out_of_no_frames() {
     let side = |interface: &str, address: Ipv4Addr, next_hop: MacAddress| ForwardSide {
         interface: interface.to_owned(),
         addresses: vec![address.into()],
-        port: 7,
+        ports: vec![7],
         next_hop: next_hop.0,
     };
     let job = Job::Forward(ForwardJob {

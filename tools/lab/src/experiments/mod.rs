@@ -299,7 +299,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 26] = [
+pub static EXPERIMENTS: [Experiment; 27] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -324,6 +324,7 @@ pub static EXPERIMENTS: [Experiment; 26] = [
     anypoint::storage::EXPERIMENT,
     anypoint::memory::EXPERIMENT,
     anypoint::redis::EXPERIMENT,
+    anypoint::frames::EXPERIMENT,
     tcp_bulk::EXPERIMENT,
     tcp_loss::EXPERIMENT,
 ];

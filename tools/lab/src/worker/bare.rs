@@ -178,11 +178,13 @@ impl<'a> Bare<'a> {
 pub(super) fn poll(queue: &mut Queue, datagram: &mut Vec<u8>) -> std::io::Result<()> {
     let receive = &mut queue.receive;
     receive.fill(&mut queue.frames);
-    if receive.napi().ids.contains(&0) {
-        // Its poll is not known yet: a request that came by way of the kernel has no
-        // answer.
+    let ids = receive.napi().ids;
+    if ids.contains(&0) {
+        // Its poll is looked for: a request that came by way of the kernel has no answer.
         while receive.take_kernel_delivered(datagram).is_some() {}
-    } else {
+    }
+    // The first is that of polls that leave the device masked.
+    if ids[0] != 0 {
         receive.set_moderation(InterruptModeration::BusyPoll);
     }
     receive.poll(Interrupt::Masked)

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use tidewall_device::afxdp::SharedUmem;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ChannelId, EMBEDDED_APPLICATION, Tables};
-use tidewall_device::frame::Frame;
-use tidewall_device::queue::{Queue, Received};
+use tidewall_device::frame::{Frame, FrameMemory};
+use tidewall_device::queue::{Queue, Received, Transmit};
 use tidewall_manager::{AfXdp, Config};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -43,8 +43,8 @@ pub struct ForwardSide {
     pub interface: String,
     /// Frames that come by it are taken if they are for one of these addresses,
     pub addresses: Vec<IpAddr>,
-    /// and this port, of UDP or of TCP. All else is the kernel's.
-    pub port: u16,
+    /// and one of these ports, of UDP or of TCP. All else is the kernel's.
+    pub ports: Vec<u16>,
     /// Link address of who gets what leaves by it.
     pub next_hop: [u8; 6],
 }
@@ -56,8 +56,11 @@ pub struct ForwardReport {
     pub forwarded: [u64; 2],
     /// Frames that found it full.
     pub not_sent: [u64; 2],
-    /// How long it ran, in seconds.
+    /// How long it ran, in seconds,
     pub seconds: f64,
+    /// and how much of that it took for rounds in which something came: what it never
+    /// sleeps through would count as work otherwise.
+    pub working: f64,
 }
 
 /// Forwards until the line `report`, which is answered with a [`ForwardReport`], or the end
@@ -72,15 +75,16 @@ struct Forwarder {
     report: ForwardReport,
 }
 
-struct Side {
+/// An interface whose queues are taken over, with the frames of its ports in one channel.
+pub(super) struct Side {
     // Keeps the program attached.
     _device: AfXdp,
     tables: Tables,
-    queues: Vec<Queue>,
+    pub(super) queues: Vec<Queue>,
     /// Number of its first queue's part of the frames.
     first_part: usize,
     /// Link addresses of what leaves by it: the receiver's, then its own.
-    link: [u8; 12],
+    pub(super) link: [MacAddress; 2],
 }
 
 /// The only channel of each side.
@@ -94,8 +98,7 @@ impl Forwarder {
         let mut umem = SharedUmem::new(&names, FRAMES)?;
         let mut first_part = 0;
         let mut open = |side: &ForwardSide| {
-            let opened = Side::open(side, &mut umem, first_part)
-                .with_context(|| format!("cannot open {}", side.interface))?;
+            let opened = Side::open(side, Some(&mut umem), first_part)?;
             first_part += opened.queues.len();
             anyhow::Ok(opened)
         };
@@ -111,7 +114,9 @@ impl Forwarder {
         let mut batch = Vec::new();
         let mut sent = Vec::new();
         let mut datagram = Vec::new();
-        while !stop.load(Ordering::Relaxed) && begun.elapsed() < TIME_MAX {
+        let mut round = begun;
+        while !stop.load(Ordering::Relaxed) && round.duration_since(begun) < TIME_MAX {
+            let before = self.report.forwarded;
             for number in 0..2 {
                 let [one, other] = &mut self.sides;
                 let (from, to) = match number {
@@ -124,13 +129,7 @@ impl Forwarder {
                     self.report.not_sent[number] += counts[1];
                 }
                 for queue in &mut to.queues {
-                    // A flush sends a burst; what a full device leaves goes with the next.
-                    loop {
-                        let flushed = queue.transmit.flush()?;
-                        if flushed.left == 0 || flushed.full {
-                            break;
-                        }
-                    }
+                    flush(queue.transmit.as_mut())?;
                     queue.transmit.reclaim(&mut sent);
                 }
                 for frame in sent.drain(..) {
@@ -146,6 +145,10 @@ impl Forwarder {
                     }
                 }
             }
+            let began = std::mem::replace(&mut round, Instant::now());
+            if self.report.forwarded != before {
+                self.report.working += round.duration_since(began).as_secs_f64();
+            }
         }
         self.report.seconds = begun.elapsed().as_secs_f64();
         Ok(self.report)
@@ -153,8 +156,15 @@ impl Forwarder {
 }
 
 impl Side {
-    fn open(side: &ForwardSide, umem: &mut SharedUmem, first_part: usize) -> anyhow::Result<Self> {
-        let mut device = AfXdp::open_on(&Config::new(&side.interface), Some(umem))?;
+    /// Takes an interface over; its queues have parts of a memory from `first_part` on, or
+    /// memories of their own.
+    pub(super) fn open(
+        side: &ForwardSide,
+        umem: Option<&mut SharedUmem>,
+        first_part: usize,
+    ) -> anyhow::Result<Self> {
+        let mut device = AfXdp::open_on(&Config::new(&side.interface), umem)
+            .with_context(|| format!("cannot open {}", side.interface))?;
         device.warnings.iter().for_each(|it| eprintln!("{it}"));
         let tables = device.tables();
         tables.trusted.set_locals(&side.addresses)?;
@@ -163,25 +173,43 @@ impl Side {
         for number in 0..queues.len() as u32 {
             tables.embedded.set_limit(number, channel().index(), LIMIT);
         }
-        for protocol in [Protocol::Udp, Protocol::Tcp] {
-            tables
-                .embedded
-                .listen(protocol, None, side.port, channel())?;
-            (tables.trusted).own_port(protocol, None, side.port, EMBEDDED_APPLICATION)?;
+        for &port in &side.ports {
+            for protocol in [Protocol::Udp, Protocol::Tcp] {
+                tables.embedded.listen(protocol, None, port, channel())?;
+                (tables.trusted).own_port(protocol, None, port, EMBEDDED_APPLICATION)?;
+            }
         }
         let path = format!("/sys/class/net/{}/address", side.interface);
         let own = std::fs::read_to_string(path)?;
         let own: MacAddress = own.trim().parse().map_err(|_| anyhow!("no Ethernet"))?;
-        let mut link = [0; 12];
-        link[..6].copy_from_slice(&side.next_hop);
-        link[6..].copy_from_slice(&own.0);
         Ok(Side {
             _device: device,
             tables,
             queues,
             first_part,
-            link,
+            link: [MacAddress(side.next_hop), own],
         })
+    }
+
+    /// Polls a queue and takes all that this has brought; the program may admit as much
+    /// again.
+    pub(super) fn take(
+        &mut self,
+        place: usize,
+        batch: &mut Vec<Received>,
+        datagram: &mut Vec<u8>,
+    ) -> anyhow::Result<()> {
+        let Some(queue) = self.queues.get_mut(place) else {
+            return Ok(());
+        };
+        poll(queue, datagram)?;
+        let (embedded, number) = (&self.tables.embedded, place as u32);
+        // Read before the ring: what was admitted up to here is in it, or lost.
+        let admitted = embedded.head(number, channel().index());
+        queue.receive.receive(batch, usize::MAX);
+        let tail = embedded.tail(number, channel().index());
+        embedded.tail_add(number, channel().index(), admitted.wrapping_sub(tail));
+        Ok(())
     }
 
     /// Polls a queue and hands what comes to the other side. Returns how many frames went,
@@ -193,16 +221,12 @@ impl Side {
         batch: &mut Vec<Received>,
         datagram: &mut Vec<u8>,
     ) -> anyhow::Result<[u64; 2]> {
+        self.take(place, batch, datagram)?;
         let outgoing = place % to.queues.len().max(1);
         let (Some(queue), Some(out)) = (self.queues.get_mut(place), to.queues.get_mut(outgoing))
         else {
             return Ok([0; 2]);
         };
-        poll(queue, datagram)?;
-        let (embedded, number) = (&self.tables.embedded, place as u32);
-        // Read before the ring: what was admitted up to here is in it, or lost.
-        let admitted = embedded.head(number, channel().index());
-        queue.receive.receive(batch, usize::MAX);
         let mut counts = [0; 2];
         for Received { mut frame, .. } in batch.drain(..) {
             readdress(&queue.memory, &mut frame, &to.link);
@@ -214,14 +238,24 @@ impl Side {
                 }
             }
         }
-        let tail = embedded.tail(number, channel().index());
-        embedded.tail_add(number, channel().index(), admitted.wrapping_sub(tail));
         Ok(counts)
     }
 }
 
-fn readdress(memory: &tidewall_device::frame::FrameMemory, frame: &mut Frame, link: &[u8; 12]) {
+/// Sends all that is queued; what a full device leaves goes with the next.
+pub(super) fn flush(transmit: &mut dyn Transmit) -> std::io::Result<()> {
+    // A flush sends a burst.
+    loop {
+        let flushed = transmit.flush()?;
+        if flushed.left == 0 || flushed.full {
+            return Ok(());
+        }
+    }
+}
+
+fn readdress(memory: &FrameMemory, frame: &mut Frame, [receiver, own]: &[MacAddress; 2]) {
     if let Some(place) = memory.packet_mut(frame).first_chunk_mut::<12>() {
-        *place = *link;
+        place[..6].copy_from_slice(&receiver.0);
+        place[6..].copy_from_slice(&own.0);
     }
 }

@@ -45,7 +45,7 @@ pub struct FrameSegment {
 }
 
 impl FrameSegment {
-    fn bytes(self) -> anyhow::Result<Vec<u8>> {
+    pub(super) fn bytes(self) -> anyhow::Result<Vec<u8>> {
         let mut bytes = vec![0; usize::from(self.frames) * usize::from(self.size)];
         let payload = vec![7; usize::from(self.size).saturating_sub(HEADER_LEN)];
         let mut builder = Builder::new(&mut bytes);

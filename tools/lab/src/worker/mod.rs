@@ -18,6 +18,7 @@ mod frames;
 mod hold;
 mod load;
 mod program;
+mod segments;
 mod service;
 mod splitting;
 mod storage;
@@ -50,6 +51,7 @@ pub(crate) use cpu::{Cpu, Spent};
 pub use forwarding::{ForwardJob, ForwardReport, ForwardSide};
 pub use frames::{FrameJob, FrameRole, FrameSegment};
 pub use program::Program;
+pub use segments::{SegmentCounts, SegmentJob};
 pub(crate) use service::{Account, Drops};
 pub use splitting::{SplitJob, SplitWaiting};
 pub use storage::{Mix, Responses, StorageJob, StorageRole};
@@ -82,6 +84,8 @@ pub enum Job {
     Forward(ForwardJob),
     /// Be an end of connections of frames.
     Frames(FrameJob),
+    /// Be both ends of connections of small frames, each in a segment of its own.
+    Segments(SegmentJob),
     /// Be an end of a storage service over frames.
     Storage(StorageJob),
     /// Be a proxy of connections of frames.
@@ -299,6 +303,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Bridge(spec) => bridging::run(spec),
         Job::Forward(job) => forwarding::run(&job),
         Job::Frames(job) => frames::run(&job),
+        Job::Segments(job) => segments::run(&job),
         Job::Storage(job) => storage::run(&job),
         Job::Split(job) => splitting::run(&job),
         Job::Program(program, port) => program::run(&program, port),

@@ -3,19 +3,34 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::star::sides;
 use super::{Case, Load};
 use crate::worker::{
-    Child, FrameJob, FrameRole, FrameSegment, Job, Mix, Responses, StorageJob, StorageRole,
+    Child, FrameJob, FrameRole, FrameSegment, Job, Mix, Responses, SegmentCounts, SegmentJob,
+    StorageJob, StorageRole,
 };
 
 /// How long an end may take to answer.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
 
 impl Case {
-    /// What members and peer are, of whom the peer connects to `address`.
-    pub(super) fn ends(&self, addresses: Vec<SocketAddr>, address: SocketAddr) -> [Job; 2] {
+    /// What members and peer are, of whom the peer connects to `address`. No members: the
+    /// peer's process is these, too.
+    pub(super) fn ends(
+        &self,
+        addresses: Vec<SocketAddr>,
+        address: SocketAddr,
+    ) -> (Option<Job>, Job) {
         let (outstanding, mix) = match self.load {
             Load::Frames => return self.frame_ends(&addresses, address),
+            Load::Segments => {
+                let job = SegmentJob {
+                    sides: sides(self.connections),
+                    server: address,
+                    segment: self.segment(),
+                };
+                return (None, Job::Segments(job));
+            }
             Load::Requests(outstanding, mix) => (outstanding, mix),
             Load::OneAtATime => (1, Mix::Metadata),
         };
@@ -25,19 +40,24 @@ impl Case {
             outstanding,
             mix,
         };
-        [StorageRole::Nodes(addresses), client].map(|role| {
+        let [nodes, client] = [StorageRole::Nodes(addresses), client].map(|role| {
             Job::Storage(StorageJob {
                 role,
                 piece: self.segment,
             })
-        })
+        });
+        (Some(nodes), client)
     }
 
-    fn frame_ends(&self, addresses: &[SocketAddr], address: SocketAddr) -> [Job; 2] {
-        let gives = Some(FrameSegment {
+    fn segment(&self) -> FrameSegment {
+        FrameSegment {
             frames: self.frames,
             size: self.size(),
-        });
+        }
+    }
+
+    fn frame_ends(&self, addresses: &[SocketAddr], address: SocketAddr) -> (Option<Job>, Job) {
+        let gives = Some(self.segment());
         let slow = |(number, &address): (usize, &SocketAddr)| {
             let slowed = if number == 0 { self.slowed_us } else { 0 };
             (address, slowed)
@@ -50,19 +70,53 @@ impl Case {
             role: FrameRole::Peer(address, self.connections),
             gives: gives.filter(|_| !self.outbound),
         };
-        [members, peer].map(Job::Frames)
+        (Some(Job::Frames(members)), Job::Frames(peer))
     }
 
-    /// Bytes that have come so far, or requests that were answered.
-    pub(super) fn count(&self, peer: &mut Child, members: &mut Child) -> anyhow::Result<Responses> {
-        if self.load != Load::Frames {
-            return peer.ask_for("responses", ANSWER);
-        }
-        let taker = if self.outbound { peer } else { members };
-        let counts: Vec<u64> = taker.ask_for("bytes", ANSWER)?;
-        Ok(Responses {
-            count: counts.iter().sum(),
-            median_us: 0.0,
+    /// What the ends have counted so far.
+    pub(super) fn count(
+        &self,
+        peer: &mut Child,
+        members: Option<&mut Child>,
+    ) -> anyhow::Result<Count> {
+        Ok(match (self.load, members) {
+            (Load::Frames, Some(members)) => {
+                let taker = if self.outbound { peer } else { members };
+                let counts: Vec<u64> = taker.ask_for("bytes", ANSWER)?;
+                Count {
+                    count: counts.iter().sum(),
+                    ..Count::default()
+                }
+            }
+            (Load::Segments | Load::Frames, _) => {
+                let counts: SegmentCounts = peer.ask_for("frames", ANSWER)?;
+                Count {
+                    count: counts.frames,
+                    idle: counts.idle,
+                    repeated: counts.repeated,
+                    ..Count::default()
+                }
+            }
+            (Load::Requests(..) | Load::OneAtATime, _) => {
+                let responses: Responses = peer.ask_for("responses", ANSWER)?;
+                Count {
+                    count: responses.count,
+                    median_us: responses.median_us,
+                    ..Count::default()
+                }
+            }
         })
     }
+}
+
+/// What the ends of a case have counted so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Count {
+    /// Bytes of frames that have come, requests that were answered, or frames.
+    pub(super) count: u64,
+    /// Median time of a request, µs.
+    pub(super) median_us: f64,
+    /// As [`SegmentCounts`] has them.
+    pub(super) idle: u64,
+    pub(super) repeated: u64,
 }

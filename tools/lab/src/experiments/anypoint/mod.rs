@@ -1,7 +1,9 @@
 //! The experiments of Anypoint: frames of peers through an intermediary to members.
 
 pub(super) mod bandwidth;
+mod between;
 mod ends;
+pub(super) mod frames;
 pub(super) mod memory;
 pub(super) mod redis;
 pub(super) mod split;
@@ -18,12 +20,20 @@ use crate::result::Series;
 use crate::sweep::{Plan, Sample, point};
 use crate::verdict::{is_decided, judge};
 use crate::worker::Mix;
-use star::{Between, Installed, Manner, Outcome, Star};
+use between::{Between, Installed, Manner};
+use star::{Layout, Outcome, Star};
 
 /// Processor time of the intermediary that a byte takes.
 const PROCESSOR: &str = "processor ns a byte";
 /// The same of a request.
 const PROCESSOR_REQUEST: &str = "processor ns a request";
+/// The same of a frame.
+const PROCESSOR_FRAME: &str = "processor ns a frame";
+/// Share of the time that ends which never sleep waited for the intermediary: what is not
+/// waited for is not the intermediary's limit.
+const WAITED: &str = "ends waited";
+/// What such ends sent again.
+const REPEATED: &str = "segments sent again/s";
 /// Median time of a request.
 const RESPONSE: &str = "median response, µs";
 /// Share of its processor that the intermediary used.
@@ -62,6 +72,9 @@ enum Load {
     /// One side sends frames without end.
     #[default]
     Frames,
+    /// One process at both ends sends frames without end, each in a segment of its own; what
+    /// counts is their number.
+    Segments,
     /// A client's connections have so many requests each under way, to a coordinator, which
     /// is the first member, and nodes.
     Requests(u16, Mix),
@@ -78,6 +91,7 @@ impl Case {
                 (outcome.memory / 1024.0 / connections, PROCESSOR)
             }
             Load::Frames => (outcome.rate / 1e6, PROCESSOR),
+            Load::Segments => (outcome.rate, PROCESSOR_FRAME),
             Load::Requests(..) => (outcome.rate, PROCESSOR_REQUEST),
             Load::OneAtATime => (outcome.response_us, PROCESSOR_REQUEST),
         }
@@ -109,8 +123,15 @@ fn measure(
 ) -> anyhow::Result<()> {
     let begun = Instant::now();
     let systems = run.installed(systems);
-    let is_long = cases.iter().any(|case| case.round_trip_ms.is_some());
-    let star = Star::new(&run.bench.testbed, is_long)?;
+    let any = |which: fn(&Case) -> bool| cases.iter().any(which);
+    let layout = if any(|case| case.round_trip_ms.is_some()) {
+        Layout::Long
+    } else if any(|case| case.load == Load::Segments) {
+        Layout::Together
+    } else {
+        Layout::Apart
+    };
+    let star = Star::new(&run.bench.testbed, layout)?;
     let mut measured: BTreeMap<(usize, usize), Vec<Sample>> = BTreeMap::new();
     for round in 0..plan.rounds {
         let per_round = begun.elapsed() / round.max(1);
@@ -139,6 +160,10 @@ fn measure(
                 let mut values = BTreeMap::from([(BUSY.to_owned(), outcome.busy)]);
                 if outcome.rate > 0.0 {
                     values.insert(processor.to_owned(), outcome.busy * 1e9 / outcome.rate);
+                }
+                if case.load == Load::Segments {
+                    values.insert(WAITED.to_owned(), outcome.waited);
+                    values.insert(REPEATED.to_owned(), outcome.repeated);
                 }
                 if outcome.response_us > 0.0 {
                     values.insert(RESPONSE.to_owned(), outcome.response_us);

@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use anyhow::Context;
 
 use super::super::{Experiment, Run, USUAL, ratio};
-use super::star::{Star, members, middle};
+use super::between::middle;
+use super::star::{Layout, Star, members};
 use super::{BUSY, Between, Case, Installed, Manner, PROCESSOR_REQUEST};
 use crate::command::run as run_program;
 use crate::interrupt;
@@ -71,7 +72,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let systems = SYSTEMS.iter().filter(|it| there.contains(&it.1));
     let systems: Vec<_> = systems.collect();
     let plan = run.options.plan(6);
-    let star = Star::new(&run.bench.testbed, false)?;
+    let star = Star::new(&run.bench.testbed, Layout::Apart)?;
     star.set_mtu(CASE_MTU)?;
     let mut measured: Vec<Vec<Sample>> = vec![Vec::new(); systems.len()];
     for round in 0..plan.rounds {

@@ -7,7 +7,8 @@
 //!
 //! What the ends do runs on the client's processor, what the intermediary does on the
 //! server's: kernel TCP's receiving is steered (RPS), a switch polls its devices itself. No
-//! device joins or cuts segments. Where paths are long there is a namespace more between
+//! device joins or cuts segments. Where one process is peer and members, they have one
+//! namespace. Where paths are long there is a namespace more between
 //! the peer and the intermediary, tw-PID-al, with a bridge that delays (tw-x, tw-y).
 
 use std::io::{Read, Write};
@@ -17,20 +18,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tidewall_manager::restore::Undo;
+use tidewall_wire::ethernet::MacAddress;
 
+use super::Case;
+use super::between::{Between, middle};
 use super::ends::ANSWER;
-use super::{Case, Load};
 use crate::bridge::{Impair, Spec};
 use crate::command::{absolute, run, run_line};
 use crate::interrupt;
 use crate::testbed::{Testbed, cpu_mask};
-use crate::worker::{
-    Child, Job, Place, Program, SplitJob, SplitWaiting, SwitchJob, SwitchModule, Times, Usage,
-    Watch,
-};
+use crate::worker::{Child, ForwardReport, ForwardSide, Job, Place, Times, Usage, Watch};
 
 /// Interfaces of the intermediary: where peers come from, and where members are.
-const INTERFACES: [&str; 2] = ["tw-i", "tw-o"];
+pub(super) const INTERFACES: [&str; 2] = ["tw-i", "tw-o"];
 /// Interfaces of the peer and of the members.
 const ENDS: [&str; 2] = ["tw-p", "tw-m"];
 /// Interfaces of the bridge: towards the peer and towards the intermediary.
@@ -40,135 +40,47 @@ pub(super) const RATE: u64 = 100_000_000;
 /// Its queue, bytes.
 const QUEUE: u32 = 500_000;
 /// What peers of a switch connect to.
-const VIRTUAL: SocketAddr = SocketAddr::new(ip(0, 99), 6000);
+pub(super) const VIRTUAL: SocketAddr = SocketAddr::new(ip(0, 99), 6000);
 /// What peers of a proxy connect to.
-const PROXY: SocketAddr = SocketAddr::new(ip(0, 1), 6000);
+pub(super) const PROXY: SocketAddr = SocketAddr::new(ip(0, 1), 6000);
 /// Port of the first member.
-const PORT: u16 = 6001;
-/// Headers of IPv4 and TCP.
-const HEADERS: u16 = 40;
+pub(super) const PORT: u16 = 6001;
+/// First port of a peer that is no kernel's.
+const PEER_PORT: u16 = 50_001;
 /// Before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(300);
 
-const fn ip(link: u8, host: u8) -> std::net::IpAddr {
+pub(super) const fn ip(link: u8, host: u8) -> std::net::IpAddr {
     std::net::IpAddr::V4(Ipv4Addr::new(10, 79, link, host))
 }
 
-/// Who stands between peer and members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Between {
-    /// The transport switch.
-    Switch(SwitchModule, Manner),
-    /// A proxy.
-    Proxy(SplitWaiting),
-    /// A program of somebody else's.
-    Program(Installed),
-    /// The kernel's forwarding: a connection to the first member alone.
-    Nobody,
-    /// No network at all: a thread of the ends' processor wakes one of the intermediary's.
-    WakeUp,
-}
-
-impl Between {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Between::Switch(_, Manner::Usual) => "switch",
-            Between::Switch(_, Manner::Sleeping) => "switch-sleeping",
-            Between::Switch(_, Manner::Copying) => "switch-copies",
-            Between::Proxy(SplitWaiting::Select) => "select-proxy",
-            Between::Proxy(SplitWaiting::Epoll) => "epoll-proxy",
-            Between::Program(Installed::Haproxy) => "haproxy",
-            Between::Program(Installed::Twemproxy) => "twemproxy",
-            Between::Nobody => "direct",
-            Between::WakeUp => "wake-up",
-        }
-    }
-
-    /// The Debian package that is missing for it.
-    pub(super) fn missing(self) -> Option<&'static str> {
-        let Between::Program(program) = self else {
-            return None;
-        };
-        let program = program.with(&[]);
-        (!program.is_there()).then_some(program.executable())
-    }
-
-    pub(super) fn about(self) -> &'static str {
-        match self {
-            Between::Switch(_, Manner::Usual) => {
-                "the loop of `tidewall switch`, AF_XDP in copy mode, in-place forwarding; \
-                 kernel TCP at its ends"
-            }
-            Between::Switch(_, Manner::Sleeping) => {
-                "the same, but it does not poll before it sleeps: its processor's idle time shows \
-                 what work costs"
-            }
-            Between::Switch(_, Manner::Copying) => {
-                "as switch-sleeping, and two copies of every payload"
-            }
-            Between::Proxy(SplitWaiting::Select) => {
-                "kernel TCP ended on both sides; one thread, select(2), reads of up to 64 KiB, \
-                 whole frames written on, blocking; receiving steered to its processor (RPS)"
-            }
-            Between::Proxy(SplitWaiting::Epoll) => "the same with epoll(7)",
-            Between::Program(Installed::Haproxy) => {
-                "Debian's, one thread, mode tcp, splice(2) where it chooses it, no logs; a \
-                 connection is one member's"
-            }
-            Between::Program(Installed::Twemproxy) => {
-                "Debian's nutcracker, one thread; keys by ketama and fnv1a_64"
-            }
-            Between::Nobody => "one connection to one member, forwarded by the kernel",
-            Between::WakeUp => {
-                "no network: half of the round trip of a byte through pipes between threads of the \
-                 ends' and the intermediary's processors, both asleep"
-            }
-        }
-    }
-}
-
-/// Programs that are there if somebody has installed them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Installed {
-    /// HAProxy in TCP mode, which hands each connection to one member.
-    Haproxy,
-    /// Twemproxy, which sends each command of Redis to the owner of its key.
-    Twemproxy,
-}
-
-impl Installed {
-    fn with(self, members: &[SocketAddr]) -> Program {
-        let servers = members.to_vec();
-        match self {
-            Installed::Haproxy => Program::Haproxy { servers },
-            Installed::Twemproxy => Program::Twemproxy { servers },
-        }
-    }
-}
-
-/// How a switch is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Manner {
-    /// As a user has it: it polls for an answer to what it has sent before it sleeps.
-    Usual,
-    /// It sleeps whenever nothing is there.
-    Sleeping,
-    /// So does this one, and it copies every payload twice.
-    Copying,
-}
-
 /// What came of one measurement.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outcome {
-    /// Bytes/s of frames that are delivered, or requests/s.
+    /// Bytes/s of frames that are delivered, requests/s, or frames/s.
     pub(super) rate: f64,
     /// Share of the intermediary's processor that was used.
     pub(super) busy: f64,
     /// Median time of a request, µs; 0 where there are none.
     pub(super) response_us: f64,
+    /// Share of the time that ends which never sleep waited for the intermediary.
+    pub(super) waited: f64,
+    /// Segments/s that such ends sent again.
+    pub(super) repeated: f64,
     /// Bytes that the intermediary has for the connections: of a switch's machine, or of a
     /// process and in the buffers of the kernel's sockets.
     pub(super) memory: f64,
+}
+
+/// Which namespaces there are beside the intermediary's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// The peer's and the members'.
+    Apart,
+    /// These, and one for a bridge that delays.
+    Long,
+    /// One for peer and members.
+    Together,
 }
 
 pub(super) struct Star {
@@ -183,14 +95,17 @@ pub(super) struct Star {
 }
 
 impl Star {
-    pub(super) fn new(testbed: &Testbed, is_long: bool) -> anyhow::Result<Self> {
+    pub(super) fn new(testbed: &Testbed, layout: Layout) -> anyhow::Result<Self> {
         let config = testbed.config();
         let process = std::process::id();
-        let [peer, middle, members] = ["p", "s", "m"].map(|it| format!("tw-{process}-a{it}"));
-        let path = is_long.then(|| format!("tw-{process}-al"));
+        let is_together = layout == Layout::Together;
+        let members = if is_together { "p" } else { "m" };
+        let [peer, middle, members] = ["p", "s", members].map(|it| format!("tw-{process}-a{it}"));
+        let path = (layout == Layout::Long).then(|| format!("tw-{process}-al"));
         let ip = absolute("ip")?;
         let mut namespaces = Vec::new();
-        for name in [&peer, &middle, &members].into_iter().chain(&path) {
+        let apart = Some(&members).filter(|_| !is_together);
+        for name in [&peer, &middle].into_iter().chain(apart).chain(&path) {
             let undo = testbed.restorer();
             namespaces.push(undo.on_exit_run(&[&ip, "netns", "del", name])?);
             run(&ip, &["netns", "add", name])?;
@@ -214,7 +129,7 @@ impl Star {
         let (end, other) = (ENDS[number], INTERFACES[number]);
         let namespace = [&self.peer, &self.members][number];
         let middle = &self.middle;
-        let mac = |host: u8| format!("02:79:00:00:0{number}:0{host}");
+        let mac = |host: u8| mac(number as u8, host);
         let pair = |inside: &str, name: &str, link: u8, other: (&str, &str), its_link: u8| {
             run_line(&format!(
                 "{ip} -n {inside} link add {name} address {} type veth peer name {} netns {} \
@@ -270,10 +185,12 @@ impl Star {
         }
         // For a connection with nobody between.
         let other_link = 1 - number;
-        inside_shell(
-            namespace,
-            &format!("ip route add 10.79.{other_link}.0/24 via 10.79.{number}.1"),
-        )?;
+        if self.peer != self.members {
+            inside_shell(
+                namespace,
+                &format!("ip route add 10.79.{other_link}.0/24 via 10.79.{number}.1"),
+            )?;
+        }
         inside_shell(middle, "echo 1 > /proc/sys/net/ipv4/ip_forward")?;
         if number == 0 {
             let known = format!(
@@ -318,9 +235,13 @@ impl Star {
         };
         let addresses = members(case.members);
         let (job, address) = middle(between, &addresses, case);
-        let [members, peer] = case.ends(addresses, address);
+        let (members, peer) = case.ends(addresses, address);
         let name = between.name();
-        let mut members = Child::start_ready(place(&self.members, 0), &members, "members")?;
+        let members = members.map(|job| {
+            let place = place(&self.members, 0);
+            Child::start_ready(place, &job, "members")
+        });
+        let mut members = members.transpose()?;
         let middle = job.map(|job| Child::start_ready(place(&self.middle, 1), &job, name));
         let mut middle = middle.transpose()?;
         let path = self.path.as_ref().zip(case.round_trip_ms);
@@ -344,7 +265,7 @@ impl Star {
             process,
             cpu: self.cpus[1],
         };
-        let mut count = || case.count(&mut peer, &mut members);
+        let mut count = || case.count(&mut peer, members.as_mut());
         // Slow start over a long path takes many round trips.
         let round_trips = Duration::from_millis(20 * case.round_trip_ms.unwrap_or(0));
         rest(WARM_UP + round_trips)?;
@@ -352,10 +273,19 @@ impl Star {
         rest(window)?;
         let (later, last) = (Times::read(watch), count()?);
         let usage = Usage::between(&times, &later);
+        let busy = match &mut middle {
+            Some(child) if between == Between::Bare => {
+                let report: ForwardReport = child.ask_for("report", ANSWER)?;
+                report.working / report.seconds
+            }
+            _ => 1.0 - usage.left(),
+        };
         Ok(Outcome {
             rate: last.count.saturating_sub(first.count) as f64 / usage.seconds,
-            busy: 1.0 - usage.left(),
+            busy,
             response_us: last.median_us,
+            waited: last.idle.saturating_sub(first.idle) as f64 / 1e9 / usage.seconds,
+            repeated: last.repeated.saturating_sub(first.repeated) as f64 / usage.seconds,
             memory: match &mut middle {
                 Some(child) if matches!(between, Between::Switch(..)) => {
                     child.ask_for("memory", ANSWER)?
@@ -398,10 +328,8 @@ impl Star {
         times.sort_unstable();
         let median = times.get(TRIPS / 2).copied().unwrap_or_default();
         Ok(Outcome {
-            rate: 0.0,
-            busy: 0.0,
             response_us: median.as_secs_f64() * 1e6 / 2.0,
-            memory: 0.0,
+            ..Outcome::default()
         })
     }
 }
@@ -439,46 +367,32 @@ fn stay_on(cpu: usize) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
+/// The link address of a host on a link.
+pub(super) fn mac(link: u8, host: u8) -> MacAddress {
+    MacAddress([2, 0x79, 0, 0, link, host])
+}
+
+/// The peer's side and the members', as one process at both has them.
+pub(super) fn sides(connections: u32) -> [ForwardSide; 2] {
+    let side = |link: u8, ports| ForwardSide {
+        interface: ENDS[usize::from(link)].to_owned(),
+        addresses: vec![ip(link, 2)],
+        ports,
+        next_hop: mac(link, 1).0,
+    };
+    [side(0, peer_ports(connections)), side(1, vec![PORT])]
+}
+
+/// Ports of a peer that is no kernel's.
+pub(super) fn peer_ports(connections: u32) -> Vec<u16> {
+    (PEER_PORT..).take(connections as usize).collect()
+}
+
 /// Where so many members are.
 pub(super) fn members(count: u8) -> Vec<SocketAddr> {
     (0..u16::from(count))
         .map(|number| SocketAddr::new(ip(1, 2), PORT + number))
         .collect()
-}
-
-/// Who stands between, if anybody does, and what the peer connects to.
-pub(super) fn middle(
-    between: Between,
-    members: &[SocketAddr],
-    case: &Case,
-) -> (Option<Job>, SocketAddr) {
-    let job = match between {
-        Between::Switch(module, manner) => Job::Switch(SwitchJob {
-            interfaces: INTERFACES.map(str::to_owned),
-            address: VIRTUAL,
-            members: members.to_vec(),
-            local: ip(1, 1),
-            segment: case.mtu.saturating_sub(HEADERS),
-            module,
-            copies: if manner == Manner::Copying { 2 } else { 0 },
-            sleeps: manner != Manner::Usual,
-        }),
-        Between::Proxy(waiting) => Job::Split(SplitJob {
-            listen: PROXY,
-            members: members.to_vec(),
-            waiting,
-            by_block: case.load != Load::Frames,
-        }),
-        Between::Program(program) => Job::Program(program.with(members), PROXY.port()),
-        Between::Nobody | Between::WakeUp => {
-            return (None, SocketAddr::new(ip(1, 2), PORT));
-        }
-    };
-    let address = match job {
-        Job::Switch(_) => VIRTUAL,
-        _ => PROXY,
-    };
-    (Some(job), address)
 }
 
 /// A path of so many milliseconds there and back.

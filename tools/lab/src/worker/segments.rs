@@ -1,0 +1,453 @@
+//! The worker that is both ends of connections whose every segment is one small frame (ACP,
+//! docs/acp.md), over the device crate alone: what a kernel's TCP sends of these does not
+//! keep up with who forwards them.
+//!
+//! It makes no more of TCP than such a transfer needs: peers open connections, give the same
+//! frame again and again as far as windows allow, and begin again at the first
+//! unacknowledged one when acknowledgments fail to come; members take what comes in order
+//! and acknowledge every [`ACKNOWLEDGE`]th frame, and what is left when nothing more has
+//! come. One thread for all, which never sleeps.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, ensure};
+use serde::{Deserialize, Serialize};
+use tidewall_device::frame::Frame;
+use tidewall_device::queue::Received;
+use tidewall_protocol::InputOptions;
+use tidewall_protocol::tcp::{self, FourTuple, Link, Outgoing, Segment};
+use tidewall_wire::acp;
+use tidewall_wire::tcp::{Flags, Header, Options};
+use tidewall_wire::udp::Checksum;
+
+use super::forwarding::{ForwardSide, Side, flush};
+use super::frames::FrameSegment;
+use super::service::until_input_ends;
+
+/// Frames that are under way at once, of all connections: fewer than a veth's ring holds
+/// (256), so that none is lost on the way.
+const UNDER_WAY: u32 = 192;
+/// Frames of a connection that are acknowledged together.
+const ACKNOWLEDGE: u32 = 8;
+/// After so long without an acknowledgment a peer begins again at the first frame without.
+const REPEAT: Duration = Duration::from_millis(20);
+/// How long connections may take to open.
+const OPENING: Duration = Duration::from_secs(5);
+/// Initial sequence numbers of peers and of members.
+const INITIAL: u32 = 1 << 20;
+
+/// Both ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentJob {
+    /// The peers', of which each port has a connection, and the members', all at the first
+    /// port. Of each the first address counts.
+    pub sides: [ForwardSide; 2],
+    /// What peers connect to.
+    pub server: SocketAddr,
+    /// Payload of each segment.
+    pub segment: FrameSegment,
+}
+
+/// What became of the segments so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentCounts {
+    /// Frames that members took, each once and in order.
+    pub frames: u64,
+    /// Segments that were sent again.
+    pub repeated: u64,
+    /// Time of rounds in which there was nothing to do, ns: who stands between was waited
+    /// for.
+    pub idle: u64,
+}
+
+/// Opens the connections and gives frames until the end of the input; answers the line
+/// `frames` with [`SegmentCounts`].
+pub(super) fn run(job: &SegmentJob) -> anyhow::Result<()> {
+    let mut ends = Ends::open(job)?;
+    ends.connect()?;
+    let counts = ends.counts.clone();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let mut thread = Some(std::thread::spawn(move || ends.run(&stopped)));
+    println!("ready");
+    let answered = until_input_ends(|line| {
+        if thread.as_ref().is_some_and(|it| it.is_finished())
+            && let Some(thread) = thread.take()
+        {
+            thread.join().map_err(|_| anyhow!("the ends panicked"))??;
+        }
+        if line == "frames" {
+            println!("{}", serde_json::to_string(&counts.read())?);
+        }
+        Ok(())
+    });
+    stop.store(true, Ordering::Relaxed);
+    answered
+}
+
+#[derive(Default)]
+struct Counts {
+    frames: AtomicU64,
+    repeated: AtomicU64,
+    idle: AtomicU64,
+}
+
+impl Counts {
+    fn read(&self) -> SegmentCounts {
+        SegmentCounts {
+            frames: self.frames.load(Ordering::Relaxed),
+            repeated: self.repeated.load(Ordering::Relaxed),
+            idle: self.idle.load(Ordering::Relaxed),
+        }
+    }
+}
+
+struct Ends {
+    peers: Port,
+    members: Port,
+    giving: Vec<Peer>,
+    taking: Vec<Member>,
+    payload: Vec<u8>,
+    counts: Arc<Counts>,
+}
+
+/// One side's interface.
+struct Port {
+    side: Side,
+    /// Frames to send.
+    free: Vec<Frame>,
+    batch: Vec<Received>,
+    datagram: Vec<u8>,
+}
+
+/// A connection, seen from its peer.
+struct Peer {
+    flow: FourTuple,
+    open: bool,
+    acked: u32,
+    next: u32,
+    /// First number beyond the window.
+    edge: u32,
+    /// What it acknowledges.
+    received: u32,
+    /// When something was acknowledged, or asked for again.
+    since: Instant,
+}
+
+/// A connection, seen from its member.
+struct Member {
+    flow: FourTuple,
+    /// The number that is to come.
+    next: u32,
+    /// Frames that are not acknowledged.
+    due: u32,
+}
+
+fn header(flow: &FourTuple, sequence: u32, acknowledgment: u32, flags: Flags) -> Header {
+    Header {
+        source_port: flow.local.port(),
+        destination_port: flow.remote.port(),
+        sequence,
+        acknowledgment,
+        flags,
+        window: u16::MAX,
+        options: match flags.contains(Flags::SYN) {
+            true => Options {
+                maximum_segment_size: Some(1460),
+                ..Options::default()
+            }
+            .with_acp(Some(acp::VERSION)),
+            false => Options::default(),
+        },
+        ..Header::default()
+    }
+}
+
+impl Port {
+    fn open(side: &ForwardSide) -> anyhow::Result<Self> {
+        let mut side = Side::open(side, None, 0)?;
+        ensure!(
+            side.queues.len() == 1,
+            "an interface of one queue is needed"
+        );
+        let mut free = Vec::new();
+        for queue in &mut side.queues {
+            free = queue.frames.split_off(queue.frames.len() / 2);
+        }
+        Ok(Port {
+            side,
+            free,
+            batch: Vec::new(),
+            datagram: Vec::new(),
+        })
+    }
+
+    /// Queues a segment; false when there is no room.
+    fn send(&mut self, flow: &FourTuple, header: Header, payload: &[u8]) -> anyhow::Result<bool> {
+        let Some(queue) = self.side.queues.first_mut() else {
+            return Ok(false);
+        };
+        let Some(mut frame) = self.free.pop() else {
+            return Ok(false);
+        };
+        let [receiver, own] = self.side.link;
+        let link = Link {
+            source_mac: own,
+            destination_mac: receiver,
+            hop_limit: 64,
+            checksum: Checksum::Software,
+        };
+        let outgoing = Outgoing {
+            header,
+            payload: [payload, &[]],
+            segment_size: u16::MAX,
+            traffic_class: 0,
+        };
+        let headroom = queue.transmit.headroom();
+        frame.set_extent(headroom, 1514);
+        let length = tcp::output(queue.memory.packet_mut(&mut frame), &link, flow, &outgoing)?;
+        frame.set_extent(headroom, length as u16);
+        let refused = queue.transmit.transmit(frame, None).err();
+        let is_queued = refused.is_none();
+        self.free.extend(refused);
+        Ok(is_queued)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        for queue in &mut self.side.queues {
+            flush(queue.transmit.as_mut())?;
+            queue.transmit.reclaim(&mut self.free);
+        }
+        Ok(())
+    }
+
+    /// Hands over each segment that has come; true when there were any.
+    fn receive(
+        &mut self,
+        mut each: impl FnMut(&mut Self, &Segment<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<bool> {
+        let mut batch = std::mem::take(&mut self.batch);
+        self.side.take(0, &mut batch, &mut self.datagram)?;
+        let memory = self.side.queues.first().map(|it| it.memory.clone());
+        let any = !batch.is_empty();
+        for Received { frame, metadata } in batch.drain(..) {
+            let [network, transport, end] =
+                [metadata.network, metadata.transport, metadata.end].map(usize::from);
+            let packet = memory.as_ref().map(|it| it.packet(&frame));
+            let bytes = packet.and_then(|it| it.get(network..end));
+            let checked = InputOptions {
+                // Both ends and who stands between are on this host.
+                checksum_offload_possible: true,
+                verified: false,
+            };
+            let segment = bytes.map(|it| tcp::input(it, transport - network, &checked));
+            // What is damaged comes again.
+            if let Some(Ok(segment)) = segment {
+                each(self, &segment)?;
+            }
+            if let Some(queue) = self.side.queues.first_mut() {
+                queue.frames.push(frame);
+            }
+        }
+        self.batch = batch;
+        Ok(any)
+    }
+}
+
+impl Peer {
+    fn new(local: SocketAddr, remote: SocketAddr) -> Self {
+        Peer {
+            flow: FourTuple { local, remote },
+            open: false,
+            acked: INITIAL,
+            next: INITIAL,
+            edge: INITIAL,
+            received: 0,
+            since: Instant::now(),
+        }
+    }
+
+    /// Takes an acknowledgment, or the answer to its SYN; true when that is to be
+    /// acknowledged.
+    fn hear(&mut self, header: &Header, now: Instant) -> anyhow::Result<bool> {
+        ensure!(!header.flags.contains(Flags::RST), "a connection was reset");
+        let answers = header.flags.contains(Flags::SYN | Flags::ACK);
+        if answers {
+            self.received = header.sequence.wrapping_add(1);
+            if !self.open {
+                (self.open, self.next) = (true, INITIAL + 1);
+            }
+        }
+        let newly = header.acknowledgment.wrapping_sub(self.acked);
+        if self.open && newly <= self.next.wrapping_sub(self.acked) {
+            if newly > 0 {
+                (self.acked, self.since) = (header.acknowledgment, now);
+            }
+            let edge = header.acknowledgment.wrapping_add(header.window.into());
+            if edge.wrapping_sub(self.edge) < 1 << 31 {
+                self.edge = edge;
+            }
+        }
+        Ok(answers)
+    }
+
+    /// The next segment, if no more than `most` bytes are then under way.
+    fn give(&mut self, length: u32, most: u32) -> Option<Header> {
+        let end = self.next.wrapping_add(length);
+        let fits = end.wrapping_sub(self.acked) <= most
+            && end.wrapping_sub(self.acked) <= self.edge.wrapping_sub(self.acked);
+        let given = header(&self.flow, self.next, self.received, Flags::ACK);
+        (self.open && fits).then_some(given)
+    }
+}
+
+impl Ends {
+    fn open(job: &SegmentJob) -> anyhow::Result<Self> {
+        let [peers, members] = &job.sides;
+        let address = peers.addresses.first().context("peers without address")?;
+        let peer = |&port: &u16| Peer::new((*address, port).into(), job.server);
+        Ok(Ends {
+            giving: peers.ports.iter().map(peer).collect(),
+            taking: Vec::new(),
+            peers: Port::open(peers)?,
+            members: Port::open(members)?,
+            payload: job.segment.bytes()?,
+            counts: Arc::default(),
+        })
+    }
+
+    /// Until every connection is open.
+    fn connect(&mut self) -> anyhow::Result<()> {
+        let end = Instant::now() + OPENING;
+        let mut asked = None::<Instant>;
+        while self.giving.iter().any(|peer| !peer.open) {
+            let now = Instant::now();
+            ensure!(now < end, "connections do not open within {OPENING:?}");
+            if asked.is_none_or(|asked| now - asked > REPEAT) {
+                asked = Some(now);
+                for peer in self.giving.iter().filter(|peer| !peer.open) {
+                    let syn = header(&peer.flow, INITIAL, 0, Flags::SYN);
+                    self.peers.send(&peer.flow, syn, &[])?;
+                }
+                self.peers.flush()?;
+            }
+            self.receive(now)?;
+        }
+        Ok(())
+    }
+
+    fn run(mut self, stop: &AtomicBool) -> anyhow::Result<()> {
+        let mut now = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            let gave = self.give(now)?;
+            let received = self.receive(now)?;
+            if !gave && !received {
+                // What a veth delivers while its receiver sleeps runs on this processor,
+                // in ksoftirqd after a while.
+                std::thread::sleep(Duration::from_micros(5));
+            }
+            let began = std::mem::replace(&mut now, Instant::now());
+            if !gave && !received {
+                let idle = (now - began).as_nanos() as u64;
+                self.counts.idle.fetch_add(idle, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what may be under way; true when that was anything.
+    fn give(&mut self, now: Instant) -> anyhow::Result<bool> {
+        let length = self.payload.len() as u32;
+        let each = UNDER_WAY / self.giving.len().max(1) as u32;
+        let mut any = false;
+        for peer in &mut self.giving {
+            let under_way = peer.next.wrapping_sub(peer.acked);
+            if under_way > 0 && now.duration_since(peer.since) > REPEAT {
+                let again = under_way / length.max(1);
+                (peer.next, peer.since) = (peer.acked, now);
+                self.counts
+                    .repeated
+                    .fetch_add(again.into(), Ordering::Relaxed);
+            }
+            while let Some(header) = peer.give(length, each * length) {
+                if !self.peers.send(&peer.flow, header, &self.payload)? {
+                    break;
+                }
+                if peer.next == peer.acked {
+                    peer.since = now;
+                }
+                peer.next = peer.next.wrapping_add(length);
+                any = true;
+            }
+        }
+        self.peers.flush()?;
+        Ok(any)
+    }
+
+    /// Takes what has come to either side; true when that was anything.
+    fn receive(&mut self, now: Instant) -> anyhow::Result<bool> {
+        let giving = &mut self.giving;
+        let heard = self.peers.receive(|port, segment| {
+            let peer = giving.iter_mut().find(|peer| peer.flow == segment.flow);
+            let Some(peer) = peer else { return Ok(()) };
+            if peer.hear(&segment.header, now)? {
+                let ack = header(&peer.flow, INITIAL + 1, peer.received, Flags::ACK);
+                port.send(&peer.flow, ack, &[])?;
+            }
+            Ok(())
+        })?;
+        let (taking, counts) = (&mut self.taking, &self.counts);
+        let took = self.members.receive(|port, segment| {
+            let known = taking.iter().position(|it| it.flow == segment.flow);
+            if segment.header.flags.contains(Flags::SYN) {
+                let next = segment.header.sequence.wrapping_add(1);
+                let flow = segment.flow;
+                let answer = header(&flow, INITIAL, next, Flags::SYN | Flags::ACK);
+                if known.is_none() {
+                    taking.push(Member { flow, next, due: 0 });
+                }
+                port.send(&flow, answer, &[])?;
+            } else if let Some(member) = known.and_then(|known| taking.get_mut(known))
+                && !segment.payload.is_empty()
+            {
+                let frames = member.take(segment);
+                counts.frames.fetch_add(frames, Ordering::Relaxed);
+                if frames == 0 || member.due >= ACKNOWLEDGE {
+                    member.acknowledge(port)?;
+                }
+            }
+            Ok(())
+        })?;
+        if !took {
+            for member in taking.iter_mut().filter(|member| member.due > 0) {
+                member.acknowledge(&mut self.members)?;
+            }
+        }
+        self.peers.flush()?;
+        self.members.flush()?;
+        Ok(heard || took)
+    }
+}
+
+impl Member {
+    /// How many frames a segment has brought that were to come.
+    fn take(&mut self, segment: &Segment<'_>) -> u64 {
+        if segment.header.sequence != self.next {
+            return 0;
+        }
+        self.next = self.next.wrapping_add(segment.payload.len() as u32);
+        self.due += 1;
+        acp::Frames::new(segment.payload).flatten().count() as u64
+    }
+
+    fn acknowledge(&mut self, port: &mut Port) -> anyhow::Result<()> {
+        self.due = 0;
+        let ack = header(&self.flow, INITIAL + 1, self.next, Flags::ACK);
+        port.send(&self.flow, ack, &[])?;
+        Ok(())
+    }
+}
