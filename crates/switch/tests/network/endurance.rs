@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tidewall_simulator::link::{Impairment, Loss, Reorder};
 use tidewall_switch::modules::Lost;
+use tidewall_wire::acp::HEADER_LEN;
 
 use super::bed::{Bed, config, round_robin};
 use super::end::State;
@@ -23,8 +24,8 @@ struct Got {
     machines: Vec<(u32, Option<u32>)>,
     begun: u32,
     out_of_order: u64,
-    /// Arrived again while the machine lived that had got it before.
-    doubled: u64,
+    /// Frames that arrived again while the machine lived that had got them before.
+    doubled: Vec<u32>,
 }
 
 impl Got {
@@ -37,7 +38,9 @@ impl Got {
                 let number = number(&bytes);
                 assert!(bytes == frame(number, LENGTH), "every byte of {number}");
                 let (times, at) = &mut self.times[number as usize];
-                self.doubled += u64::from(*times > 0 && living.contains(at));
+                if *times > 0 && living.contains(at) {
+                    self.doubled.push(number);
+                }
                 (*times, *at) = (*times + 1, *began);
                 self.out_of_order += u64::from(last.is_some_and(|last| last > number));
                 *last = Some(last.map_or(number, |last| last.max(number)));
@@ -78,7 +81,7 @@ fn every_byte_arrives_while_members_die_and_come() {
         machines: vec![(0, None); bed.hosts.len()],
         begun: 0,
         out_of_order: 0,
-        doubled: 0,
+        doubled: Vec::new(),
     };
     (0..bed.hosts.len()).for_each(|machine| got.change(machine));
     let (mut next, mut kills, mut dead) = (0, 0, None);
@@ -117,10 +120,27 @@ fn every_byte_arrives_while_members_die_and_come() {
          {counters:?}",
         bed.now - begun,
         began.elapsed(),
-        got.doubled,
+        got.doubled.len(),
         got.out_of_order
     );
     assert_eq!(bed.peer.state, State::Open);
+    // Twice only what the switch took back from a member, as often as it did; and while
+    // that lives only what made way there for a frame that a dead one had left.
+    let taken = |number: u32| bed.model.taken(1 + number * (HEADER_LEN + LENGTH) as u32);
+    for (number, &(times, _)) in (0..).zip(&got.times) {
+        let taken = taken(number);
+        assert!(
+            u32::from(times) <= 1 + taken.dead + taken.living,
+            "frame {number} {times} times: {taken:?}"
+        );
+    }
+    for &number in &got.doubled {
+        assert!(
+            taken(number).living > 0,
+            "frame {number}: {:?}",
+            taken(number)
+        );
+    }
     assert!(again <= counters.frames_reassigned);
     assert!(got.out_of_order <= counters.frames_reassigned);
     assert!(kills > 0, "long enough for a member to die");

@@ -1,9 +1,11 @@
 //! Members that are added, removed and die while frames flow.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use tidewall_simulator::random::Random;
-use tidewall_switch::modules::{LeastOutstanding, Lost, Module};
+use tidewall_switch::MemberId;
+use tidewall_switch::modules::{BlockStorage, HashOfKey, LeastOutstanding, Lost, Module, Speed};
 
 use super::bed::{Bed, config, delayed, round_robin};
 use super::end::State;
@@ -198,7 +200,84 @@ fn any_ensemble_gets_every_frame() {
     each_seed(1000, any_ensemble);
 }
 
-/// As above, and members answer. What a dead member owed the peer is made up for or the
+/// A module by which a dead member's frames go to nobody else. `4`: requests for blocks.
+fn once(choice: u64) -> Box<dyn Module> {
+    match choice {
+        0 => Box::new(LeastOutstanding::new(Lost::Reset)),
+        1 => Box::new(HashOfKey::new(0..4, Lost::Reset)),
+        2 => Box::new(Speed::new(Lost::Reset)),
+        3 => round_robin(Lost::Reset)(),
+        _ => Box::new(BlockStorage::new(MemberId(0))),
+    }
+}
+
+/// Members die all the while, and the module lets no frame be sent again: each arrives at
+/// one member at most, in order there; all do, or the connection is reset. True for a reset.
+fn any_ensemble_of_frames_for_one(seed: u64) -> bool {
+    let mut random = Random::new(seed);
+    let impairment = lossy(&mut random);
+    let choice = random.below(5);
+    // The first byte of a request to read a block.
+    let first = if choice == 4 { 1 << 24 } else { 0 };
+    let members = 2 + random.below(3) as usize;
+    let mut bed = Bed::new(config(), move || once(choice), members, impairment, seed);
+    let count = 60 + random.below(100) as u32;
+    let sent: Vec<_> = (first..first + count)
+        .map(|number| frame(number, 16 + random.below(500) as usize))
+        .collect();
+    let (mut next, mut kills) = (0, 0);
+    let is_reset = |bed: &Bed| {
+        let counters = bed.switch.counters();
+        counters.reset_member + counters.reset_module > 0
+    };
+    bed.run_until(Duration::from_secs(600), |bed| {
+        // All is acknowledged now and then, so that some are not missed.
+        if bed.peer.is_done() {
+            for frame in sent.iter().skip(next).take(20) {
+                bed.peer.write(frame);
+                next += 1;
+            }
+        }
+        if kills < 2 && next > 20 * (kills + 1) && random.chance(0.01) {
+            let alive = (0..bed.hosts.len()).filter(|&host| bed.hosts[host].alive);
+            let alive: Vec<usize> = alive.collect();
+            let host = alive[random.below(alive.len() as u64) as usize];
+            bed.kill(host);
+            kills += 1;
+        }
+        is_reset(bed) || next == sent.len() && bed.peer.is_done()
+    });
+    // What is on its way to members arrives.
+    let limit = bed.now + Duration::from_secs(5);
+    while bed.step(limit) {}
+    let mut seen = vec![0; sent.len()];
+    for end in bed.hosts.iter().flat_map(|host| host.connections.values()) {
+        assert!(end.got.is_sorted_by(|one, next| number(one) < number(next)));
+        for frame in &end.got {
+            let number = (number(frame) - first) as usize;
+            assert!(*frame == sent[number], "every byte of {number}");
+            seen[number] += 1;
+        }
+    }
+    assert!(seen.iter().all(|&times| times <= 1), "{seen:?}");
+    assert_eq!(bed.switch.counters().frames_reassigned, 0);
+    let reset = is_reset(&bed);
+    assert!(reset || seen.iter().all(|&times| times == 1), "{seen:?}");
+    reset
+}
+
+#[test]
+fn what_may_not_be_sent_again_reaches_one_member_once() {
+    let resets = Cell::new(0);
+    each_seed(500, |seed| {
+        resets.set(resets.get() + u32::from(any_ensemble_of_frames_for_one(seed)));
+    });
+    if std::env::var_os("TIDEWALL_SEED").is_none() {
+        assert!((50..450).contains(&resets.get()), "{} resets", resets.get());
+    }
+}
+
+/// As `any_ensemble`, and members answer. What a dead member owed the peer is made up for or the
 /// connection is reset: the peer never stands still, and never gets what is not a
 /// reply, or one twice without its frame having been sent twice.
 fn any_ensemble_that_answers(seed: u64) {

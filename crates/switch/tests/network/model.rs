@@ -24,6 +24,15 @@ impl Given {
     }
 }
 
+/// How often a frame was taken back from a member, to go to another.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Taken {
+    /// Because the member died.
+    pub dead: u32,
+    /// From one that lives: a null frame takes its place there.
+    pub living: u32,
+}
+
 /// One direction of a connection from its SYN on: each byte that was ever sent there.
 #[derive(Default)]
 struct Sent {
@@ -68,6 +77,8 @@ pub struct Model {
     peer_initial: u32,
     /// Where frames begin that a dead member left.
     orphans: BTreeSet<u32>,
+    /// By where the frame begins, counted from the peer's SYN.
+    taken: HashMap<u32, Taken>,
     pub null_frames: u64,
     /// The module lets frames be sent again, to others.
     pub resends: bool,
@@ -82,6 +93,7 @@ impl Model {
             let dies = connections.contains(&given.member);
             if dies && !given.is_acknowledged(acked) {
                 orphans.insert(csn);
+                self.taken.entry(csn).or_default().dead += 1;
             }
             !dies
         });
@@ -89,6 +101,16 @@ impl Model {
             self.sent.remove(flow);
             self.acked.remove(flow);
         }
+    }
+
+    /// How often the frame that begins here, counted from the peer's SYN, was taken back.
+    pub fn taken(&self, csn: u32) -> Taken {
+        self.taken.get(&csn).copied().unwrap_or_default()
+    }
+
+    /// A frame goes from a member that lives to another, or is about to.
+    fn take_from_living(&mut self, csn: u32) {
+        self.taken.entry(csn).or_default().living += 1;
     }
 
     /// A packet goes into the switch.
@@ -128,11 +150,17 @@ impl Model {
             // In place of a frame that the peer is to repeat, as a whole.
             let place = (*flow, header.sequence, bytes.len() as u32);
             let is = |given: &Given| (given.member, given.lsn, given.length) == place;
-            if self.given.values().chain(&self.former).any(is) {
-                self.given.retain(|_, given| !is(given));
+            let here = self.given.iter().find(|(_, given)| is(given));
+            let here = here.map(|(&csn, _)| csn);
+            if here.is_some() || self.former.iter().any(is) {
                 sent.forget(header.sequence, bytes.len());
             }
+            if let Some(csn) = here {
+                self.given.remove(&csn);
+                self.take_from_living(csn);
+            }
         }
+        let sent = self.sent.entry(*flow).or_default();
         sent.check(header.sequence, bytes, flow);
         self.null_frames += u64::from(matches!(emission.payload, Payload::Null(_)));
         if to_peer {
@@ -160,6 +188,7 @@ impl Model {
         self.orphans.remove(&at);
         if let Some(before) = self.given.remove(&at) {
             if self.resends && (before.member, before.lsn) != (member, lsn) {
+                self.take_from_living(at);
                 self.former.push(before);
             } else {
                 assert_eq!(
