@@ -2,6 +2,7 @@
 //! emissions out.
 
 mod status;
+mod sweep;
 mod trace;
 
 use std::fmt;
@@ -19,13 +20,10 @@ use tidewall_wire::acp;
 use tidewall_wire::tcp::Flags;
 
 pub use status::counter_names;
+use sweep::Sweep;
 
 /// Place of the interface that peers come by.
 const PEERS: usize = 0;
-/// How often connections that have ended give back their places in the driver program's
-/// table, and how many may be there before that time.
-const SWEEP: Duration = Duration::from_secs(10);
-const ENDED: usize = 4096;
 
 /// Sees the payload of each segment.
 pub type Inspect = Box<dyn FnMut(&[u8])>;
@@ -36,8 +34,7 @@ pub struct Driver {
     forwarder: Forwarder,
     wiring: Wiring,
     began: Instant,
-    /// When ended connections last gave back their places.
-    swept: Time,
+    sweep: Sweep,
     inspect: Option<Inspect>,
 }
 
@@ -119,7 +116,7 @@ impl Driver {
                 bytes: Vec::new(),
             },
             began: Instant::now(),
-            swept: Time::ZERO,
+            sweep: Sweep::default(),
             inspect: None,
         })
     }
@@ -153,7 +150,7 @@ impl Driver {
             forwarder,
             wiring,
             began,
-            swept,
+            sweep,
             inspect,
         } = self;
         let now = began.elapsed();
@@ -180,12 +177,9 @@ impl Driver {
             }
             wiring.act(output, Some(arrived), traffic_class);
         });
-        let ended = (forwarder.output().admitted(PEERS)).saturating_sub(switch.len());
-        if ended > ENDED || now >= *swept + SWEEP {
-            *swept = now;
-            forwarder
-                .output()
-                .retain(PEERS, |flow| switch.contains(flow));
+        let output = forwarder.output();
+        if sweep.is_due(now, output.admitted(PEERS), switch.len()) {
+            output.retain(PEERS, |flow| switch.contains(flow));
         }
         if switch.next_deadline().is_some_and(|due| due <= now) {
             self.with(|switch, now, emit| switch.poll(now, emit));
