@@ -34,17 +34,25 @@ fn file(star: &Star, members: usize, more: &str) -> String {
 
 /// This program again, in an end's namespace, at a test that is one.
 fn end(star: &Star, end: usize, name: &str) -> Command {
+    end_in(&star.ends[end], name)
+}
+
+fn end_in(namespace: &str, name: &str) -> Command {
     let program = std::env::current_exe().unwrap();
     let program = program.to_str().unwrap();
     let arguments = ["--exact", name, "--ignored", "--nocapture", "--quiet"];
-    let mut command = Bed::other(&star.ends[end], program, &arguments);
+    let mut command = Bed::other(namespace, program, &arguments);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command
 }
 
 /// A member that serves; it has said that it listens.
 fn member(star: &Star, number: usize) -> Service {
-    let mut command = end(star, number, "end_member");
+    member_in(&star.ends[number], number)
+}
+
+fn member_in(namespace: &str, number: usize) -> Service {
+    let mut command = end_in(namespace, "end_member");
     command.env("TW_MEMBER", number.to_string());
     let mut service = Service::start(command);
     service.line_with("listens");
@@ -59,7 +67,13 @@ struct Peer {
 
 impl Peer {
     fn connected(star: &Star) -> Self {
-        let mut service = Service::start(end(star, 0, "end_peer_in_steps"));
+        Self::connected_to(star, VIRTUAL)
+    }
+
+    fn connected_to(star: &Star, server: &str) -> Self {
+        let mut command = end(star, 0, "end_peer_in_steps");
+        command.env("TW_SERVER", server);
+        let mut service = Service::start(command);
         service.line_with("connected");
         let lines = service.process.0.stdin.take().unwrap();
         Self { service, lines }
@@ -177,7 +191,7 @@ fn end_peer() {
 #[test]
 #[ignore = "a peer of the others, in its namespace, that does what a line on its input says"]
 fn end_peer_in_steps() {
-    let stream = TcpStream::connect(VIRTUAL).unwrap();
+    let stream = TcpStream::connect(std::env::var("TW_SERVER").unwrap()).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut input = BufReader::new(&stream);
@@ -461,8 +475,8 @@ fn a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere() {
 }
 
 #[test]
-fn a_killed_switch_leaves_no_address_behind() {
-    const TEST: &str = "a_killed_switch_leaves_no_address_behind";
+fn a_killed_switch_leaves_no_address_and_no_port_behind() {
+    const TEST: &str = "a_killed_switch_leaves_no_address_and_no_port_behind";
     let Some(star) = star(TEST, "x") else {
         return;
     };
@@ -479,6 +493,10 @@ fn a_killed_switch_leaves_no_address_behind() {
     while has_address() {
         assert!(Instant::now() < end, "the address is still there");
     }
+    // Who serves there is reached, by the port that was the virtual address's.
+    let _server = member_in(&star.switch, 7);
+    let mut peer = Peer::connected_to(&star, "10.99.0.1:6000");
+    assert_eq!(peer.step("some"), "step {7}");
 }
 
 #[test]
