@@ -103,11 +103,10 @@ GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 plac
 #define KEY control->hash_key.words[0], control->hash_key.words[1]
 #define HERE PLACE(transport, end, version, protocol, first)
 
-INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __u32 trace, __u32 *cause,
-		   __u32 *traced_channel)
+INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue *queue, __u32 index, __u32 trace,
+		   __u32 *cause, __u32 *traced_channel)
 {
 	struct tw_control *control = &device->control;
-	struct tw_queue *queue = &device->queues[index];
 	__u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
 
 	count(queue, TW_COUNT_FRAMES);
@@ -371,15 +370,17 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, __u32 index, __
 
 SEC("xdp") int demux(struct xdp_md *ctx)
 {
-	__u32 zero = 0, index = ctx->rx_queue_index;
+	__u32 zero = 0, key = ctx->rx_queue_index, index = key;
 	struct tw_device *state = bpf_map_lookup_elem(&device, &zero);
+	struct tw_queue *queue = bpf_map_lookup_elem(&queues, &key);
 	/* Queues beyond the table stay with the kernel. */
-	if (!state || index >= TW_QUEUES)
+	if (!state || !queue)
 		return XDP_PASS;
+	BOUND(index, TW_QUEUES - 1);
 	__u32 trace = 0, cause = TW_COUNT_FRAMES, channel = 0;
 	if (unlikely(READ_ONCE(state->control.trace_remaining)))
 		trace = begin_trace(&state->control);
-	int action = process(ctx, state, index, trace, &cause, &channel);
+	int action = process(ctx, state, queue, index, trace, &cause, &channel);
 	if (unlikely(trace))
 		emit_trace(ctx, trace, channel, action, cause);
 	return action;

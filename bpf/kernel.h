@@ -41,13 +41,14 @@ GLOBAL int has_share(struct xdp_md *ctx, __u32 class, __u64 place, __u64 now)
 {
 	__u32 zero = 0, index = ctx->rx_queue_index;
 	struct tw_device *state = bpf_map_lookup_elem(&device, &zero);
+	const struct tw_queue *counts = bpf_map_lookup_elem(&queues, &index);
 	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
-	if (!state || index >= TW_QUEUES || class >= TW_CLASSES || data + NETWORK > data_end)
+	if (!state || !counts || index >= TW_QUEUES || class >= TW_CLASSES || data + NETWORK > data_end)
 		return 0;
 	__u64 queue = index, row = class;
 	BOUND(queue, TW_QUEUES - 1);
 	BOUND(row, 15);
-	const struct tw_class_bucket *bucket = &state->queues[queue].classes[row];
+	const struct tw_class_bucket *bucket = &counts->classes[row];
 	if (!READ_ONCE(bucket->share_interval))
 		return 0;
 	__u64 domain = now >> EPOCH_SHIFT << 8 | class;

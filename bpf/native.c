@@ -23,7 +23,7 @@ __u32 tidewall_drive(const struct native_tables *tables, __u8 *frame, __u32 leng
 	run = (struct run){ tables, result, now };
 	result->cause = TW_COUNT_FRAMES;
 	__u32 trace = READ_ONCE(control->trace_remaining) ? begin_trace(control) : 0;
-	return process(&ctx, tables->device, queue, trace, &result->cause, &channel);
+	return process(&ctx, tables->device, &tables->queues[queue], queue, trace, &result->cause, &channel);
 }
 
 /* Finds the channel of a frame that came as TW_KIND_RAW, and completes its

@@ -29,6 +29,7 @@ struct xdp_md {
 /* crates/device/src/demux/raw_native.rs has the same two. */
 struct native_tables {
 	struct tw_device *device;
+	struct tw_queue *queues; /* TW_QUEUES */
 	struct tw_application *application;
 	/* Of the hash maps: nonzero if there is a value. */
 	int (*owner)(const void *maps, const void *key, __u32 *value);
@@ -62,7 +63,7 @@ static _Thread_local struct run run;
 #define PASSED(paid) (run.result->class = (paid))
 
 /* The maps are known by their addresses. */
-static const char device, owners, fragments, embedded, applications, sockets, pairs, traces;
+static const char device, queues, owners, fragments, embedded, applications, sockets, pairs, traces;
 
 INLINE void *bpf_map_lookup_elem(const void *map, const void *key)
 {
@@ -70,6 +71,8 @@ INLINE void *bpf_map_lookup_elem(const void *map, const void *key)
 	__u32 *value = &run.result->value;
 	if (map == &device)
 		return tables->device;
+	if (map == &queues)
+		return *(const __u32 *)key < TW_QUEUES ? &tables->queues[*(const __u32 *)key] : 0;
 	if (map == &applications)
 		return *(const __u32 *)key ? 0 : (void *)&embedded;
 	if (map == &embedded)

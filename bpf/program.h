@@ -21,6 +21,14 @@ struct {
 } device SEC(".maps");
 
 struct {
+	NUMBER(type, BPF_MAP_TYPE_ARRAY);
+	NUMBER(max_entries, TW_QUEUES);
+	NUMBER(map_flags, BPF_F_MMAPABLE);
+	TYPE(key, __u32);
+	TYPE(value, struct tw_queue);
+} queues SEC(".maps");
+
+struct {
 	NUMBER(type, BPF_MAP_TYPE_HASH);
 	NUMBER(max_entries, TW_OWNERS);
 	TYPE(key, struct tw_owner_key);

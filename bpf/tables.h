@@ -251,7 +251,9 @@ struct tw_control {
 	__u8 pad[2];                   /* zero */
 };
 
-/* What one receive queue counts. Writer: the driver program on that queue. */
+/* What one receive queue counts, the value of the map `queues`. Writer: the driver
+ * program on that queue, and before frames come the manager: of a daemon the map is
+ * frozen then, so that applications may map it to read. */
 struct tw_queue {
 	__u64 counters[TW_COUNTERS];                 /* by enum tw_counter */
 	struct tw_class_bucket classes[TW_CLASSES];  /* by enum tw_class */
@@ -274,11 +276,10 @@ struct tw_owner_key {              /* key of the `owners` hash; value: __u32 app
 };
 
 /* Trusted level, the one value of the map `device`: one map, so that the
- * program pays for one look-up and the manager for one mapping (elements of an
+ * program pays for one look-up of it and the manager for one mapping (elements of an
  * array map are padded to 8 bytes, so an array of __u32 would be twice as big). */
 struct tw_device {
 	struct tw_control control;       /* device-wide state */
-	struct tw_queue queues[TW_QUEUES]; /* by receive queue */
 	__u32 ports[2 * 65536];          /* TW_OWNER_, by port: UDP, then TCP. Writer: manager */
 	/* Of senders and of purposes: when the next frame of a place is due, ns
 	 * (GCRA, ITU-T I.371). Writer: driver */

@@ -22,13 +22,10 @@ GLOBAL __u32 begin_trace(struct tw_control *control)
 
 GLOBAL int emit_trace(struct xdp_md *ctx, __u32 trace, __u32 channel, __u32 verdict, __u32 cause)
 {
-	__u32 zero = 0, skip = 0, index = ctx->rx_queue_index;
-	struct tw_device *state = bpf_map_lookup_elem(&device, &zero);
-	if (state && (cause == TW_COUNT_CHANNEL || cause == TW_COUNT_RAW)) {
-		BOUND(index, TW_QUEUES - 1);
-		if (state->queues[index].metadata_in_frame)
-			skip = sizeof(struct tw_metadata);
-	}
+	__u32 skip = 0, index = ctx->rx_queue_index;
+	const struct tw_queue *queue = bpf_map_lookup_elem(&queues, &index);
+	if (queue && (cause == TW_COUNT_CHANNEL || cause == TW_COUNT_RAW) && queue->metadata_in_frame)
+		skip = sizeof(struct tw_metadata);
 	struct tw_trace_record *record = bpf_ringbuf_reserve(&traces, sizeof(*record), 0);
 	if (!record)
 		return 0;

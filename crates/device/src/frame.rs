@@ -14,6 +14,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use tidewall_sys::Mapping;
@@ -113,15 +114,40 @@ impl FrameMemory {
     /// # Errors
     /// As [`FrameMemory::new`].
     pub fn with_frame_size(frames: u32, frame_size: usize) -> io::Result<Self> {
-        let length = (frames as usize)
-            .checked_mul(frame_size)
-            .ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Mapping::memfd("tidewall-frames", length)?;
-        Ok(FrameMemory {
+        Ok(Self::with_file(frames, frame_size)?.0)
+    }
+
+    /// As [`FrameMemory::with_frame_size`], and the memfd, by which another process maps
+    /// the same ([`FrameMemory::of_file`]).
+    ///
+    /// # Errors
+    /// As [`FrameMemory::new`].
+    pub fn with_file(frames: u32, frame_size: usize) -> io::Result<(Self, OwnedFd)> {
+        let length = length(frames, frame_size)?;
+        let (mapping, file) = Mapping::memfd("tidewall-frames", length)?;
+        Ok((Self::mapped(mapping, frames, frame_size), file))
+    }
+
+    /// Maps memory that another process has made. It is the only one that makes frames
+    /// of it.
+    ///
+    /// # Errors
+    /// EINVAL where it is shorter; what mapping it reports.
+    pub fn of_file(file: BorrowedFd<'_>, frames: u32, frame_size: usize) -> io::Result<Self> {
+        let length = length(frames, frame_size)?;
+        if rustix::fs::fstat(file)?.st_size < length as i64 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mapping = Mapping::new(file, length, 0)?;
+        Ok(Self::mapped(mapping, frames, frame_size))
+    }
+
+    fn mapped(mapping: Mapping, frames: u32, frame_size: usize) -> Self {
+        FrameMemory {
             mapping: Arc::new(mapping),
             frames,
             frame_size,
-        })
+        }
     }
 
     /// Maps memory for so many `parts` of `frames` frames each.
@@ -208,6 +234,12 @@ impl FrameMemory {
         room.copy_from_slice(bytes);
         true
     }
+}
+
+/// Bytes of so many frames.
+fn length(frames: u32, frame_size: usize) -> io::Result<usize> {
+    let length = (frames as usize).checked_mul(frame_size);
+    length.ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
 /// The frames of a memory that are one queue's. Who opens a queue makes the

@@ -31,6 +31,15 @@ pub fn is_physical(interface: &str) -> bool {
     Path::new(&format!("/sys/class/net/{interface}/device")).exists()
 }
 
+/// True where the host forwards what comes in at an interface, of IPv4 or of IPv6.
+pub fn forwards(interface: &str) -> bool {
+    ["ipv4", "ipv6"].into_iter().any(|family| {
+        let path = format!("/proc/sys/net/{family}/conf/{interface}/forwarding");
+        // Without IPv6, or /proc, it does not.
+        std::fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
+    })
+}
+
 /// Where `struct ethtool_drvinfo` holds the driver's name, and its length.
 const DRIVER_NAME: std::ops::Range<usize> = 4..36;
 

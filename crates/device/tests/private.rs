@@ -64,13 +64,15 @@ impl Bed {
         let sent: &mut SchedClassifier = loaded.program_mut("sent").unwrap().try_into()?;
         sent.load()?;
         let socket = af_xdp()?;
-        let [device, embedded, applications, sockets] =
-            ["device", "embedded", "applications", "sockets"].map(|name| map(&mut loaded, name));
+        let [device, queues, embedded, applications, sockets] =
+            ["device", "queues", "embedded", "applications", "sockets"]
+                .map(|name| map(&mut loaded, name));
         let maps = KernelMaps {
             owners: HashMap::try_from(map(&mut loaded, "owners"))?,
             fragments: HashMap::try_from(map(&mut loaded, "fragments"))?,
         };
-        let trusted = TrustedTables::of_maps(data(&device).fd().as_fd(), maps, HASH_KEY)?;
+        let [device_data, counts] = [&device, &queues].map(|map| data(map).fd().as_fd());
+        let trusted = TrustedTables::of_maps(device_data, counts, maps, HASH_KEY)?;
         let of_map = |map, number| ApplicationTables::of_map(map, number, HASH_KEY);
         let embedded = data(&embedded).fd().as_fd();
         let inner = create_array(&ArrayMap {

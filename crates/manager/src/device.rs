@@ -1,6 +1,7 @@
 //! A device, opened and owned by this process.
 
 use std::io;
+use std::net::UdpSocket;
 use std::sync::Arc;
 
 use tidewall_device::afxdp::{self, Checksums, Owner, Settings, SharedUmem};
@@ -198,6 +199,7 @@ impl AfXdp {
             frames: config.frames,
             receive_ring: config.receive_ring,
             copy: mode == XdpMode::Generic,
+            wait: true,
         };
         let mut opened_queues = Vec::new();
         let mut zero_copy = true;
@@ -312,6 +314,10 @@ impl Owner for EmbeddedOwner {
     fn receive_in_kernel(&self, datagram: &[u8]) -> io::Result<()> {
         let input = self.input.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         input.receive(datagram)
+    }
+
+    fn helpers(&self) -> io::Result<[UdpSocket; 2]> {
+        afxdp::helpers()
     }
 }
 

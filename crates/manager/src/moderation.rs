@@ -20,11 +20,8 @@ pub(crate) fn defer_interrupts(
     restorer: &Restorer,
     warnings: &mut Vec<String>,
 ) -> (Vec<Knob>, Option<FlushTimer>) {
-    let mut knobs = Vec::new();
-    for (name, value) in [
-        ("napi_defer_hard_irqs", DEFERRED),
-        ("gro_flush_timeout", ENABLED),
-    ] {
+    let mut knobs: Vec<Knob> = Vec::new();
+    for (name, value) in KNOBS.into_iter().zip([DEFERRED, ENABLED]) {
         let path = format!("/sys/class/net/{interface}/{name}");
         match Knob::set(restorer, &path, &value.to_string()) {
             Ok(knob) => knobs.push(knob),
@@ -34,7 +31,12 @@ pub(crate) fn defer_interrupts(
             }
         }
     }
-    let mut timer = FlushTimer::open(interface, &knobs);
+    let mut timer = match knobs.as_slice() {
+        [defer, timeout] => {
+            FlushTimer::open(interface, [defer, timeout].map(|it| it.old().to_owned()))
+        }
+        _ => None,
+    };
     if is_physical(interface) {
         // Hardware moderates its interrupts itself, ahead of the deferral.
         let taken = Coalescing::take(restorer, interface)
@@ -50,6 +52,9 @@ pub(crate) fn defer_interrupts(
     }
     (knobs, timer)
 }
+
+/// Files of an interface that say whether interrupts are deferred, and how long.
+pub(crate) const KNOBS: [&str; 2] = ["napi_defer_hard_irqs", "gro_flush_timeout"];
 
 /// Nanoseconds of [`InterruptModeration::BusyPoll`]: over the longest scheduler tick in use but
 /// one (HZ=250).
@@ -90,19 +95,25 @@ struct FlushTimerShared {
 const NOT_DEFERRED: u64 = u64::MAX;
 
 impl FlushTimer {
-    /// `knobs`: of `napi_defer_hard_irqs` and `gro_flush_timeout`.
-    fn open(interface: &str, knobs: &[Knob]) -> Option<Self> {
-        let open = |name| {
-            let path = format!("/sys/class/net/{interface}/{name}");
-            File::options().write(true).open(path).ok()
+    /// Goes on with the settings as they are; `before`: what [`KNOBS`] were set to.
+    pub(crate) fn open(interface: &str, before: [String; 2]) -> Option<Self> {
+        let path = |name| format!("/sys/class/net/{interface}/{name}");
+        let open = |name| File::options().write(true).open(path(name)).ok();
+        let read = |name| -> Option<u64> {
+            let text = std::fs::read_to_string(path(name)).ok()?;
+            text.trim().parse().ok()
         };
-        let [defer, timeout] = knobs else { return None };
+        let [defer, timeout] = KNOBS;
+        let value = match read(defer)? {
+            DEFERRED => read(timeout)?,
+            _ => NOT_DEFERRED,
+        };
         Some(FlushTimer {
             shared: Arc::new(FlushTimerShared {
-                defer: open("napi_defer_hard_irqs")?,
-                timeout: open("gro_flush_timeout")?,
-                before: [defer.old().to_owned(), timeout.old().to_owned()],
-                value: ENABLED.into(),
+                defer: open(defer)?,
+                timeout: open(timeout)?,
+                before,
+                value: value.into(),
                 lock: Mutex::new(()),
             }),
             coalescing: None,

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use aya::EbpfLoader;
@@ -17,15 +17,17 @@ use aya::programs::Xdp;
 use tidewall_device::demux::layout::{APPLICATIONS, Application, QUEUES, WAITING_SOCKETS};
 use tidewall_device::demux::{KernelMaps, TrustedTables, programs};
 use tidewall_device::forked::Unshared;
-use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, pin, pinned, set_object};
+use tidewall_device::interface::forwards;
+use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, freeze, pin, pinned, set_object};
 
 use crate::XdpMode;
 use crate::daemon::journal::{ENTRY_BYTES, Entry};
 use crate::program::{attach, random_bytes, xdp_named};
 use crate::refusal::{check_generic, describe, native};
 
-const MAPS: [&str; 6] = [
+const MAPS: [&str; 7] = [
     "device",
+    "queues",
     "owners",
     "fragments",
     "applications",
@@ -122,6 +124,7 @@ impl PinDirectory {
 pub struct PinnedProgram {
     directory: PinDirectory,
     trusted: TrustedTables,
+    queues: OwnedFd,
     journal: Array<MapData, [u8; ENTRY_BYTES]>,
     applications: OwnedFd,
     sockets: OwnedFd,
@@ -172,11 +175,17 @@ impl PinnedProgram {
         pin(journal.as_fd(), &directory.at(JOURNAL))?;
         let key = random_bytes()?;
         let hash_key: [u64; 2] = zerocopy::transmute!(key);
-        drop(TrustedTables::of_maps(
+        let queues = pinned(&directory.at("queues"))?;
+        let tables = TrustedTables::of_maps(
             pinned(&directory.at("device"))?.as_fd(),
+            queues.as_fd(),
             kernel_maps(&directory.path)?,
             hash_key,
-        )?);
+        )?;
+        tables.limit_kernel_frames(forwards(interface));
+        drop(tables);
+        // So that applications can map what the driver counts.
+        freeze(queues.as_fd())?;
         let xdp = xdp_named(&mut loaded, "demux")?;
         xdp.pin(directory.at(PROGRAM))
             .map_err(|error| describe("pin the driver program", error))?;
@@ -196,8 +205,11 @@ impl PinnedProgram {
         let journal = Array::try_from(Map::Array(journal))
             .map_err(|error| describe("open the journal", error))?;
         let device = pinned(&directory.at("device"))?;
+        let queues = pinned(&directory.at("queues"))?;
+        let maps = kernel_maps(&directory.path)?;
         Ok(PinnedProgram {
-            trusted: TrustedTables::adopt(device.as_fd(), kernel_maps(&directory.path)?)?,
+            trusted: TrustedTables::adopt(device.as_fd(), queues.as_fd(), maps)?,
+            queues,
             journal,
             applications: pinned(&directory.at("applications"))?,
             sockets: pinned(&directory.at("sockets"))?,
@@ -209,6 +221,12 @@ impl PinnedProgram {
     /// The trusted tables.
     pub fn trusted(&self) -> &TrustedTables {
         &self.trusted
+    }
+
+    /// The map of what the driver program counts, which is frozen
+    /// ([`tidewall_device::demux::DriverCounters::of_map`]).
+    pub fn queues(&self) -> BorrowedFd<'_> {
+        self.queues.as_fd()
     }
 
     /// What the journal says of an application, or at [`APPLICATIONS`] of the manager.
@@ -247,6 +265,30 @@ impl PinnedProgram {
         })?;
         set_object(self.applications.as_fd(), application.into(), map.as_fd())?;
         Ok(map)
+    }
+
+    /// Enters an application's sockets on a queue: the one, and the one for frames that
+    /// may wait.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn set_sockets(
+        &mut self,
+        application: u16,
+        queue: u32,
+        socket: BorrowedFd<'_>,
+        waiting: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let place = u32::from(application) * QUEUES as u32 + queue;
+        set_object(self.sockets.as_fd(), place, socket)?;
+        if let Some(waiting) = waiting {
+            set_object(
+                self.sockets.as_fd(),
+                WAITING_SOCKETS as u32 + place,
+                waiting,
+            )?;
+        }
+        Ok(())
     }
 
     /// Takes an application's sockets and tables out of the driver's; frames of its ports

@@ -123,6 +123,7 @@ impl Program {
         xdp.load()
             .map_err(|error| describe("load the driver program", error))?;
         let device = array(&mut loaded, "device")?;
+        let queues = array(&mut loaded, "queues")?;
         let embedded = array(&mut loaded, "embedded")?;
         let mut applications: ArrayOfMaps<MapData, MapData> = take(&mut loaded, "applications")?
             .try_into()
@@ -135,7 +136,8 @@ impl Program {
         let fragments = HashMap::try_from(take(&mut loaded, "fragments")?)
             .map_err(|error| describe("open map fragments", error))?;
         let maps = KernelMaps { owners, fragments };
-        let trusted = TrustedTables::of_maps(device.fd().as_fd(), maps, hash_key)?;
+        let trusted =
+            TrustedTables::of_maps(device.fd().as_fd(), queues.fd().as_fd(), maps, hash_key)?;
         let application =
             ApplicationTables::of_map(embedded.fd().as_fd(), EMBEDDED_APPLICATION, hash_key)?;
         let sockets = XskMap::try_from(take(&mut loaded, "sockets")?)

@@ -189,10 +189,14 @@ mod inside {
         };
         let mut near_ends: HashMap<MapData, u32, u32> = take("near_ends").try_into().unwrap();
         let departures: Array<MapData, [u64; DEPARTURES]> = take("departures").try_into().unwrap();
-        let Map::Array(device) = take("device") else {
-            panic!("another kind of map");
+        let mut array = |name| match take(name) {
+            Map::Array(map) => map,
+            _ => panic!("another kind of map"),
         };
-        let trusted = TrustedTables::of_maps(device.fd().as_fd(), kernel, [1, 2]).unwrap();
+        let (device, queues) = (array("device"), array("queues"));
+        let trusted =
+            TrustedTables::of_maps(device.fd().as_fd(), queues.fd().as_fd(), kernel, [1, 2])
+                .unwrap();
         let here: IpAddr = [192, 0, 2, 1].into();
         trusted.set_locals(&[here]).unwrap();
         trusted.set_device(index(), MacAddress(LINK), MTU);

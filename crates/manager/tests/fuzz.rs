@@ -130,6 +130,7 @@ fn seeds() -> Vec<Seed> {
         ),
         ("get_counters", Request::GetCounters(Empty {})),
         ("leave", Request::Leave(Empty {})),
+        ("get_helpers", Request::GetHelpers(Empty {})),
         (
             "get_status",
             Request::GetStatus(ApplicationNumber { application: 1 }),
@@ -175,8 +176,8 @@ fn seeds() -> Vec<Seed> {
                 fill_ring: 8192,
                 zero_copy: 0,
                 transmit_metadata: 1,
-                checksums: 0,
-                helpers: 4,
+                waiting: 1,
+                helpers: 2,
             }),
         ),
         ("owned", Answer::Owned(Holder { cookie: 77 })),
@@ -207,6 +208,7 @@ fn seeds() -> Vec<Seed> {
                 retried: 9,
             }),
         ),
+        ("helpers", Answer::Helpers(Empty {})),
         (
             "status",
             Answer::Status(Status {

@@ -15,8 +15,6 @@ pub(crate) struct Interface {
     pub(crate) mac: MacAddress,
     pub(crate) mtu: usize,
     pub(crate) addresses: Vec<IpAddr>,
-    /// The host forwards what comes in here: IPv4 or IPv6.
-    pub(crate) forwards: bool,
 }
 
 impl Interface {
@@ -36,18 +34,12 @@ impl Interface {
                     _ => error,
                 })
         };
-        let forwards = |family: &str| {
-            let path = format!("/proc/sys/net/{family}/conf/{name}/forwarding");
-            // Without IPv6, or /proc, it does not.
-            std::fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
-        };
         let invalid = || io::Error::from(io::ErrorKind::InvalidData);
         Ok(Interface {
             index: attribute("ifindex")?.parse().map_err(|_| invalid())?,
             mac: attribute("address")?.parse().map_err(|_| invalid())?,
             mtu: attribute("mtu")?.parse().map_err(|_| invalid())?,
             addresses: local_addresses(name)?,
-            forwards: forwards("ipv4") || forwards("ipv6"),
         })
     }
 }

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::net::{SocketFlags, SocketType, bind};
@@ -33,6 +33,12 @@ pub(crate) struct KernelDatagram {
 pub(crate) struct PortReservation {
     socket: Unshared<UdpSocket>,
     v6: bool,
+}
+
+impl AsFd for PortReservation {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 impl PortReservation {

@@ -73,6 +73,7 @@ impl NetDevice {
     /// See [`Stack::warnings`](crate::Stack::warnings).
     pub(crate) fn warnings(&self, queues: &[QueueHandle]) -> Vec<String> {
         let mut warnings = lock(&self.warnings).clone();
+        warnings.extend(self.owner.warning());
         let blocked = |queue: &&QueueHandle| queue.poller.lock().napi().blocked;
         if queues.iter().any(|queue| blocked(&queue)) {
             let (name, ports) = (&self.name, HELPER_PORTS);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use tidewall_device::demux::layout::{Class, Counter};
 use tidewall_manager::AfXdp;
+use tidewall_manager::client::Application;
 use tidewall_protocol::tcp::State;
 use tidewall_receive::poller::Shared;
 
@@ -126,6 +127,18 @@ pub struct DeviceSnapshot {
 impl DeviceSnapshot {
     /// Of an open device with so many receive queues.
     pub(crate) fn of(device: &AfXdp, receive_queues: u32) -> Self {
+        DeviceSnapshot {
+            driver: device.driver.clone(),
+            xdp: device.mode.name().to_owned(),
+            zero_copy: device.zero_copy,
+            receive_queues,
+            transmit_queues: device.transmit_queues,
+            checksums: device.checksums.to_string(),
+        }
+    }
+
+    /// As a manager's application has it.
+    pub(crate) fn of_application(device: &Application, receive_queues: u32) -> Self {
         DeviceSnapshot {
             driver: device.driver.clone(),
             xdp: device.mode.name().to_owned(),

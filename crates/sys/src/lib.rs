@@ -13,7 +13,9 @@
 pub mod ethtool;
 pub mod bpf {
     //! Maps and names of bpf(2).
-    pub use crate::raw_bpf::{ArrayMap, create_array, delete_element, pin, pinned, set_object};
+    pub use crate::raw_bpf::{
+        ArrayMap, create_array, delete_element, freeze, pin, pinned, set_object,
+    };
 }
 pub mod interface {
     //! ioctls that take a `struct ifreq`.

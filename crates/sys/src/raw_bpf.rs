@@ -51,6 +51,7 @@ const BPF_MAP_UPDATE_ELEM: i32 = 2;
 const BPF_MAP_DELETE_ELEM: i32 = 3;
 const BPF_OBJ_PIN: i32 = 6;
 const BPF_OBJ_GET: i32 = 7;
+const BPF_MAP_FREEZE: i32 = 22;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
@@ -112,6 +113,15 @@ pub fn create_array(map: &ArrayMap<'_>) -> io::Result<OwnedFd> {
     ];
     // SAFETY: no pointers; the descriptor is owned by nobody else.
     unsafe { bpf(BPF_MAP_CREATE, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// Has a map changed by the kernel's programs alone from now on, by no process that has it open.
+///
+/// # Errors
+/// EBUSY while it is mapped to write, or frozen.
+pub fn freeze(map: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no pointers.
+    unsafe { bpf(BPF_MAP_FREEZE, [pair(map.as_raw_fd() as u32, 0)]).map(|_| ()) }
 }
 
 /// Enters a map or an AF_XDP socket, by its descriptor, in an array of such.

@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// A shared, writable mapping, unmapped when dropped. A forked child does not
+/// A shared mapping, writable unless it was asked for to read, unmapped when dropped. A forked child does not
 /// have it.
 #[derive(Debug)]
 pub struct Mapping {
@@ -29,7 +29,24 @@ impl Mapping {
     /// # Errors
     /// What `mmap` reports.
     pub fn new(fd: impl AsFd, length: usize, offset: u64) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        Self::protected(fd, length, offset, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// As [`Mapping::new`], to read only: a process that writes through its address is ended by
+    /// a signal.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_only(fd: impl AsFd, length: usize, offset: u64) -> io::Result<Self> {
+        Self::protected(fd, length, offset, ProtFlags::READ)
+    }
+
+    fn protected(
+        fd: impl AsFd,
+        length: usize,
+        offset: u64,
+        protection: ProtFlags,
+    ) -> io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice, so that no existing
         // memory is touched; then exactly that range.
@@ -45,14 +62,16 @@ impl Mapping {
         Ok(Mapping { address, length })
     }
 
-    /// Maps a new memfd of `length` zero bytes, whose descriptor is closed.
+    /// Maps a new memfd of `length` zero bytes, which stays so long: its descriptor may be
+    /// passed to another process.
     ///
     /// # Errors
     /// ENOMEM, EMFILE.
-    pub fn memfd(name: &str, length: usize) -> io::Result<Self> {
-        let fd = memfd_create(name, MemfdFlags::CLOEXEC)?;
+    pub fn memfd(name: &str, length: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, length as u64)?;
-        Mapping::new(&fd, length, 0)
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok((Mapping::new(&fd, length, 0)?, fd))
     }
 
     /// First byte.

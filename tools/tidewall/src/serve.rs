@@ -61,9 +61,12 @@ pub struct Arguments {
     /// Directory whose files http serves
     #[arg(value_name = "DIR", required_if_eq("service", "http"))]
     directory: Option<PathBuf>,
-    /// Interface whose queues to take; needed on tidewall, not used on linux
-    #[arg(long, value_name = "IF", required_if_eq("on", "tidewall"))]
+    /// Interface whose queues to take; needed on tidewall without --manager, not used on linux
+    #[arg(long, value_name = "IF")]
     interface: Option<String>,
+    /// Be an application of the manager that listens here (tidewalld), which has the privileges
+    #[arg(long, value_name = "PATH")]
+    manager: Option<PathBuf>,
     /// UDP port, or TCP port of http and proxy [default: 7 for echo (RFC 862), 9 for discard (RFC 863),
     /// 80 for http and for a proxy with an origin, 3128 for one without]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -292,6 +295,7 @@ fn check(arguments: &Arguments) -> Outcome {
         ("--interval", arguments.interval.is_some()),
         ("--class", !arguments.classes.is_empty()),
         ("--record", arguments.record.is_some()),
+        ("--manager", arguments.manager.is_some()),
     ];
     let names: Vec<&str> = given
         .into_iter()
@@ -396,8 +400,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
         stack,
         stop: &stop,
     };
-    match (arguments.on, &arguments.interface) {
-        (On::Linux, _) => {
+    match arguments.on {
+        On::Linux => {
             let place = place("Linux sockets".to_owned(), None);
             match job {
                 Job::Datagrams(service) => {
@@ -410,34 +414,19 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 Job::Connections(server) => server.on_linux(place),
             }
         }
-        (On::Tidewall, None) => Err(Failure::usage(
-            "which interface? name it: --interface IF; see: ip link",
-        )),
-        (On::Tidewall, Some(interface)) => {
-            check_interface(interface)?;
-            let architecture = arguments.architecture.unwrap_or_default();
-            let stack = Stack::embedded(
-                EmbeddedConfig::new(interface)
-                    // None: as many as there are.
-                    .queues(arguments.queues.unwrap_or(0))
-                    .architecture(architecture)
-                    .policy(arguments.policy.unwrap_or_default())
-                    .budget(arguments.budget)
-                    .interrupt_interval(arguments.interval)
-                    .classes(arguments.classes.clone())
-                    .receiver_cpu(arguments.cpu)
-                    .spin(arguments.spin)
-                    .xdp(arguments.xdp)
-                    .tcp_memory(arguments.tcp_memory.map(|mebibytes| mebibytes << 20)),
-            )
-            .map_err(|error| Failure::io(&format!("taking over {interface}"), &error))?;
+        On::Tidewall => {
+            let stack = stack(arguments)?;
             for warning in stack.warnings() {
                 eprintln!("tidewall: warning: {warning}");
             }
-            let device = stack.snapshot().device;
+            let snapshot = stack.snapshot();
             let what = format!(
-                "Tidewall ({architecture}), interface {interface}{}{}",
-                device.map_or_else(String::new, |device| format!(" ({device})")),
+                "Tidewall ({}), interface {}{}{}",
+                snapshot.architecture,
+                snapshot.interface,
+                snapshot
+                    .device
+                    .map_or_else(String::new, |device| format!(" ({device})")),
                 class_of(&arguments.classes, job.port())
             );
             if arguments.record.is_some() {
@@ -457,6 +446,41 @@ pub fn run(arguments: &Arguments) -> Outcome {
             }
             outcome
         }
+    }
+}
+
+/// Tidewall's stack, on an interface or on what a manager hands over.
+fn stack(arguments: &Arguments) -> Result<Stack, Failure> {
+    let config = |interface: &str| {
+        EmbeddedConfig::new(interface)
+            // None: as many as there are.
+            .queues(arguments.queues.unwrap_or(0))
+            .architecture(arguments.architecture.unwrap_or_default())
+            .policy(arguments.policy.unwrap_or_default())
+            .budget(arguments.budget)
+            .interrupt_interval(arguments.interval)
+            .classes(arguments.classes.clone())
+            .receiver_cpu(arguments.cpu)
+            .spin(arguments.spin)
+            .xdp(arguments.xdp)
+            .tcp_memory(arguments.tcp_memory.map(|mebibytes| mebibytes << 20))
+    };
+    let interface = arguments.interface.as_deref();
+    if let Some(interface) = interface {
+        check_interface(interface)?;
+    }
+    match (&arguments.manager, interface) {
+        (Some(manager), interface) => {
+            let what = format!("joining the manager at {}", manager.display());
+            Stack::managed(manager, config(interface.unwrap_or_default()))
+                .map_err(|error| Failure::io(&what, &error))
+        }
+        (None, Some(interface)) => Stack::embedded(config(interface))
+            .map_err(|error| Failure::io(&format!("taking over {interface}"), &error)),
+        (None, None) => Err(Failure::usage(
+            "which interface? name it: --interface IF; see: ip link; or the manager that has \
+             it: --manager PATH",
+        )),
     }
 }
 

@@ -7,7 +7,7 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
-use tidewall_device::capabilities::{BPF, Capability, NET_ADMIN, NET_RAW, PERFMON};
+use tidewall_device::capabilities::{BPF, Capability, IPC_LOCK, NET_ADMIN, NET_RAW, PERFMON};
 
 /// What it does not work without: programs and maps (CAP_BPF, CAP_PERFMON), attaching
 /// them, settings and neighbours (CAP_NET_ADMIN), AF_XDP sockets (CAP_NET_RAW).
@@ -33,9 +33,11 @@ pub fn reduce() -> io::Result<()> {
             cure(&missing),
         ));
     }
-    unlock_memory();
+    // In a container its limit cannot be raised, as a rule.
+    let locks = (!unlock_memory()).then_some(IPC_LOCK);
+    let locks = locks.filter(|&locks| effective.bits() & bit(locks) != 0);
     set_no_new_privs(true)?;
-    let kept: u64 = KEPT.into_iter().map(bit).sum();
+    let kept: u64 = KEPT.into_iter().chain(locks).map(bit).sum();
     for number in (0..NUMBERS).filter(|number| kept & 1 << number == 0) {
         let other = CapabilitySet::from_bits_retain(1 << number);
         // Beyond the last there is nothing to take away; without CAP_SETPCAP the set stays,
@@ -65,19 +67,18 @@ fn cure(missing: &[&str]) -> String {
     )
 }
 
-/// Frame memory counts against RLIMIT_MEMLOCK, unless CAP_IPC_LOCK is there, which is not
-/// kept. What may not be raised is refused when memory is registered, with the cure.
-fn unlock_memory() {
+/// Frame memory counts against RLIMIT_MEMLOCK, with that of all processes of the user,
+/// unless CAP_IPC_LOCK is there. True where there is no limit now.
+fn unlock_memory() -> bool {
     let hard = getrlimit(Resource::Memlock).maximum;
-    for most in [None, hard] {
+    let set = |most| {
         let limit = Rlimit {
             current: most,
             maximum: most,
         };
-        if setrlimit(Resource::Memlock, limit).is_ok() {
-            return;
-        }
-    }
+        setrlimit(Resource::Memlock, limit).is_ok()
+    };
+    set(None) || (set(hard) && hard.is_none())
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! Daemons and applications that are killed at any moment, again and again. The model that
-//! kills between any two steps is `crates/manager/tests/daemon_model.rs`; here are real
+//! kills between any two steps is `crates/manager/tests/daemon_model`; here are real
 //! processes, kernels and signals.
 
 mod support;

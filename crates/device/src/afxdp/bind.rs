@@ -38,18 +38,93 @@ pub(super) enum Frames<'a> {
     Shared(&'a mut SharedUmem),
 }
 
-/// The parts that receiving and transmit-only sockets share.
+/// A socket that is bound to its queue, with what is mapped for it. Receiving and
+/// transmit-only sockets begin so.
 pub(super) struct Bound {
     pub(super) fd: Arc<Unshared<OwnedFd>>,
+    pub(super) part: Part,
+    /// By which another process maps the memory; none of a shared memory.
+    pub(super) file: Option<OwnedFd>,
+    pub(super) rings: Rings,
+    pub(super) zero_copy: bool,
+    /// The kernel registered room for transmit metadata.
+    pub(super) tx_metadata: bool,
+}
+
+/// The rings of a socket.
+pub(super) struct Rings {
+    fill: Ring<u64>,
+    completions: Ring<u64>,
+    receive: Option<Ring<libc::xdp_desc>>,
+    transmit: Ring<libc::xdp_desc>,
+}
+
+/// What a [`Bound`] is used as.
+pub(super) struct Halves {
     pub(super) memory: FrameMemory,
     pub(super) fill: Ring<u64>,
     pub(super) receive: Option<Ring<libc::xdp_desc>>,
     pub(super) transmit: TransmitHalf,
-    pub(super) zero_copy: bool,
-    /// The kernel registered room for transmit metadata.
-    tx_metadata: bool,
     /// Those that are with nobody.
     pub(super) frames: Vec<Frame>,
+}
+
+impl Rings {
+    /// Maps a socket's rings, `fill` places in one and `receive` in another. Before Linux
+    /// 6.4 only while it is not bound.
+    pub(super) fn map(fd: BorrowedFd<'_>, fill: u32, receive: Option<u32>) -> io::Result<Self> {
+        let offsets = xdp_mmap_offsets(fd)?;
+        let receive_ring = |entries| {
+            let page_offset = libc::XDP_PGOFF_RX_RING as u64;
+            Ring::map(fd, raw(offsets.rx), entries, page_offset)
+        };
+        Ok(Rings {
+            fill: Ring::map(fd, raw(offsets.fr), fill, libc::XDP_UMEM_PGOFF_FILL_RING)?,
+            completions: Ring::map(
+                fd,
+                raw(offsets.cr),
+                TRANSMIT_RING,
+                libc::XDP_UMEM_PGOFF_COMPLETION_RING,
+            )?,
+            receive: receive.map(receive_ring).transpose()?,
+            transmit: Ring::map(
+                fd,
+                raw(offsets.tx),
+                TRANSMIT_RING,
+                libc::XDP_PGOFF_TX_RING as u64,
+            )?,
+        })
+    }
+}
+
+impl Bound {
+    /// Both halves, once it is known who computes checksums: nothing may have been sent
+    /// before. `place`: interface, its index, queue.
+    pub(super) fn into_halves(self, place: (&str, u32, u32)) -> Halves {
+        let (memory, mut frames) = self.part.into_frames();
+        let mut transmit = TransmitHalf {
+            fd: self.fd,
+            memory: memory.clone(),
+            frame_shift: frame_shift(&memory),
+            transmit: self.rings.transmit,
+            completions: self.rings.completions,
+            checksums: Checksums::NoMetadata,
+        };
+        transmit.checksums = checksums::find_out(
+            place,
+            self.tx_metadata,
+            self.zero_copy,
+            &mut transmit,
+            &mut frames,
+        );
+        Halves {
+            memory,
+            fill: self.rings.fill,
+            receive: self.rings.receive,
+            transmit,
+            frames,
+        }
+    }
 }
 
 /// Frames lie at multiples of 2 to this power: a division by what is only known
@@ -99,53 +174,61 @@ pub fn receivable(frame_size: usize) -> usize {
     frame_size.saturating_sub(HEADROOM + BESIDE)
 }
 
+/// The queue that is to be bound.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) interface: &'a str,
+    pub(super) index: u32,
+    pub(super) queue: u32,
+    /// To wait for it where another socket has it.
+    pub(super) wait: bool,
+}
+
+impl Place<'_> {
+    /// What the kernel refused, and the remedy.
+    pub(super) fn refused(&self, what: &str, error: &io::Error) -> io::Error {
+        refused(self.interface, self.queue, what, error)
+    }
+}
+
 pub(super) fn bind(
-    interface: &str,
-    index: u32,
-    queue: u32,
+    place: Place<'_>,
     frames: Frames<'_>,
     receive_ring: Option<u32>,
     flags: u16,
 ) -> io::Result<Bound> {
-    let bind =
-        |part, umem, flags| bind_part(interface, index, queue, part, umem, receive_ring, flags);
-    let mut bound = match frames {
+    let bind = |part, umem, flags| bind_part(place, part, umem, receive_ring, flags);
+    match frames {
         Frames::Own(frames) => {
             let own = |frame_size| {
-                let memory = FrameMemory::with_frame_size(frames, frame_size)?;
-                bind(Part::whole(memory), None, flags)
+                let (memory, file) = FrameMemory::with_file(frames, frame_size)?;
+                let bound = bind(Part::whole(memory), None, flags)?;
+                let file = Some(file);
+                io::Result::Ok(Bound { file, ..bound })
             };
-            let frame_size = frame_size(interface);
+            let frame_size = frame_size(place.interface);
             let bound = own(frame_size)?;
             if bound.zero_copy && frame_size < LARGE_FRAME {
                 // Buffers of a card are of whole KiB (igb, ixgbe): of 2 KiB less the
                 // headroom it would use one, and drop every longer frame.
                 drop(bound);
-                own(LARGE_FRAME)?
+                own(LARGE_FRAME)
             } else {
-                bound
+                Ok(bound)
             }
         }
         Frames::Shared(umem) => {
             let part = umem.take_part().ok_or_else(|| {
                 let error = io::Error::from_raw_os_error(libc::ENOBUFS);
-                refused(interface, queue, "have a part of the frame memory", &error)
+                place.refused("have a part of the frame memory", &error)
             })?;
             let first = umem.first.as_ref();
             let bound = bind(part, first, libc::XDP_COPY)?;
             umem.first
                 .get_or_insert((bound.fd.clone(), bound.tx_metadata));
-            bound
+            Ok(bound)
         }
-    };
-    bound.transmit.checksums = checksums::find_out(
-        (interface, index, queue),
-        bound.tx_metadata,
-        bound.zero_copy,
-        &mut bound.transmit,
-        &mut bound.frames,
-    );
-    Ok(bound)
+    }
 }
 
 /// Bytes of the frames that an interface's MTU needs.
@@ -164,16 +247,13 @@ fn mtu(interface: &str) -> Option<usize> {
 /// `umem`: the socket that registered the memory, and whether with transmit metadata;
 /// `None`: this one does.
 fn bind_part(
-    interface: &str,
-    index: u32,
-    queue: u32,
+    place: Place<'_>,
     part: Part,
     umem: Option<&(Arc<Unshared<OwnedFd>>, bool)>,
     receive_ring: Option<u32>,
     flags: u16,
 ) -> io::Result<Bound> {
-    let refused =
-        |what: &'static str| move |error: io::Error| refused(interface, queue, what, &error);
+    let refused = |what: &'static str| move |error: io::Error| place.refused(what, &error);
     let frames = part.frames();
     let cloexec = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::XDP, SocketType::RAW, cloexec, None);
@@ -198,74 +278,37 @@ fn bind_part(
         set_xdp_rx_ring_size(fd.as_fd(), entries)?;
     }
     set_xdp_tx_ring_size(fd.as_fd(), TRANSMIT_RING)?;
-    let offsets = xdp_mmap_offsets(fd.as_fd())?;
-    let fill = Ring::map(
-        fd.as_fd(),
-        raw(offsets.fr),
-        frames,
-        libc::XDP_UMEM_PGOFF_FILL_RING,
-    )?;
-    let completions = Ring::map(
-        fd.as_fd(),
-        raw(offsets.cr),
-        TRANSMIT_RING,
-        libc::XDP_UMEM_PGOFF_COMPLETION_RING,
-    )?;
-    let receive = receive_ring
-        .map(|entries| {
-            Ring::map(
-                fd.as_fd(),
-                raw(offsets.rx),
-                entries,
-                libc::XDP_PGOFF_RX_RING as u64,
-            )
-        })
-        .transpose()?;
-    let transmit = Ring::map(
-        fd.as_fd(),
-        raw(offsets.tx),
-        TRANSMIT_RING,
-        libc::XDP_PGOFF_TX_RING as u64,
-    )?;
+    let rings = Rings::map(fd.as_fd(), frames, receive_ring)?;
     let umem = umem.map(|(fd, _)| fd.as_fd());
-    bind_retrying(fd.as_fd(), index, queue, umem, flags)
-        .map_err(refused("bind an AF_XDP socket"))?;
+    bind_retrying(fd.as_fd(), place, umem, flags).map_err(refused("bind an AF_XDP socket"))?;
     let options = xdp_options(fd.as_fd()).unwrap_or(XdpOptionsFlags::empty());
     let zero_copy = options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
-    let (memory, frames) = part.into_frames();
     Ok(Bound {
-        fill,
-        receive,
-        transmit: TransmitHalf {
-            fd: fd.clone(),
-            memory: memory.clone(),
-            frame_shift: frame_shift(&memory),
-            transmit,
-            completions,
-            checksums: Checksums::NoMetadata,
-        },
         fd,
-        memory,
+        part,
+        file: None,
+        rings,
         zero_copy,
         tx_metadata,
-        frames,
     })
 }
 
 /// A second socket on the queue of `first`, over the same memory, which has a receive
 /// ring of its own: nobody sleeps on it.
-pub(super) fn bind_waiting(
-    first: BorrowedFd<'_>,
-    index: u32,
-    queue: u32,
-) -> io::Result<WaitingHalf> {
+pub(super) fn bind_waiting(first: BorrowedFd<'_>, place: Place<'_>) -> io::Result<WaitingHalf> {
     let cloexec = SocketFlags::CLOEXEC;
     let fd = socket_with(AddressFamily::XDP, SocketType::RAW, cloexec, None)?;
     set_xdp_rx_ring_size(&fd, WAITING_RING)?;
+    let waiting = map_waiting(fd)?;
+    bind_retrying(waiting.fd.as_fd(), place, Some(first), 0)?;
+    Ok(waiting)
+}
+
+/// The ring of such a socket. Before Linux 6.4 only while it is not bound.
+pub(super) fn map_waiting(fd: OwnedFd) -> io::Result<WaitingHalf> {
     let offsets = xdp_mmap_offsets(&fd)?;
     let page_offset = libc::XDP_PGOFF_RX_RING as u64;
     let ring = Ring::map(fd.as_fd(), raw(offsets.rx), WAITING_RING, page_offset)?;
-    bind_retrying(fd.as_fd(), index, queue, Some(first), 0)?;
     Ok(WaitingHalf {
         fd: Arc::new(Unshared::new(fd)?),
         ring,
@@ -284,17 +327,13 @@ fn raw(offsets: XdpRingOffset) -> RingOffset {
 
 fn bind_retrying(
     fd: BorrowedFd<'_>,
-    interface: u32,
-    queue: u32,
+    place: Place<'_>,
     umem: Option<BorrowedFd<'_>>,
     flags: u16,
 ) -> io::Result<()> {
     let address = |flags| {
-        SocketAddrXdp::new(
-            SocketAddrXdpFlags::from_bits_retain(flags),
-            interface,
-            queue,
-        )
+        let flags = SocketAddrXdpFlags::from_bits_retain(flags);
+        SocketAddrXdp::new(flags, place.index, place.queue)
     };
     let mut tries = 0;
     loop {
@@ -311,7 +350,7 @@ fn bind_retrying(
             None => rustix::net::bind(fd, &address(libc::XDP_USE_NEED_WAKEUP | flags)),
         };
         match bound {
-            Err(Errno::BUSY) if tries < BIND_TRIES => {
+            Err(Errno::BUSY) if place.wait && tries < BIND_TRIES => {
                 tries += 1;
                 std::thread::sleep(BIND_PAUSE);
             }

@@ -1,7 +1,8 @@
 //! AF_XDP: a queue of a Linux interface, received without the kernel's stack.
 //!
-//! [`open`] makes the socket of one queue, over frame memory of its own or a part of
-//! [`SharedUmem`]. Which program
+//! [`make`] binds the socket of one queue, over frame memory of its own or a part of
+//! [`SharedUmem`], which takes privileges, and [`adopt`] receives and sends with it, which
+//! takes none and may be in another process; [`open`] is both. Which program
 //! gives it frames, and when the device interrupts, is with the device's owner
 //! (crates/manager), whom the receiver asks through [`Owner`]. Rings and memory are
 //! closed on exec and go with the process.
@@ -10,12 +11,14 @@
 //! (`bpf/demux.bpf.c`) → receive ring (`socket`) → [`crate::queue::Receive`].
 
 use std::io;
+use std::net::UdpSocket;
 
 use crate::demux::NapiProbe;
 use crate::queue::InterruptModeration;
 
 mod bind;
 mod checksums;
+mod made;
 mod napi;
 mod probe;
 mod socket;
@@ -23,8 +26,9 @@ mod umem;
 
 pub use bind::receivable;
 pub use checksums::Checksums;
-pub use napi::HELPER_PORTS;
-pub use socket::{Opened, Settings, open, open_transmitter};
+pub use made::{Made, Shape, make};
+pub use napi::{HELPER_PORTS, helpers};
+pub use socket::{Opened, Settings, TRANSMIT_RING, adopt, open, open_transmitter};
 pub use umem::SharedUmem;
 
 /// What the receiver of a queue asks of the device's owner, who alone has the privileges
@@ -48,4 +52,10 @@ pub trait Owner: Send + Sync {
     /// # Errors
     /// Unsupported where the kernel cannot; what it reports otherwise.
     fn receive_in_kernel(&self, datagram: &[u8]) -> io::Result<()>;
+
+    /// Other sockets in place of those that a queue was made with.
+    ///
+    /// # Errors
+    /// As [`helpers`].
+    fn helpers(&self) -> io::Result<[UdpSocket; 2]>;
 }

@@ -86,6 +86,39 @@ fn instruction(code: u32, jf: u8, k: u32) -> libc::sock_filter {
     }
 }
 
+/// Sockets by which a receiver has a device polled: one that prefers busy polling and one
+/// that does not.
+///
+/// # Errors
+/// EPERM: preferring busy polling needs CAP_NET_ADMIN.
+pub fn helpers() -> io::Result<[UdpSocket; 2]> {
+    Ok([helper(true)?, helper(false)?])
+}
+
+fn helper(prefer: bool) -> io::Result<UdpSocket> {
+    // Dual-stack, so that the probe may be of either family.
+    let (socket, v6) = match bind(Ipv6Addr::UNSPECIFIED.into()) {
+        Ok(socket) => (socket, true),
+        Err(_) => (bind([0, 0, 0, 0].into())?, false),
+    };
+    socket.set_nonblocking(true)?;
+    let fd = socket.as_fd();
+    if v6 {
+        set_option(fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+    }
+    set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, BUSY_POLL_TIME)?;
+    set_budget(fd, HALF_MAX as i32)?;
+    set_prefer(fd, prefer)?;
+    // A v4-only host has no IPV6_RECVPKTINFO; a v6 socket takes both.
+    let by_v6 = set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1);
+    let by_v4 = set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1);
+    by_v6.or(by_v4)?;
+    Ok(socket)
+}
+
+/// Frames of each of the two polls that the kernel makes of one, at first.
+const HALF_MAX: u32 = POLL_MAX / 2;
+
 /// A kernel UDP socket that has the NAPI id of one queue, or is to have it.
 struct Helper {
     socket: UdpSocket,
@@ -96,24 +129,7 @@ struct Helper {
 }
 
 impl Helper {
-    fn new(prefer: bool, budget: i32) -> io::Result<Self> {
-        // Dual-stack, so that the probe may be of either family.
-        let (socket, v6) = match bind(Ipv6Addr::UNSPECIFIED.into()) {
-            Ok(socket) => (socket, true),
-            Err(_) => (bind([0, 0, 0, 0].into())?, false),
-        };
-        socket.set_nonblocking(true)?;
-        let fd = socket.as_fd();
-        if v6 {
-            set_option(fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
-        }
-        set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, BUSY_POLL_TIME)?;
-        set_budget(fd, budget)?;
-        set_prefer(fd, prefer)?;
-        // A v4-only host has no IPV6_RECVPKTINFO; a v6 socket takes both.
-        let by_v6 = set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1);
-        let by_v4 = set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1);
-        by_v6.or(by_v4)?;
+    fn new(socket: UdpSocket, prefer: bool) -> io::Result<Self> {
         let port = socket.local_addr()?.port();
         let helper = Helper {
             socket,
@@ -127,6 +143,12 @@ impl Helper {
 
     fn prefer(&mut self, prefer: bool) -> io::Result<()> {
         change_prefer(self.socket.as_fd(), &mut self.prefer, prefer)
+    }
+
+    /// True where what [`Helper::prefer`] takes back can be set again: that needs
+    /// CAP_NET_ADMIN, which a process with sockets of another's may lack.
+    fn may_prefer(&self) -> bool {
+        set_prefer(self.socket.as_fd(), true).is_ok()
     }
 
     /// Drops whatever comes, so that each `recv` polls.
@@ -287,23 +309,24 @@ pub(crate) struct Napi {
 }
 
 impl Napi {
-    /// Makes the helpers for what `socket` receives.
+    /// Polls for what `socket` receives, by [`helpers`].
     ///
     /// # Errors
-    /// EPERM: preferring busy polling needs CAP_NET_ADMIN.
+    /// What attaching a filter to them reports.
     pub(crate) fn new(
         owner: Arc<dyn Owner>,
         counters: DriverCounters,
         queue: u32,
         socket: Arc<Unshared<OwnedFd>>,
+        helpers: [UdpSocket; 2],
     ) -> io::Result<Self> {
-        let half = POLL_MAX / 2;
+        let [masked, armed] = helpers;
         Ok(Napi {
             counters,
             owner,
             queue,
-            masked: Helper::new(true, half as i32)?,
-            armed: Helper::new(false, half as i32)?,
+            masked: Helper::new(masked, true)?,
+            armed: Helper::new(armed, false)?,
             own: OwnPoll {
                 socket,
                 id: 0,
@@ -311,7 +334,7 @@ impl Napi {
                 outdated: false,
             },
             probe: Probe::default(),
-            half,
+            half: HALF_MAX,
             frames: 0,
             idle: 0,
             doubt: false,
@@ -323,9 +346,11 @@ impl Napi {
     /// # Errors
     /// What making sockets reports; the old ones are then kept.
     pub(crate) fn rediscover(&mut self) -> io::Result<()> {
-        let masked = Helper::new(true, self.half as i32)?;
-        self.armed = Helper::new(false, self.half as i32)?;
-        self.masked = masked;
+        let [masked, armed] = self.owner.helpers()?;
+        (self.masked, self.armed) = (Helper::new(masked, true)?, Helper::new(armed, false)?);
+        let half = std::mem::replace(&mut self.half, HALF_MAX);
+        // As it was, where it may be set.
+        let _ = self.set_budget(half * 2);
         self.own.end();
         self.own.outdated = napi_id(self.own.socket.as_fd()) != 0;
         self.probe = Probe::default();
@@ -409,7 +434,8 @@ impl Napi {
         let masked = interrupt == Interrupt::Masked;
         let socket = if !masked && self.armed.id != 0 {
             self.armed.socket.as_fd()
-        } else if self.masked.id != 0 {
+        } else if self.masked.id != 0 && (masked || !self.masked.prefer || self.masked.may_prefer())
+        {
             self.masked.prefer(masked)?;
             self.masked.socket.as_fd()
         } else if self.own.id != 0 {

@@ -9,8 +9,9 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tidewall_sys::interface;
 
 use super::Owner;
-use super::bind::{Bound, Frames, bind, bind_waiting, frame_shift, refused};
+use super::bind::{Frames, Halves, Place, bind, frame_shift};
 use super::checksums::Checksums;
+use super::made::{Made, make};
 use super::napi::Napi;
 use super::umem::SharedUmem;
 use crate::demux::DriverCounters;
@@ -24,7 +25,7 @@ use crate::queue::{
 use crate::raw::ring::Ring;
 
 /// Entries of the transmit and completion rings.
-pub(super) const TRANSMIT_RING: u32 = 2048;
+pub const TRANSMIT_RING: u32 = 2048;
 /// Entries of the ring of frames that may wait: as many of a hundred connections as may
 /// come between two rounds. When it is full they do not wait.
 pub(super) const WAITING_RING: u32 = 512;
@@ -46,6 +47,8 @@ pub struct Settings<'a> {
     /// Frames are to be copied, as they must where the driver program runs generically.
     /// Otherwise the kernel takes the driver's zero-copy path where there is one.
     pub copy: bool,
+    /// To wait for a queue that another socket has, whose owner may be just gone.
+    pub wait: bool,
 }
 
 /// A bound socket and everything mapped for it.
@@ -98,9 +101,7 @@ pub(super) fn poke_receive(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// own. `counters` are the driver program's of this queue.
 ///
 /// # Errors
-/// ENODEV; with words: EPERM without CAP_NET_RAW and CAP_NET_ADMIN, EBUSY when another
-/// socket holds the queue, ENOBUFS when memory may not be locked or no part of `umem` is
-/// left; what the kernel reports otherwise.
+/// As [`make`] and [`adopt`].
 pub fn open(
     settings: &Settings<'_>,
     queue: u32,
@@ -108,35 +109,40 @@ pub fn open(
     owner: Arc<dyn Owner>,
     umem: Option<&mut SharedUmem>,
 ) -> io::Result<Opened> {
-    let index = interface::index(settings.interface)?;
-    let flags = if settings.copy { libc::XDP_COPY } else { 0 };
-    let Bound {
-        fd,
+    let made = make(settings, queue, umem)?;
+    adopt(made, settings.interface, counters, owner)
+}
+
+/// Takes over what [`make`] has made, in the process that is to receive and send with it,
+/// which needs no privilege. `counters` are the driver program's of this queue.
+///
+/// # Errors
+/// ENODEV; what the kernel reports.
+pub fn adopt(
+    made: Made,
+    interface: &str,
+    counters: DriverCounters,
+    owner: Arc<dyn Owner>,
+) -> io::Result<Opened> {
+    let index = interface::index(interface)?;
+    let (fd, zero_copy) = (made.bound.fd.clone(), made.bound.zero_copy);
+    let Halves {
         memory,
         fill,
         receive,
         transmit,
-        zero_copy,
         frames,
-        ..
-    } = bind(
-        settings.interface,
-        index,
-        queue,
-        match umem {
-            Some(umem) => Frames::Shared(umem),
-            None => Frames::Own(settings.frames),
-        },
-        Some(settings.receive_ring),
-        flags,
-    )?;
+    } = made.bound.into_halves((interface, index, made.queue));
     let receive = receive.ok_or(io::ErrorKind::InvalidInput)?;
-    let napi = Napi::new(owner.clone(), counters.clone(), queue, fd.clone())
-        .map_err(|error| refused(settings.interface, queue, "prefer busy polling", &error))?;
+    let napi = Napi::new(
+        owner.clone(),
+        counters.clone(),
+        made.queue,
+        fd.clone(),
+        made.helpers,
+    )?;
     let checksums = transmit.checksums;
-    // Without it everything wakes.
-    let waiting_half = bind_waiting(fd.as_fd(), index, queue).ok();
-    let waiting = waiting_half.as_ref().map(|half| half.fd.clone());
+    let waiting = made.waiting.as_ref().map(|half| half.fd.clone());
     let queue = Queue {
         receive: Box::new(ReceiveHalf {
             fd: fd.clone(),
@@ -145,7 +151,7 @@ pub fn open(
             memory: memory.clone(),
             fill,
             receive,
-            waiting: waiting_half,
+            waiting: made.waiting,
             napi,
             owner,
         }),
@@ -175,8 +181,15 @@ pub fn open_transmitter(
     frames: u32,
 ) -> io::Result<(Box<dyn Transmit>, FrameMemory, Vec<Frame>)> {
     let index = interface::index(interface)?;
-    let bound = bind(interface, index, queue, Frames::Own(frames), None, 0)?;
-    Ok((Box::new(bound.transmit), bound.memory, bound.frames))
+    let place = Place {
+        interface,
+        index,
+        queue,
+        wait: true,
+    };
+    let bound = bind(place, Frames::Own(frames), None, 0)?;
+    let halves = bound.into_halves((interface, index, queue));
+    Ok((Box::new(halves.transmit), halves.memory, halves.frames))
 }
 
 /// The socket for frames that may wait.

@@ -1,26 +1,42 @@
 //! What the driver program counts, for those who may not write it.
 
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::kernel::ClassCounts;
-use super::layout::{Class, Counter, Device, Queue};
+use super::layout::{Class, Counter, QUEUES, Queue};
 use super::raw_tables::Memory;
 
 /// The driver program's counters of one queue, to read only. Clones read the same.
 #[derive(Clone, Debug)]
 pub struct DriverCounters {
-    device: Arc<Memory<Device>>,
+    queues: Arc<Memory<[Queue; QUEUES]>>,
     queue: u32,
 }
 
 impl DriverCounters {
-    pub(super) fn new(device: Arc<Memory<Device>>, queue: u32) -> Self {
-        DriverCounters { device, queue }
+    pub(super) fn new(queues: Arc<Memory<[Queue; QUEUES]>>, queue: u32) -> Self {
+        DriverCounters { queues, queue }
+    }
+
+    /// Those of queue 0 in the driver program's map `queues`, which is frozen: this
+    /// process need not be one that may write it.
+    ///
+    /// # Errors
+    /// EINVAL when the map is too short; what mapping it reports.
+    pub fn of_map(map: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self::new(Arc::new(Memory::frozen(map)?), 0))
+    }
+
+    /// Those of another queue of the device.
+    pub fn of_queue(&self, queue: u32) -> Self {
+        Self::new(self.queues.clone(), queue)
     }
 
     fn queue(&self) -> Option<&Queue> {
-        self.device.get().queues.get(self.queue as usize)
+        self.queues.get().get(self.queue as usize)
     }
 
     /// A counter, since the program was loaded.

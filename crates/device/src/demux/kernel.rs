@@ -96,7 +96,8 @@ pub struct ClassCounts {
 
 impl TrustedTables {
     /// Bounds a class of kernel-bound frames on a queue. Rates are clamped to
-    /// 2^30 - 1 a second, bursts to 2^32 - 1.
+    /// 2^30 - 1 a second, bursts to 2^32 - 1. Of adopted tables
+    /// ([`TrustedTables::adopt`]) nothing changes.
     pub fn set_class(&self, queue: u32, class: Class, limit: ClassLimit) {
         let Some(bucket) = self.bucket(queue, class) else {
             return;
@@ -132,6 +133,6 @@ impl TrustedTables {
     }
 
     fn bucket(&self, queue: u32, class: Class) -> Option<&ClassBucket> {
-        self.queue(queue)?.classes.get(class as usize)
+        self.writable_queue(queue)?.classes.get(class as usize)
     }
 }

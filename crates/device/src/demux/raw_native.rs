@@ -4,7 +4,9 @@ use std::ffi::c_int;
 
 use super::drive::{Answer, Verdict};
 use super::ends::Ends;
-use super::layout::{Application, Class, Counter, Device, FragmentKey, Metadata, OwnerKey};
+use super::layout::{
+    Application, Class, Counter, Device, FragmentKey, Metadata, OwnerKey, QUEUES, Queue,
+};
 use super::{ApplicationTables, Tables, TrustedTables};
 
 /// Ethernet, IPv6 and TCP header with the options of a cookie answer.
@@ -14,6 +16,7 @@ pub(super) const ANSWER_MAX: usize = 14 + 40 + 40;
 #[repr(C)]
 struct Program<'a> {
     device: &'a Device,
+    queues: &'a [Queue; QUEUES],
     application: &'a Application,
     owner: extern "C" fn(&TrustedTables, &OwnerKey, &mut u32) -> c_int,
     decision: extern "C" fn(&TrustedTables, &FragmentKey, &mut u32) -> c_int,
@@ -83,6 +86,7 @@ pub(super) fn drive(tables: &Tables, queue: u32, frame: &mut [u8], now_ns: u64) 
     };
     let program = Program {
         device: tables.trusted.map(),
+        queues: tables.trusted.queues(),
         application: tables.embedded.map(),
         owner,
         decision,

@@ -14,7 +14,7 @@ use super::ends::{address_bytes, address_words};
 use super::kernel::ClassCounts;
 use super::layout::{
     APPLICATIONS, Class, Counter, Device, FragmentKey, LOCAL_PROBES, LOCALS, OWNER_ANY,
-    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, Queue,
+    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, QUEUES, Queue,
 };
 use super::maps::{KernelMaps, Maps, no_room};
 use super::raw_native::local_slot;
@@ -30,7 +30,8 @@ use super::tables::{invalid, port_index, specified};
 /// range reads as 0 and writes nothing.
 #[derive(Debug)]
 pub struct TrustedTables {
-    memory: Arc<Memory<Device>>,
+    memory: Memory<Device>,
+    queues: Arc<Memory<[Queue; QUEUES]>>,
     hash_key: [u64; 2],
     state: Mutex<State>,
 }
@@ -71,7 +72,7 @@ pub struct NapiProbe {
 impl TrustedTables {
     /// Tables in the maps of a driver program that was just loaded.
     ///
-    /// `device` is the program's map of that name. `hash_key` is drawn at random by who
+    /// `device` and `queues` are the program's maps of these names. `hash_key` is drawn at random by who
     /// loads it: it is the key of the flow tables and of the places for shares, and of the
     /// applications' tables, too ([`super::ApplicationTables::of_map`]).
     ///
@@ -79,23 +80,30 @@ impl TrustedTables {
     /// EINVAL when the map is too short; what mapping it reports.
     pub fn of_maps(
         device: BorrowedFd<'_>,
+        queues: BorrowedFd<'_>,
         maps: KernelMaps,
         hash_key: [u64; 2],
     ) -> io::Result<Self> {
-        let memory = Memory::mapped(device)?;
-        Ok(Self::new(memory, Maps::Kernel(maps), hash_key))
+        let (memory, queues) = (Memory::mapped(device)?, Memory::mapped(queues)?);
+        Ok(Self::new(memory, queues, Maps::Kernel(maps), hash_key))
     }
 
-    /// Tables of a program that an earlier process loaded, as it left them.
+    /// Tables of a program that an earlier process loaded, as it left them. The map
+    /// `queues` is frozen: limits of classes stay as they are.
     ///
     /// # Errors
     /// EINVAL when the map is too short; what the kernel reports.
-    pub fn adopt(device: BorrowedFd<'_>, maps: KernelMaps) -> io::Result<Self> {
+    pub fn adopt(
+        device: BorrowedFd<'_>,
+        queues: BorrowedFd<'_>,
+        maps: KernelMaps,
+    ) -> io::Result<Self> {
         let memory = Memory::<Device>::mapped(device)?;
         let words = &memory.get().control.hash_key.words;
         let hash_key = words.each_ref().map(|word| word.load(Acquire));
         let tables = TrustedTables {
-            memory: Arc::new(memory),
+            memory,
+            queues: Arc::new(Memory::frozen(queues)?),
             hash_key,
             state: Mutex::new(State {
                 maps: Maps::Kernel(maps),
@@ -160,15 +168,22 @@ impl TrustedTables {
     }
 
     pub(super) fn in_memory(hash_key: [u64; 2]) -> io::Result<Self> {
-        Ok(Self::new(Memory::heap()?, Maps::on_the_heap(), hash_key))
+        let (memory, queues) = (Memory::heap()?, Memory::heap()?);
+        Ok(Self::new(memory, queues, Maps::on_the_heap(), hash_key))
     }
 
-    fn new(memory: Memory<Device>, maps: Maps, hash_key: [u64; 2]) -> Self {
+    fn new(
+        memory: Memory<Device>,
+        queues: Memory<[Queue; QUEUES]>,
+        maps: Maps,
+        hash_key: [u64; 2],
+    ) -> Self {
         for (place, key) in memory.get().control.hash_key.words.iter().zip(hash_key) {
             place.store(key, Release);
         }
         let tables = TrustedTables {
-            memory: Arc::new(memory),
+            memory,
+            queues: Arc::new(queues),
             hash_key,
             state: Mutex::new(State {
                 maps,
@@ -191,7 +206,17 @@ impl TrustedTables {
     }
 
     pub(super) fn queue(&self, queue: u32) -> Option<&Queue> {
-        self.map().queues.get(queue as usize)
+        self.queues.get().get(queue as usize)
+    }
+
+    /// What the driver program counts, as it has it; see [`TrustedTables::map`].
+    pub fn queues(&self) -> &[Queue; QUEUES] {
+        self.queues.get()
+    }
+
+    /// Those of its fields that are set before frames come; `None` where that is over.
+    pub(super) fn writable_queue(&self, queue: u32) -> Option<&Queue> {
+        self.queues.writable()?.get(queue as usize)
     }
 
     /// Key of the flow table and of the places for shares.
@@ -201,7 +226,7 @@ impl TrustedTables {
 
     /// What the driver program counts on a queue, to read only.
     pub fn counters(&self, queue: u32) -> DriverCounters {
-        DriverCounters::new(Arc::clone(&self.memory), queue)
+        DriverCounters::new(Arc::clone(&self.queues), queue)
     }
 
     /// A counter of a queue, since the tables were made.

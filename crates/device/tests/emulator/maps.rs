@@ -73,6 +73,7 @@ impl<'a> Emulator<'a> {
     pub fn driver(tables: &'a Tables) -> Self {
         let mut emulator = Self::load(OBJECT, "demux");
         emulator.share("device", Shared::new(tables.device()));
+        emulator.share("queues", Shared::new(&tables.trusted.queues()[0]));
         emulator.share("embedded", Shared::new(tables.application()));
         emulator.insert_map("applications", 0, "embedded");
         emulator.insert("sockets", &[0; 4], &[1; 4]);
@@ -86,7 +87,7 @@ impl<'a> Emulator<'a> {
         found.unwrap_or_else(|| panic!("the program has no map {name}"))
     }
 
-    /// Lets an array of one element have shared memory for it.
+    /// Lets an array have shared memory for its first element.
     pub fn share(&mut self, map: &str, shared: Shared<'a>) {
         let at = self.maps[self.number(map)].first();
         self.memory.share(at, shared);

@@ -15,6 +15,7 @@ pub struct Shared<'a> {
 pub trait Table {}
 impl Table for tidewall_device::demux::layout::Device {}
 impl Table for tidewall_device::demux::layout::Application {}
+impl Table for tidewall_device::demux::layout::Queue {}
 
 impl<'a> Shared<'a> {
     /// Shares a table for as long as it is borrowed.

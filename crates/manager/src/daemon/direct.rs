@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt,
 };
+use tidewall_device::afxdp::Made;
 use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
     APPLICATIONS, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
@@ -19,25 +20,26 @@ use tidewall_sys::netlink::{Change, Rtnetlink};
 use tidewall_sys::{interface, option, option_bytes};
 use zerocopy::FromZeros;
 
-use super::journal::{ACTIVE, Entry};
+use super::journal::{ACTIVE, Entry, FREE};
 use super::neighbours::Neighbours;
 use super::ports::{HolderFacts, PortKey};
+use super::queues::{self, Queues};
 use super::reserved::Reserved;
 use super::{Device, Recovered};
 use crate::XdpMode;
 use crate::pinned::{PinDirectory, PinnedProgram};
 use crate::program::random_bytes;
-use crate::protocol::{
-    Answer, Blocks, Empty, Join, Joined, Queue, QueueCounters, Request, address, text,
-};
+use crate::protocol::{Answer, Blocks, Empty, Join, Joined, QueueCounters, Request, address, text};
 
 /// What an application is handed beside [`Joined`].
 #[derive(Debug)]
 pub struct Parts {
     /// The map of its tables.
     pub tables: OwnedFd,
-    /// Its queues: what is said of each, and AF_XDP socket, frame memory and helpers.
-    pub queues: Vec<(Queue, Vec<OwnedFd>)>,
+    /// The map of what the driver program counts.
+    pub counters: OwnedFd,
+    /// Its queues.
+    pub queues: Vec<Made>,
 }
 
 /// A Linux interface, taken with the driver program pinned.
@@ -51,12 +53,15 @@ pub struct DirectDevice {
     netlink: Rtnetlink,
     reserved: Reserved,
     neighbours: Neighbours,
+    queues: Queues,
+    /// The manager's own entry in the journal.
+    own: Entry,
     /// Whether the program was there before this process.
     adopted: bool,
 }
 
-/// The manager's own entry in the journal: where the program runs, and which blocks it
-/// has reserved.
+/// The manager's own entry in the journal: where the program runs, which blocks it
+/// has reserved, and what the device's settings were.
 const OWN_ENTRY: u16 = APPLICATIONS as u16;
 
 impl DirectDevice {
@@ -83,16 +88,22 @@ impl DirectDevice {
             }
             false => {
                 let (mut program, mode) = PinnedProgram::create(directory, interface, mode)?;
-                program.set_entry(OWN_ENTRY, &own_entry(mode, &[0; 4]))?;
+                program.set_entry(OWN_ENTRY, &own_entry(mode))?;
                 (program, mode)
             }
         };
-        let reserved = Reserved::read(&program.entry(OWN_ENTRY)?.leases[0])?;
+        let own = program.entry(OWN_ENTRY)?;
+        let reserved = Reserved::read(&own.leases[0])?;
         let mut netlink = Rtnetlink::open()?;
         let mut active = Vec::new();
+        let mut holder = None;
         for number in 0..APPLICATIONS as u16 {
-            if program.entry(number)?.state == ACTIVE {
+            let entry = program.entry(number)?;
+            if entry.state == ACTIVE {
                 active.push(number);
+            }
+            if entry.state != FREE && entry.queues > 0 {
+                holder = Some(number);
             }
         }
         let neighbours = Neighbours::recover(&mut netlink, index, active.into_iter())?;
@@ -105,6 +116,8 @@ impl DirectDevice {
             netlink,
             reserved,
             neighbours,
+            queues: Queues::new(interface, index, holder, queues::noted(&own)),
+            own,
             adopted,
         };
         device.refresh_addresses()?;
@@ -213,21 +226,51 @@ impl DirectDevice {
     pub fn remove(mut self) -> io::Result<()> {
         self.reserved.set(&[0; 4])?;
         self.neighbours.clear_all(&mut self.netlink, self.index);
+        self.queues.release(queues::noted(&self.own))?;
         self.program.remove()
+    }
+
+    fn note(&mut self, change: impl FnOnce(&mut Entry)) -> io::Result<()> {
+        let mut own = self.own.clone();
+        change(&mut own);
+        self.program.set_entry(OWN_ENTRY, &own)?;
+        self.own = own;
+        Ok(())
+    }
+
+    /// Makes an application's queues, which get its frames from then on.
+    fn make_queues(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
+        let made = self.queues.make(application, join, self.mode)?;
+        for queue in &made {
+            let (number, waiting) = (queue.shape().queue, queue.waiting_socket());
+            self.program
+                .set_sockets(application, number, queue.socket(), waiting)?;
+        }
+        if !made.is_empty() {
+            self.program
+                .trusted()
+                .set_fragment_application(Some(application));
+            if queues::noted(&self.own).is_none()
+                && let Some(before) = self.queues.settings()
+            {
+                self.note(|own| queues::note(own, Some(before)))?;
+                self.queues.defer(before);
+            }
+        }
+        Ok(made)
     }
 }
 
 const NATIVE: u32 = 1;
 const GENERIC: u32 = 2;
 
-fn own_entry(mode: XdpMode, reserved: &Blocks) -> Entry {
+fn own_entry(mode: XdpMode) -> Entry {
     let mut entry = Entry::free();
     entry.state = ACTIVE;
     entry.queues = match mode {
         XdpMode::Native => NATIVE,
         XdpMode::Generic => GENERIC,
     };
-    entry.leases[0] = *reserved;
     entry
 }
 
@@ -282,7 +325,7 @@ impl Device for DirectDevice {
             mtu: attribute("mtu").trim().parse().unwrap_or(0),
             transmit_queues: transmit_queue_count(&self.interface).unwrap_or(0),
             mac: mac.map_or([0; 6], |mac| mac.0),
-            mode: own_entry(self.mode, &[0; 4]).queues as u8,
+            mode: self.own.queues as u8,
             checksum_offload_possible: (!is_physical(&self.interface)).into(),
             ..Joined::new_zeroed()
         }
@@ -292,10 +335,12 @@ impl Device for DirectDevice {
         self.program.set_entry(application, entry)
     }
 
-    fn make(&mut self, application: u16, _: &Join) -> io::Result<(u32, Parts)> {
+    fn make(&mut self, application: u16, join: &Join) -> io::Result<(u32, Parts)> {
+        let queues = self.make_queues(application, join)?;
         let parts = Parts {
             tables: self.program.make_tables(application)?,
-            queues: Vec::new(),
+            counters: self.program.queues().try_clone_to_owned()?,
+            queues,
         };
         Ok((parts.queues.len() as u32, parts))
     }
@@ -304,8 +349,14 @@ impl Device for DirectDevice {
         self.neighbours
             .clear(&mut self.netlink, self.index, application);
         self.program.clear(application)?;
+        let tables = self.program.trusted();
         // Later fragments of what it was getting become the kernel's.
-        self.program.trusted().forget_fragments();
+        tables.forget_fragments();
+        if self.queues.are_of(application) {
+            tables.set_fragment_application(None);
+            self.queues.release(queues::noted(&self.own))?;
+            self.note(|own| queues::note(own, None))?;
+        }
         Ok(())
     }
 
@@ -337,11 +388,9 @@ impl Device for DirectDevice {
         for (word, before) in either.iter_mut().zip(self.reserved.blocks()) {
             *word |= before;
         }
-        let mode = self.mode;
-        self.program
-            .set_entry(OWN_ENTRY, &own_entry(mode, &either))?;
+        self.note(|own| own.leases[0] = either)?;
         self.reserved.set(blocks)?;
-        self.program.set_entry(OWN_ENTRY, &own_entry(mode, blocks))
+        self.note(|own| own.leases[0] = *blocks)
     }
 
     fn counters(&self, queue: u32) -> Option<QueueCounters> {
@@ -363,16 +412,21 @@ impl Device for DirectDevice {
         })
     }
 
-    fn request(&mut self, application: u16, request: &Request) -> io::Result<Answer> {
+    fn request(
+        &mut self,
+        application: u16,
+        request: &Request,
+    ) -> io::Result<(Answer, Vec<OwnedFd>)> {
         match request {
             Request::Resolve(of) => {
                 let address = address(of.address);
                 self.neighbours
                     .keep(&mut self.netlink, self.index, address, application)?;
-                Ok(Answer::Done(Empty {}))
+                Ok((Answer::Done(Empty {}), Vec::new()))
             }
-            // Of queues, and it has none.
-            _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+            _ => self
+                .queues
+                .request(application, request, self.program.trusted()),
         }
     }
 }

@@ -35,8 +35,15 @@ pub struct Entry {
     pub leases: [Blocks; 2],
     /// Queues that it has.
     pub queues: u32,
+    /// Of the manager's own: 1, while the two that follow are what the device's settings
+    /// are to be again.
+    pub deferral_noted: u32,
+    /// `napi_defer_hard_irqs`.
+    pub defer_hard_irqs: u64,
+    /// `gro_flush_timeout`, ns.
+    pub flush_timeout: u64,
     /// Zero.
-    pub reserved: [u8; 156],
+    pub reserved: [u8; 136],
 }
 
 const _: () = assert!(size_of::<Entry>() == ENTRY_BYTES);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
@@ -21,8 +22,8 @@ use super::ports::{HolderFacts, PortKey, Ports};
 use super::{Device, Limits, PRESENT_WITHIN};
 use crate::connection::Credentials;
 use crate::protocol::{
-    Answer, Counters, Empty, Failure, Holder, Join, Joined, Port, Present, Request, address,
-    header, transport,
+    Answer, Counters, Empty, Failure, Holder, JOIN_WITHOUT_QUEUES, Join, Joined, Port, Present,
+    Request, address, header, transport,
 };
 
 /// How soon a step that failed is tried again.
@@ -43,8 +44,8 @@ pub struct Recovered {
 /// What a client is answered.
 #[derive(Debug)]
 pub enum Reply<P> {
-    /// One message.
-    Answer(Answer),
+    /// One message, and what goes beside it.
+    Answer(Answer, Vec<OwnedFd>),
     /// It has joined: the message, and what goes beside it and after it.
     Joined(Joined, P),
     /// It has left: one message, after which its connection is to be closed.
@@ -288,13 +289,13 @@ impl Manager {
                 self.counters.malformed += 1;
                 let id = header(bytes).map_or(0, |header| header.id);
                 let failure = Failure::new(libc::EPROTO, &malformed.to_string());
-                return (id, Reply::Answer(Answer::Error(failure)));
+                return (id, Reply::Answer(Answer::Error(failure), Vec::new()));
             }
         };
         let reply = self.request(client, &request, holder, now, device);
         let reply = reply.unwrap_or_else(|refusal| {
             self.counters.refused += 1;
-            Reply::Answer(refusal.answer())
+            Reply::Answer(refusal.answer(), Vec::new())
         });
         (id, reply)
     }
@@ -325,9 +326,13 @@ impl Manager {
             | Request::Probe(_)
             | Request::GetProbe(_)
             | Request::Input(_)
-            | Request::Resolve(_) => device.request(self.joined(client)?, request)?,
+            | Request::GetHelpers(_)
+            | Request::Resolve(_) => {
+                let (answer, beside) = device.request(self.joined(client)?, request)?;
+                return Ok(Reply::Answer(answer, beside));
+            }
         };
-        Ok(Reply::Answer(answer))
+        Ok(Reply::Answer(answer, Vec::new()))
     }
 
     fn join<D: Device>(
@@ -338,7 +343,7 @@ impl Manager {
         device: &mut D,
     ) -> Result<Reply<D::Parts>, Refusal> {
         let Credentials { uid, pid } = self.newcomer(client)?;
-        if join.flags != 0 {
+        if join.flags & !JOIN_WITHOUT_QUEUES != 0 {
             return refused(libc::EINVAL, "flags that this manager does not know");
         }
         if uid != 0 && !self.limits.trusted.contains(&uid) {

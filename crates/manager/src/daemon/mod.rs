@@ -19,11 +19,13 @@ mod manager;
 pub mod metrics;
 mod neighbours;
 pub mod ports;
+mod queues;
 mod reserved;
 pub mod server;
 
 use std::io;
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
@@ -100,11 +102,15 @@ pub trait Device {
     fn counters(&self, queue: u32) -> Option<QueueCounters>;
 
     /// What concerns an application's own queues and nobody else: moderation, NAPI probes,
-    /// input tests, neighbours.
+    /// input tests, helpers, neighbours. The answer, and what goes beside it.
     ///
     /// # Errors
     /// EINVAL for a queue that is not its own; EOPNOTSUPP; what the kernel reports.
-    fn request(&mut self, application: u16, request: &Request) -> io::Result<Answer>;
+    fn request(
+        &mut self,
+        application: u16,
+        request: &Request,
+    ) -> io::Result<(Answer, Vec<OwnedFd>)>;
 }
 
 /// What a manager grants.

@@ -18,7 +18,7 @@ use super::metrics::{self, Metrics, Next};
 use super::ports::HolderFacts;
 use super::{Device, Limits};
 use crate::connection::{Connection, Credentials, Listener};
-use crate::protocol::{Answer, Counters, Empty, Joined, as_text};
+use crate::protocol::{Answer, Counters, Empty, Joined, Queue, as_text};
 
 /// Messages of one client before others have their turn.
 const MESSAGES_A_TURN: usize = 16;
@@ -268,7 +268,10 @@ impl Server {
                 _ => self.log_reply(client, &reply),
             }
             let sent = match &reply {
-                Reply::Answer(answer) => self.send(client, id, answer, &[]),
+                Reply::Answer(answer, beside) => {
+                    let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
+                    self.send(client, id, answer, &beside)
+                }
                 Reply::Joined(joined, parts) => {
                     let joined = Answer::Joined(joined.clone());
                     self.hand_over(client, id, &joined, parts)
@@ -288,10 +291,11 @@ impl Server {
         joined: &Answer,
         parts: &Parts,
     ) -> io::Result<()> {
-        self.send(client, id, joined, &[parts.tables.as_fd()])?;
-        for (queue, descriptors) in &parts.queues {
-            let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-            self.send(client, id, &Answer::Queue(queue.clone()), &descriptors)?;
+        let maps = [parts.tables.as_fd(), parts.counters.as_fd()];
+        self.send(client, id, joined, &maps)?;
+        for made in &parts.queues {
+            let queue = Queue::new(&made.shape(), made.helpers().len() as u8);
+            self.send(client, id, &Answer::Queue(queue), &made.descriptors())?;
         }
         Ok(())
     }
@@ -341,10 +345,10 @@ impl Server {
         };
         match reply {
             Reply::Joined(joined, _) => self.log_application("joined", peer, joined),
-            Reply::Answer(Answer::Joined(joined)) => {
+            Reply::Answer(Answer::Joined(joined), _) => {
                 self.log_application("presented", peer, joined);
             }
-            Reply::Answer(answer) => self.log_refused(peer, answer),
+            Reply::Answer(answer, _) => self.log_refused(peer, answer),
             Reply::Left => {}
         }
     }

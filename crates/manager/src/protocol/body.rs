@@ -3,6 +3,7 @@
 
 use std::io;
 
+use tidewall_device::afxdp::{Shape, TRANSMIT_RING};
 use tidewall_device::demux::layout::COUNTERS;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -43,7 +44,7 @@ bodies! {
         frames: u32,
         /// Places of each receive ring; 0: as the manager likes.
         receive_ring: u32,
-        /// Zero.
+        /// 0 or [`JOIN_WITHOUT_QUEUES`].
         flags: u32,
     }
 
@@ -189,9 +190,9 @@ bodies! {
         zero_copy: u8,
         /// 1: frames may have transmit metadata.
         transmit_metadata: u8,
-        /// Who computes checksums of what is sent: 0 the application.
-        checksums: u8,
-        /// Helper sockets beside it, behind socket and memory.
+        /// 1: behind socket and memory there is a second socket, for frames that may wait.
+        waiting: u8,
+        /// Helper sockets behind those.
         helpers: u8,
     }
 
@@ -279,6 +280,9 @@ pub const STATUS_AWAITED: u32 = 2;
 /// It is being cleared away.
 pub const STATUS_CLEARING: u32 = 3;
 
+/// Of [`Join`]: to have ports and no queues. Frames of these ports go to the kernel.
+pub const JOIN_WITHOUT_QUEUES: u32 = 1;
+
 /// The device interrupts with each frame.
 pub const MODERATION_ENABLED: u32 = 0;
 /// Its interrupts wait for an interval after a poll.
@@ -305,6 +309,37 @@ pub fn text<const N: usize>(text: &str) -> [u8; N] {
 pub fn as_text(bytes: &[u8]) -> String {
     let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
+}
+
+impl Queue {
+    /// A queue of this shape.
+    pub fn new(shape: &Shape, helpers: u8) -> Self {
+        Queue {
+            number: shape.queue,
+            frames: shape.frames,
+            frame_size: shape.frame_size,
+            receive_ring: shape.receive_ring,
+            transmit_ring: TRANSMIT_RING,
+            fill_ring: shape.frames,
+            zero_copy: shape.zero_copy.into(),
+            transmit_metadata: shape.transmit_metadata.into(),
+            waiting: shape.waiting.into(),
+            helpers,
+        }
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            queue: self.number,
+            frames: self.frames,
+            frame_size: self.frame_size,
+            receive_ring: self.receive_ring,
+            zero_copy: self.zero_copy != 0,
+            transmit_metadata: self.transmit_metadata != 0,
+            waiting: self.waiting != 0,
+        }
+    }
 }
 
 impl Failure {

@@ -165,6 +165,9 @@ messages! {
         GetCounters(Empty) = 12,
         /// To be an application no longer.
         Leave(Empty) = 13,
+        /// To get other helper sockets than those of a queue, whose NAPI id is no more.
+        /// Answered by `Helpers`.
+        GetHelpers(Empty) = 14,
         /// The first application from this number on that the asking user may know of: all
         /// for user 0, else his own. Answered by `Status`, or by `Done` where there is none.
         GetStatus(ApplicationNumber) = 16,
@@ -180,10 +183,11 @@ messages! {
         Done(Empty) = 128,
         /// It is not done.
         Error(Failure) = 129,
-        /// The application's number and the device; the map of its tables goes beside it.
+        /// The application's number and the device; the map of its tables goes beside it,
+        /// and the one of what the driver program counts.
         Joined(Joined) = 130,
-        /// A queue of the application; its AF_XDP socket, its frame memory and its helper
-        /// sockets go beside it.
+        /// A queue of the application; its AF_XDP socket, its frame memory, the socket for
+        /// frames that may wait and its helper sockets go beside it.
         Queue(Queue) = 131,
         /// The port is the application's by this socket.
         Owned(Holder) = 132,
@@ -193,6 +197,8 @@ messages! {
         Probed(Probed) = 134,
         /// What the manager counts.
         Counters(Counters) = 135,
+        /// Two helper sockets go beside it.
+        Helpers(Empty) = 136,
         /// An application.
         Status(Status) = 140,
         /// What the driver program counts on a queue.

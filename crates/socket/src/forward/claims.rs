@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 
@@ -90,7 +90,12 @@ impl Input {
         core.tables.listen(Protocol::Tcp, address, port, id)?;
         // Listed before the driver may know it, so that it is taken back if that fails.
         self.claims.ports.push((address, port));
-        core.netdev.owner.own_port(Protocol::Tcp, address, port)
+        // The last that was bound, if this one was.
+        let held = self.claims.held.last().filter(|_| address.is_some());
+        let holder = held.map(AsFd::as_fd);
+        core.netdev
+            .owner
+            .own_port(Protocol::Tcp, address, port, holder)
     }
 
     pub(super) fn add_address(&mut self, address: IpAddr) -> io::Result<()> {

@@ -26,7 +26,7 @@ pub(crate) const FRAGMENT_LIMIT: u32 = 256;
 /// IP of one stack.
 pub(crate) struct Ip {
     pub(crate) routes: Mutex<Routes, rank::Leaf>,
-    /// Where the kernel has routes, too.
+    /// Where the kernel has routes, too, and there is the privilege for it.
     pub(crate) kernel_icmp: Option<KernelIcmp>,
     pub(crate) fragments: Mutex<Fragments, rank::Leaf>,
     pub(crate) input_options: InputOptions,
@@ -34,7 +34,7 @@ pub(crate) struct Ip {
 
 impl Ip {
     /// `fragment_channels`: of each queue, that of fragments without a transport
-    /// header. `has_kernel`: the kernel is to hear of path MTUs.
+    /// header. `reports_mtu`: the kernel is to hear of path MTUs.
     ///
     /// # Errors
     /// EPERM without CAP_NET_RAW.
@@ -42,11 +42,11 @@ impl Ip {
         routes: Routes,
         fragment_channels: Vec<Channel>,
         input_options: InputOptions,
-        has_kernel: bool,
+        reports_mtu: bool,
     ) -> io::Result<Self> {
         Ok(Ip {
             routes: Mutex::new(routes),
-            kernel_icmp: has_kernel.then(KernelIcmp::open).transpose()?,
+            kernel_icmp: reports_mtu.then(KernelIcmp::open).transpose()?,
             fragments: Mutex::new(Fragments::new(fragment_channels)),
             input_options,
         })

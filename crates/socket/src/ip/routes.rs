@@ -12,8 +12,10 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tidewall_manager::client::Client;
 use tidewall_sys::netlink::{self, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -77,6 +79,8 @@ enum Oracle {
     Kernel {
         netlink: Rtnetlink,
         interface: u32,
+        /// Who may have neighbours found, where that is another process.
+        manager: Option<Arc<Client>>,
     },
     /// A link with one neighbour: the in-memory device.
     Fixed {
@@ -95,10 +99,11 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    pub(crate) fn of_interface(interface: u32) -> io::Result<Self> {
+    pub(crate) fn of_interface(interface: u32, manager: Option<Arc<Client>>) -> io::Result<Self> {
         Ok(Self::new(Oracle::Kernel {
             netlink: Rtnetlink::open()?,
             interface,
+            manager,
         }))
     }
 
@@ -227,7 +232,12 @@ impl Routes {
         if !self.may_ask(now) {
             return Neighbour::Kernel;
         }
-        let Oracle::Kernel { netlink, interface } = &mut self.oracle else {
+        let Oracle::Kernel {
+            netlink,
+            interface,
+            manager,
+        } = &mut self.oracle
+        else {
             return Neighbour::Kernel;
         };
         let Ok(route) = netlink.route(destination, source, None) else {
@@ -242,7 +252,10 @@ impl Routes {
         if state.is_none_or(|found| found.state & (NUD_USABLE & !NUD_STALE) == 0) {
             // Without a datagram of ours through it, the kernel neither looks
             // for a neighbour nor checks one that is stale.
-            let _ = netlink.use_neighbour(*interface, next);
+            let _ = match manager {
+                Some(manager) => manager.resolve(next),
+                None => netlink.use_neighbour(*interface, next),
+            };
         }
         match state {
             Some(found) if found.state & NUD_USABLE != 0 => {
@@ -295,7 +308,10 @@ impl Routes {
         named: bool,
         now: Instant,
     ) -> Option<(Route, netlink::Neighbour)> {
-        let Oracle::Kernel { netlink, interface } = &mut self.oracle else {
+        let Oracle::Kernel {
+            netlink, interface, ..
+        } = &mut self.oracle
+        else {
             return None;
         };
         // Of IPv4 the next question has this in it, of IPv6 it has not.

@@ -12,7 +12,7 @@ use tidewall_device::demux::layout::{Metadata, Protocol};
 use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
-use tidewall_device::interface::queue_count;
+use tidewall_device::interface::{forwards, queue_count};
 use tidewall_device::queue::{KernelDelivered, Queue};
 use tidewall_manager::ethtool::NtupleRule;
 use tidewall_manager::{AfXdp, Config};
@@ -154,7 +154,9 @@ impl Stack {
         tables
             .embedded
             .set_cookie_redirect(device.checksum_offload_possible);
-        tables.trusted.limit_kernel_frames(interface.forwards);
+        tables
+            .trusted
+            .limit_kernel_frames(forwards(&config.interface));
         for (queue, class) in classes.iter().enumerate() {
             for &port in &class.ports {
                 for protocol in [Protocol::Udp, Protocol::Tcp] {
@@ -178,7 +180,7 @@ impl Stack {
             tables: tables.embedded,
             mac: interface.mac,
             mtu: interface.mtu,
-            routes: Routes::of_interface(interface.index)?,
+            routes: Routes::of_interface(interface.index, None)?,
             receiving: config.receiving,
             input_options: InputOptions {
                 checksum_offload_possible,
@@ -192,11 +194,20 @@ impl Stack {
             snapshot: Some(snapshot),
             owner,
         };
-        let stack = Self::assemble(parts, config.control, Clock::real())?;
-        if let Some(bytes) = config.tcp_memory {
+        Self::configured(
+            parts,
+            config.control,
+            (config.tcp_memory, config.tcp_orphans),
+        )
+    }
+
+    /// A stack on an interface of Linux, with limits of TCP: bytes, orphans.
+    fn configured(parts: Parts, control: bool, limits: (Option<u64>, u64)) -> io::Result<Self> {
+        let stack = Self::assemble(parts, control, Clock::real())?;
+        if let Some(bytes) = limits.0 {
             stack.set_tcp_memory(bytes);
         }
-        stack.set_tcp_orphans(config.tcp_orphans);
+        stack.set_tcp_orphans(limits.1);
         Ok(stack)
     }
 
@@ -267,7 +278,8 @@ impl Stack {
             routes,
             fragment_channels,
             parts.input_options,
-            parts.has_kernel,
+            // It takes a raw socket, which an application of a manager may not have.
+            parts.has_kernel && owner.is_embedded(),
         )?;
         let core = Arc::new(Core {
             process: Process::current()?,
@@ -521,6 +533,7 @@ fn upcalls(core: &Arc<Core>) -> Upcalls {
 }
 
 mod config;
+mod managed;
 #[cfg(any(test, feature = "testutil"))]
 mod memory;
 mod tap;

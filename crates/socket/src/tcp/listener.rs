@@ -214,10 +214,11 @@ impl TcpListener {
         // From here on dropping `listener` undoes what was done, which takes the
         // lock itself.
         let key = listener.inner.key();
+        let holder = listener.inner.kernel.as_ref().map(|kernel| kernel.as_fd());
         let listens = core
             .tcp
             .ports
-            .enter(&core.netdev.owner, key, local.port(), None)
+            .enter(&core.netdev.owner, key, local.port(), None, holder)
             .and_then(|()| core.tables.listen_tcp(key, local.port(), id, &offer));
         drop(binding);
         listens.map(|()| listener)
@@ -449,6 +450,11 @@ impl Drop for TcpListener {
         core.tcp.remove_listener(&self.inner);
         if !self.inner.is_shut() {
             self.stop_listening();
+        }
+        if let Some(kernel) = &self.inner.kernel {
+            core.netdev
+                .owner
+                .close_holder(Protocol::Tcp, kernel.as_fd());
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tidewall_device::demux::layout::Protocol;
@@ -36,7 +36,8 @@ struct Use {
 }
 
 impl Ports {
-    /// One more user of a port; `held` is kept until the last is gone.
+    /// One more user of a port; `held` is kept until the last is gone. `holder`: the
+    /// socket that is bound there, where that is another.
     ///
     /// # Errors
     /// What the tables report.
@@ -46,11 +47,13 @@ impl Ports {
         address: Option<IpAddr>,
         port: u16,
         held: Option<Unshared<OwnedFd>>,
+        holder: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let mut used = lock(&self.used);
         let entry = used.entry(port).or_default();
         if !entry.owned.contains(&address) {
-            if let Err(error) = owner.own_port(Protocol::Tcp, address, port) {
+            let holder = held.as_ref().map(|held| held.as_fd()).or(holder);
+            if let Err(error) = owner.own_port(Protocol::Tcp, address, port, holder) {
                 if entry.users == 0 {
                     used.remove(&port);
                 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tidewall_device::demux::layout::Protocol;
@@ -77,6 +78,11 @@ impl Udp {
         if !self.port_in_use(address, port) {
             core.netdev.owner.disown_port(Protocol::Udp, address, port);
         }
+        if let Some(holder) = &socket.reservation {
+            core.netdev
+                .owner
+                .close_holder(Protocol::Udp, holder.as_fd());
+        }
     }
 
     /// Makes the driver give the socket its port's datagrams.
@@ -84,7 +90,10 @@ impl Udp {
         let (address, port) = table_key(socket);
         core.tables
             .listen(Protocol::Udp, address, port, socket.id())?;
-        core.netdev.owner.own_port(Protocol::Udp, address, port)
+        let holder = socket.reservation.as_ref().map(|it| it.as_fd());
+        core.netdev
+            .owner
+            .own_port(Protocol::Udp, address, port, holder)
     }
 
     /// The socket no longer takes datagrams from anyone; another one that

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{ArrayOfMaps, Map, MapData};
 use rustix::process::Uid;
-use rustix::thread::set_thread_res_uid;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_thread_res_uid};
 use tidewall_device::demux::TrustedTables;
 use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
 use tidewall_manager::client::Client;
@@ -29,17 +29,33 @@ pub fn run(name: &str) {
 
 /// As [`run`]; a test that takes more seconds has hung.
 pub fn run_within(name: &str, limit: u32) {
+    let peer = "ip addr add 10.78.0.1/24 dev tw-peer; ip link set tw-peer up";
+    run_with(name, limit, peer);
+}
+
+/// As [`run_within`], with a peer in another namespace, which [`at_peer`] is in.
+pub fn run_with_peer(name: &str, limit: u32) {
+    let peer = "unshare --net sleep 600 & P=$!
+         until ip link set tw-peer netns $P && ! ip link show tw-peer; do :; done >/dev/null 2>&1
+         nsenter -t $P -n sh -c 'ip addr add 10.77.0.2/24 dev tw-peer; ip link set tw-peer up'
+         export TW_PEER=$P";
+    if tidewall_skip::has_programs(name, &["nsenter"]) {
+        run_with(name, limit, peer);
+    }
+}
+
+fn run_with(name: &str, limit: u32, peer: &str) {
     if !tidewall_skip::is_root(name) || !tidewall_skip::has_programs(name, &["unshare", "ip"]) {
         return;
     }
     let script = format!(
-        "D=$(mktemp -d) && mount -t bpf bpf $D || exit 3
+        "D=$(mktemp -d) && mount -t bpf bpf $D && mount -t sysfs tw-sys /sys || exit 3
          ip link add {INTERFACE} type veth peer name tw-peer
          ip addr add 10.77.0.1/24 dev {INTERFACE}
-         ip addr add 10.78.0.1/24 dev tw-peer
-         ip link set lo up; ip link set {INTERFACE} up; ip link set tw-peer up
+         ip link set lo up; ip link set {INTERFACE} up
+         {peer}
          TW_DIRECTORY=$D timeout -k 5 {limit} \"$SELF\" --exact inside::{name} --ignored --nocapture
-         R=$?; rm -f $D.socket; umount $D; rmdir $D; exit $R"
+         R=$?; rm -f $D.socket; umount $D; rmdir $D; test -z \"$P\" || kill $P; exit $R"
     );
     let output = Command::new("unshare")
         .args(["--net", "--mount", "sh", "-c", &script])
@@ -118,8 +134,10 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// The trusted tables of whatever program is pinned.
 pub fn trusted() -> TrustedTables {
-    let device = tidewall_sys::bpf::pinned(&pins().join("device")).unwrap();
-    TrustedTables::adopt(device.as_fd(), kernel_maps(&pins()).unwrap()).unwrap()
+    let [device, queues] =
+        ["device", "queues"].map(|map| tidewall_sys::bpf::pinned(&pins().join(map)).unwrap());
+    let maps = kernel_maps(&pins()).unwrap();
+    TrustedTables::adopt(device.as_fd(), queues.as_fd(), maps).unwrap()
 }
 
 /// KiB of a process's memory, by a name of /proc/PID/status.
@@ -156,12 +174,13 @@ pub fn owned() -> Vec<(Protocol, Option<std::net::IpAddr>, u16)> {
     owned
 }
 
+/// Of an application with ports and no queues, so that there may be several.
 pub fn join() -> Join {
     Join {
         queues: 0,
         frames: 0,
         receive_ring: 0,
-        flags: 0,
+        flags: JOIN_WITHOUT_QUEUES,
     }
 }
 
@@ -172,6 +191,20 @@ pub fn client() -> Client {
 /// What the daemon counts, as one asks who is no application.
 pub fn counters() -> Counters {
     View::connect(&socket()).unwrap().counters().unwrap()
+}
+
+/// In the peer's namespace.
+pub fn at_peer<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let peer = std::env::var("TW_PEER").unwrap();
+            let file = std::fs::File::open(format!("/proc/{peer}/ns/net")).unwrap();
+            let kind = LinkNameSpaceType::Network;
+            move_into_link_name_space(file.as_fd(), Some(kind)).unwrap();
+            body()
+        });
+        thread.join().unwrap()
+    })
 }
 
 /// Runs in a thread of another user, without capabilities.

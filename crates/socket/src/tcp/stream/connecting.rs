@@ -239,7 +239,9 @@ impl TcpStream {
             };
             // On any address: the table of ports by address is not for
             // thousands, and what belongs to no flow goes to the kernel.
-            core.tcp.ports.enter(&core.netdev.owner, None, port, held)?;
+            core.tcp
+                .ports
+                .enter(&core.netdev.owner, None, port, held, None)?;
             let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
             let connection = core.tcp.new_connection(core, flow, &config, options);
             let opened = Deferred::collect(core, |deferred| {
@@ -317,6 +319,11 @@ impl Tcp {
                 0 => self.free_port()?,
                 port => port,
             };
+            return Ok((port, None));
+        }
+        if source.port() == 0
+            && let Some(port) = core.netdev.owner.outgoing_port()?
+        {
             return Ok((port, None));
         }
         let (v6, flags) = (source.is_ipv6(), SocketFlags::NONBLOCK);

@@ -1,183 +1,51 @@
-//! The manager's state machine against a model: random processes that bind, ask, close,
-//! die and lie, a device whose steps fail, and a daemon that is killed between any two
-//! steps and started again.
+//! Processes, their sockets and the manager, and what happens to them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use proptest::collection::vec;
-use proptest::prelude::*;
-use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
-use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
+use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::connection::Credentials;
-use tidewall_manager::daemon::journal::{ACTIVE, Entry, FREE};
 use tidewall_manager::daemon::ports::{HolderFacts, PortKey};
-use tidewall_manager::daemon::{
-    ClientId, Device, Limits, Manager, PRESENT_WITHIN, Recovered, Reply,
-};
+use tidewall_manager::daemon::{ClientId, Limits, Manager, PRESENT_WITHIN, Recovered, Reply};
 use tidewall_manager::protocol::*;
 
-const RETRY: Duration = Duration::from_millis(100);
-
-/// A step that is to fail, or before which the daemon is killed, so many steps from now.
-#[derive(Clone, Copy, Debug)]
-enum Fault {
-    /// Nothing has happened.
-    Fail(u8),
-    /// It has happened all the same, where a step may.
-    FailAfter(u8),
-    Kill(u8),
-}
-
-struct FakeDevice {
-    journal: Vec<Entry>,
-    table: BTreeMap<PortKey, u16>,
-    made: BTreeSet<u16>,
-    reserved: Blocks,
-    fault: Option<Fault>,
-    killed: bool,
-    failed: bool,
-    drawn: u8,
-}
-
-impl FakeDevice {
-    /// Whether the step is to have its effect, and what it returns.
-    fn step(&mut self, may_fail_after: bool) -> (bool, io::Result<()>) {
-        let error = || Err(io::Error::from_raw_os_error(libc::ENOMEM));
-        if self.killed {
-            return (false, error());
-        }
-        let (next, now) = match self.fault {
-            Some(Fault::Fail(0)) => (None, Some((false, false))),
-            Some(Fault::FailAfter(0)) => (None, Some((may_fail_after, false))),
-            Some(Fault::Kill(0)) => (None, Some((false, true))),
-            Some(Fault::Fail(steps)) => (Some(Fault::Fail(steps - 1)), None),
-            Some(Fault::FailAfter(steps)) => (Some(Fault::FailAfter(steps - 1)), None),
-            Some(Fault::Kill(steps)) => (Some(Fault::Kill(steps - 1)), None),
-            None => (None, None),
-        };
-        self.fault = next;
-        match now {
-            Some((effect, kill)) => {
-                self.killed = kill;
-                self.failed = !kill;
-                (effect, error())
-            }
-            None => (true, Ok(())),
-        }
-    }
-}
-
-impl Device for FakeDevice {
-    type Parts = ();
-
-    fn random(&mut self) -> io::Result<[u8; 16]> {
-        self.drawn = self.drawn.wrapping_add(1);
-        self.step(false).1.map(|()| [self.drawn; 16])
-    }
-
-    fn describe(&self) -> Joined {
-        zerocopy::FromZeros::new_zeroed()
-    }
-
-    fn record(&mut self, application: u16, entry: &Entry) -> io::Result<()> {
-        let (effect, result) = self.step(false);
-        if effect {
-            self.journal[usize::from(application)] = entry.clone();
-        }
-        result
-    }
-
-    fn make(&mut self, application: u16, join: &Join) -> io::Result<(u32, ())> {
-        let (effect, result) = self.step(true);
-        if effect {
-            assert!(self.made.insert(application), "made twice");
-        }
-        result.map(|()| (join.queues, ()))
-    }
-
-    fn clear(&mut self, application: u16) -> io::Result<()> {
-        let (effect, result) = self.step(true);
-        if effect {
-            self.made.remove(&application);
-        }
-        result
-    }
-
-    fn own_port(&mut self, port: &PortKey, application: u16) -> io::Result<()> {
-        let (effect, result) = self.step(true);
-        if effect {
-            self.table.insert(*port, application);
-        }
-        result
-    }
-
-    fn disown_port(&mut self, port: &PortKey) -> io::Result<()> {
-        let (effect, result) = self.step(true);
-        if effect {
-            self.table.remove(port);
-        }
-        result
-    }
-
-    fn is_free(&mut self, _: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {
-        // A socket of somebody else has one.
-        let free = !ports.contains(&33_000);
-        self.step(false).1.map(|()| free)
-    }
-
-    fn reserve(&mut self, blocks: &Blocks) -> io::Result<()> {
-        let (effect, result) = self.step(false);
-        if effect {
-            self.reserved = *blocks;
-        }
-        result
-    }
-
-    fn counters(&self, _: u32) -> Option<QueueCounters> {
-        None
-    }
-
-    fn request(&mut self, _: u16, _: &Request) -> io::Result<Answer> {
-        self.step(false).1.map(|()| Answer::Done(Empty {}))
-    }
-}
+use crate::RETRY;
+use crate::action::Action;
+use crate::device::FakeDevice;
 
 /// A socket of the kernel's.
 #[derive(Clone, Copy, Debug)]
-struct Socket {
-    facts: HolderFacts,
-    process: usize,
+pub struct Socket {
+    pub facts: HolderFacts,
+    pub process: usize,
 }
 
 #[derive(Default)]
-struct Process {
-    uid: u32,
-    client: Option<ClientId>,
+pub struct Process {
+    pub uid: u32,
+    pub client: Option<ClientId>,
     /// What it was told when it joined.
-    joined: Option<Joined>,
+    pub joined: Option<Joined>,
     /// Ports that it was told it owns, in this connection.
-    owned: BTreeMap<u64, PortKey>,
-    blocks: Vec<Block>,
+    pub owned: BTreeMap<u64, PortKey>,
+    pub blocks: Vec<Block>,
 }
 
-const UIDS: [u32; 5] = [0, 1000, 1000, 2000, 3000];
-const UNTRUSTED: u32 = 3000;
-const ADDRESSES: [&str; 4] = ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1"];
-const PORTS: [u16; 3] = [80, 33_100, 33_400];
+pub const UIDS: [u32; 5] = [0, 1000, 1000, 2000, 3000];
+pub const UNTRUSTED: u32 = 3000;
+pub const ADDRESSES: [&str; 4] = ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1"];
+pub const PORTS: [u16; 3] = [80, 33_100, 33_400];
 
-struct World {
-    device: FakeDevice,
-    manager: Manager,
-    processes: Vec<Process>,
-    sockets: Vec<Socket>,
-    now: Duration,
-    next: u64,
+pub struct World {
+    pub device: FakeDevice,
+    pub manager: Manager,
+    pub processes: Vec<Process>,
+    pub sockets: Vec<Socket>,
+    pub now: Duration,
+    pub next: u64,
     /// When the present run of the daemon began after another.
-    restarted: Option<Duration>,
+    pub restarted: Option<Duration>,
 }
 
 fn limits() -> Limits {
@@ -191,94 +59,14 @@ fn limits() -> Limits {
     limits
 }
 
-#[derive(Clone, Debug)]
-enum Action {
-    Connect(usize),
-    Join(usize),
-    Bind {
-        process: usize,
-        address: usize,
-        port: usize,
-        tcp: bool,
-        exclusive: bool,
-    },
-    /// Whichever socket there is, its own or not.
-    Own(usize, usize),
-    /// A socket that is bound elsewhere, in another namespace, or none.
-    OwnWrongly(usize, usize, u8),
-    Disown(usize, usize),
-    CloseSocket(usize),
-    Lease(usize, bool),
-    Return(usize, usize),
-    ReturnForeign(usize, u16),
-    Present(usize),
-    Leave(usize),
-    Die(usize),
-    Garbage(usize, Vec<u8>),
-    Inject(Fault),
-    Kill,
-    Wait(u16),
-}
-
-fn action() -> impl Strategy<Value = Action> {
-    let process = 0..UIDS.len();
-    let fault = prop_oneof![
-        (0..6u8).prop_map(Fault::Fail),
-        (0..6u8).prop_map(Fault::FailAfter),
-        (0..6u8).prop_map(Fault::Kill),
-        // In the midst of a lease or its end.
-        (0..250u8).prop_map(Fault::Kill),
-        (0..250u8).prop_map(Fault::Fail),
-    ];
-    prop_oneof![
-        6 => process.clone().prop_map(Action::Connect),
-        6 => process.clone().prop_map(Action::Join),
-        8 => (process.clone(), 0..ADDRESSES.len(), 0..PORTS.len(), any::<bool>(), any::<bool>())
-            .prop_map(|(process, address, port, tcp, exclusive)| Action::Bind {
-                process,
-                address,
-                port,
-                tcp,
-                exclusive,
-            }),
-        12 => (process.clone(), 0..8usize).prop_map(|(process, socket)| Action::Own(process, socket)),
-        2 => (process.clone(), 0..8usize, 0..4u8)
-            .prop_map(|(process, socket, how)| Action::OwnWrongly(process, socket, how)),
-        3 => (process.clone(), 0..8usize)
-            .prop_map(|(process, socket)| Action::Disown(process, socket)),
-        2 => (0..8usize).prop_map(Action::CloseSocket),
-        4 => (process.clone(), any::<bool>()).prop_map(|(process, tcp)| Action::Lease(process, tcp)),
-        2 => (process.clone(), 0..2usize).prop_map(|(process, block)| Action::Return(process, block)),
-        1 => (process.clone(), any::<u16>())
-            .prop_map(|(process, first)| Action::ReturnForeign(process, first)),
-        6 => process.clone().prop_map(Action::Present),
-        1 => process.clone().prop_map(Action::Leave),
-        3 => process.clone().prop_map(Action::Die),
-        1 => (process, vec(any::<u8>(), 0..300))
-            .prop_map(|(process, bytes)| Action::Garbage(process, bytes)),
-        5 => fault.prop_map(Action::Inject),
-        2 => Just(Action::Kill),
-        3 => (0..3000u16).prop_map(Action::Wait),
-    ]
-}
-
-fn block_keys(block: &Block) -> impl Iterator<Item = PortKey> {
+pub fn block_keys(block: &Block) -> impl Iterator<Item = PortKey> {
     let protocol = transport(block.protocol).unwrap();
     (block.first..block.first + block.count).map(move |port| PortKey::any(protocol, port))
 }
 
 impl World {
-    fn new() -> Self {
-        let mut device = FakeDevice {
-            journal: (0..APPLICATIONS).map(|_| Entry::free()).collect(),
-            table: BTreeMap::new(),
-            made: BTreeSet::new(),
-            reserved: [0; 4],
-            fault: None,
-            killed: false,
-            failed: false,
-            drawn: 0,
-        };
+    pub fn new() -> Self {
+        let mut device = FakeDevice::new();
         let now = Duration::from_secs(1000);
         let manager = Manager::new(limits(), Recovered::default(), now, &mut device);
         let processes = UIDS.iter().map(|&uid| Process {
@@ -318,7 +106,7 @@ impl World {
             return Answer::Done(Empty {});
         }
         match reply {
-            Reply::Answer(answer) => answer,
+            Reply::Answer(answer, _) => answer,
             Reply::Joined(joined, ()) => Answer::Joined(joined),
             Reply::Left => {
                 self.disconnected(process);
@@ -343,7 +131,7 @@ impl World {
         self.disconnected(process);
     }
 
-    fn act(&mut self, action: Action) {
+    pub fn act(&mut self, action: Action) {
         match action {
             Action::Connect(process) => {
                 if self.processes[process].client.is_some() {
@@ -356,12 +144,12 @@ impl World {
                     self.processes[process].client = Some(client);
                 }
             }
-            Action::Join(process) => {
+            Action::Join(process, queues) => {
                 let join = Request::Join(Join {
                     queues: 1,
                     frames: 0,
                     receive_ring: 0,
-                    flags: 0,
+                    flags: if queues { 0 } else { JOIN_WITHOUT_QUEUES },
                 });
                 if let Answer::Joined(joined) = self.ask(process, &join, None) {
                     assert_ne!(self.processes[process].uid, UNTRUSTED);
@@ -538,7 +326,7 @@ impl World {
         }
     }
 
-    fn restart(&mut self) {
+    pub fn restart(&mut self) {
         for process in 0..self.processes.len() {
             self.disconnected(process);
         }
@@ -564,97 +352,11 @@ impl World {
     }
 
     /// Until nothing is left that failed.
-    fn retry(&mut self) {
+    pub fn retry(&mut self) {
         while std::mem::take(&mut self.device.failed) && !self.device.killed {
             self.now += RETRY;
             self.manager.tick(self.now, &mut self.device);
         }
-    }
-
-    fn check(&self) {
-        let device = &self.device;
-        let mut leased = [0; 4];
-        for (number, entry) in (0u16..).zip(&device.journal) {
-            assert_eq!(entry.state == ACTIVE, device.made.contains(&number));
-            if entry.state == FREE {
-                assert!(device.table.values().all(|&owner| owner != number));
-                continue;
-            }
-            assert_eq!(entry.state, ACTIVE, "left half way: {number}");
-            let live = self.processes.iter().any(|process| {
-                let joined = process.joined.as_ref();
-                process.client.is_some() && joined.is_some_and(|of| of.token == entry.token)
-            });
-            let awaited = self
-                .restarted
-                .is_some_and(|at| self.now < at + PRESENT_WITHIN);
-            assert!(live || awaited, "application {number} has no process");
-            for (word, of) in leased
-                .iter_mut()
-                .zip(entry.leases[0].iter().zip(&entry.leases[1]))
-            {
-                *word |= of.0 | of.1;
-            }
-        }
-        assert_eq!(device.reserved, leased);
-        // What a process was told stays true while it is connected and its socket is there.
-        for process in self
-            .processes
-            .iter()
-            .filter(|process| process.client.is_some())
-        {
-            let Some(joined) = &process.joined else {
-                continue;
-            };
-            let number = joined.application as u16;
-            for (cookie, key) in &process.owned {
-                if self
-                    .sockets
-                    .iter()
-                    .any(|socket| socket.facts.cookie == *cookie)
-                {
-                    assert_eq!(device.table.get(key), Some(&number), "{key:?}");
-                }
-            }
-            for key in process.blocks.iter().flat_map(block_keys) {
-                assert_eq!(device.table.get(&key), Some(&number), "{key:?}");
-            }
-        }
-        for uid in UIDS {
-            let of_user = || {
-                device
-                    .journal
-                    .iter()
-                    .filter(move |of| of.uid == uid && of.state == ACTIVE)
-            };
-            assert!(of_user().count() <= 2);
-            let blocks = of_user().flat_map(|entry| entry.leases.iter().flatten());
-            assert!(blocks.map(|word| word.count_ones()).sum::<u32>() <= 2);
-        }
-    }
-
-    fn end(&mut self) {
-        self.device.fault = None;
-        for process in 0..self.processes.len() {
-            self.act(Action::Die(process));
-        }
-        self.now += PRESENT_WITHIN + RETRY;
-        self.manager.tick(self.now, &mut self.device);
-        self.now += RETRY;
-        self.manager.tick(self.now, &mut self.device);
-        assert!(self.device.table.is_empty(), "{:?}", self.device.table);
-        assert!(self.device.made.is_empty());
-        assert_eq!(self.device.reserved, [0; 4]);
-        assert!(self.device.journal.iter().all(|entry| entry.state == FREE));
-        let counters = self.manager.counters();
-        let kept = [
-            counters.applications,
-            counters.clients,
-            counters.ports,
-            counters.blocks,
-        ];
-        assert_eq!(kept, [0; 4]);
-        assert_eq!(self.manager.deadline(), None);
     }
 }
 
@@ -681,44 +383,4 @@ fn leased_blocks(leases: &[Blocks; 2]) -> Vec<Block> {
         }
     }
     blocks
-}
-
-fn run(actions: Vec<Action>) -> World {
-    let mut world = World::new();
-    for action in actions {
-        world.act(action);
-        world.retry();
-        if world.device.killed {
-            world.restart();
-            world.retry();
-        }
-        if !world.device.killed {
-            world.check();
-        }
-    }
-    if world.device.killed {
-        world.restart();
-    }
-    world
-}
-
-/// The same cases every time; `TIDEWALL_SEED` has others drawn.
-#[test]
-fn nothing_is_lost_nothing_is_left() {
-    let seed = std::env::var("TIDEWALL_SEED").ok();
-    let seed: u64 = seed.map_or(1, |seed| seed.parse().unwrap());
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = ProptestConfig {
-        cases: 10_000,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    };
-    let random = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    let mut runner = TestRunner::new_with_rng(config, random);
-    let tested = runner.run(&vec(action(), 1..80), |actions| {
-        run(actions).end();
-        Ok(())
-    });
-    tested.unwrap_or_else(|error| panic!("{error}"));
 }

@@ -1,0 +1,169 @@
+//! A queue's socket between who has the privileges to make it and who uses it.
+
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use tidewall_sys::interface;
+
+use super::bind::{Bound, Frames, Place, Rings, bind, bind_waiting, map_waiting};
+use super::napi::helpers;
+use super::socket::{Settings, WaitingHalf};
+use super::umem::SharedUmem;
+use crate::forked::Unshared;
+use crate::frame::{FrameMemory, Part};
+
+/// What another process has to know of a queue to use its descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Of the device.
+    pub queue: u32,
+    /// Frames of memory, and places of the fill ring.
+    pub frames: u32,
+    /// Bytes of a frame.
+    pub frame_size: u32,
+    /// Places of the receive ring.
+    pub receive_ring: u32,
+    /// The driver moves frames without copying.
+    pub zero_copy: bool,
+    /// Frames may have transmit metadata.
+    pub transmit_metadata: bool,
+    /// There is a second socket, for frames that may wait.
+    pub waiting: bool,
+}
+
+/// A queue's sockets, bound, with memory and rings. Nothing has been received or sent.
+pub struct Made {
+    pub(super) queue: u32,
+    receive_ring: u32,
+    pub(super) bound: Bound,
+    /// For the frames that may wait; none where the kernel refuses it.
+    pub(super) waiting: Option<WaitingHalf>,
+    pub(super) helpers: [UdpSocket; 2],
+}
+
+/// Makes what [`adopt`](super::adopt) receives and sends with, on a part of `umem` or on
+/// memory of its own.
+///
+/// # Errors
+/// ENODEV; with words: EPERM without CAP_NET_RAW and CAP_NET_ADMIN, EBUSY when another
+/// socket holds the queue, ENOBUFS when memory may not be locked or no part of `umem` is
+/// left; what the kernel reports otherwise.
+pub fn make(
+    settings: &Settings<'_>,
+    queue: u32,
+    umem: Option<&mut SharedUmem>,
+) -> io::Result<Made> {
+    let place = Place {
+        interface: settings.interface,
+        index: interface::index(settings.interface)?,
+        queue,
+        wait: settings.wait,
+    };
+    let flags = if settings.copy { libc::XDP_COPY } else { 0 };
+    let frames = match umem {
+        Some(umem) => Frames::Shared(umem),
+        None => Frames::Own(settings.frames),
+    };
+    let receive_ring = settings.receive_ring;
+    let ring = Some(receive_ring);
+    let bound = bind(place, frames, ring, flags)?;
+    let helpers = helpers().map_err(|error| place.refused("prefer busy polling", &error))?;
+    // Without it everything wakes.
+    let waiting = bind_waiting(bound.fd.as_fd(), place).ok();
+    Ok(Made {
+        queue,
+        receive_ring,
+        bound,
+        waiting,
+        helpers,
+    })
+}
+
+impl Made {
+    /// The socket, for the owner's map of sockets.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.bound.fd.as_fd()
+    }
+
+    /// The socket for frames that may wait, for the same map; `None`: nothing waits.
+    pub fn waiting_socket(&self) -> Option<BorrowedFd<'_>> {
+        self.waiting.as_ref().map(|waiting| waiting.fd.as_fd())
+    }
+
+    /// What [`Made::of_descriptors`] has to know.
+    pub fn shape(&self) -> Shape {
+        let Bound { part, .. } = &self.bound;
+        Shape {
+            queue: self.queue,
+            frames: part.frames(),
+            frame_size: part.memory().frame_size() as u32,
+            receive_ring: self.receive_ring,
+            zero_copy: self.bound.zero_copy,
+            transmit_metadata: self.bound.tx_metadata,
+            waiting: self.waiting.is_some(),
+        }
+    }
+
+    /// The sockets that have the device polled ([`helpers`]).
+    pub fn helpers(&self) -> &[UdpSocket] {
+        &self.helpers
+    }
+
+    /// The descriptors to pass to another process, which are all that it needs; none
+    /// where the memory is others', too.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let Some(file) = &self.bound.file else {
+            return Vec::new();
+        };
+        [self.socket(), file.as_fd()]
+            .into_iter()
+            .chain(self.waiting_socket())
+            .chain(self.helpers.iter().map(AsFd::as_fd))
+            .collect()
+    }
+
+    /// What another process has made and passed, without any privilege. Its other copies
+    /// of the descriptors are to be closed: the queue has one user.
+    ///
+    /// # Errors
+    /// EINVAL for descriptors of another number or shape, and before Linux 6.4, which maps
+    /// no ring of a socket that is bound; what mapping reports.
+    pub fn of_descriptors(shape: &Shape, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let missing = || io::Error::from(io::ErrorKind::InvalidInput);
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(missing);
+        let (fd, file) = (next()?, next()?);
+        let waiting = shape.waiting.then(&mut next).transpose()?;
+        let helpers = [next()?.into(), next()?.into()];
+        let rings = [shape.frames, shape.receive_ring];
+        if !rings.iter().all(|entries| entries.is_power_of_two())
+            || !shape.frame_size.is_power_of_two()
+        {
+            return Err(missing());
+        }
+        let memory = FrameMemory::of_file(file.as_fd(), shape.frames, shape.frame_size as usize)?;
+        let rings = Rings::map(fd.as_fd(), shape.frames, Some(shape.receive_ring))?;
+        Ok(Made {
+            queue: shape.queue,
+            receive_ring: shape.receive_ring,
+            bound: Bound {
+                fd: Arc::new(Unshared::new(fd)?),
+                part: Part::whole(memory),
+                file: Some(file),
+                rings,
+                zero_copy: shape.zero_copy,
+                tx_metadata: shape.transmit_metadata,
+            },
+            waiting: waiting.map(map_waiting).transpose()?,
+            helpers,
+        })
+    }
+}
+
+impl std::fmt::Debug for Made {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Made").field(&self.shape()).finish()
+    }
+}

@@ -1,0 +1,253 @@
+//! The queues of a device: made for one application at a time, for which the manager then
+//! does what takes privileges.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tidewall_device::afxdp::{self, Made, Settings};
+use tidewall_device::demux::TrustedTables;
+use tidewall_device::demux::layout::QUEUES;
+use tidewall_device::interface::queue_count;
+use tidewall_device::queue::InterruptModeration;
+
+use super::journal::Entry;
+use crate::input::KernelInput;
+use crate::moderation::{FlushTimer, KNOBS};
+use crate::protocol::{
+    Answer, Empty, JOIN_WITHOUT_QUEUES, Join, MODERATION_BUSY_POLL, MODERATION_DEFER,
+    MODERATION_ENABLED, MODERATION_NONE, Moderation, Probed, Request,
+};
+use crate::{Config, XdpMode};
+
+/// Frames and places of rings that an application may ask for.
+const SIZES: std::ops::RangeInclusive<u32> = 256..=65_536;
+
+/// See the module's documentation.
+pub(super) struct Queues {
+    interface: String,
+    /// Who has them.
+    application: Option<u16>,
+    /// While somebody has them, and they defer interrupts.
+    timer: Option<FlushTimer>,
+    input: Option<KernelInput>,
+}
+
+impl fmt::Debug for Queues {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Queues")
+            .field("application", &self.application)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The device's settings for deferral before an application had queues of it; `None`
+/// where they cannot be read.
+pub(super) type Before = [u64; 2];
+
+impl Queues {
+    /// Those of an interface, which `application` has already, with what was noted of its
+    /// settings then.
+    pub(super) fn new(
+        interface: &str,
+        index: u32,
+        application: Option<u16>,
+        before: Option<Before>,
+    ) -> Self {
+        Queues {
+            interface: interface.to_owned(),
+            application,
+            timer: before
+                .and_then(|before| FlushTimer::open(interface, before.map(|it| it.to_string()))),
+            input: KernelInput::load(index).ok(),
+        }
+    }
+
+    /// How the device defers interrupts now.
+    pub(super) fn settings(&self) -> Option<Before> {
+        let read = |name: &str| {
+            let text = fs::read_to_string(path(&self.interface, name)).ok()?;
+            text.trim().parse().ok()
+        };
+        let [defer, timeout] = KNOBS.map(read);
+        Some([defer?, timeout?])
+    }
+
+    /// Makes what an application has asked for.
+    ///
+    /// # Errors
+    /// EINVAL for another number than all, and sizes out of range; EBUSY while another
+    /// application has them, and for a moment after; as [`afxdp::make`].
+    pub(super) fn make(
+        &mut self,
+        application: u16,
+        join: &Join,
+        mode: XdpMode,
+    ) -> io::Result<Vec<Made>> {
+        if join.flags & JOIN_WITHOUT_QUEUES != 0 {
+            return Ok(Vec::new());
+        }
+        let usual = Config::new(&self.interface);
+        let size = |asked, usual| match asked {
+            0 => Ok(usual),
+            asked if SIZES.contains(&asked) && u32::is_power_of_two(asked) => Ok(asked),
+            _ => Err(invalid(format!(
+                "frames and places of rings are powers of two, {} to {}",
+                SIZES.start(),
+                SIZES.end()
+            ))),
+        };
+        let settings = Settings {
+            interface: &self.interface,
+            frames: size(join.frames, usual.frames)?,
+            receive_ring: size(join.receive_ring, usual.receive_ring)?,
+            copy: mode == XdpMode::Generic,
+            wait: false,
+        };
+        let queues = queue_count(&self.interface).unwrap_or(1);
+        if join.queues != 0 && join.queues != queues {
+            return Err(invalid(format!(
+                "{} has {queues} receive queues, and an application has all",
+                self.interface
+            )));
+        }
+        if queues > QUEUES as u32 {
+            return Err(invalid(format!(
+                "{0} has {queues} receive queues, at most {QUEUES} can be taken \
+                 (see: ethtool -L {0} combined {QUEUES})",
+                self.interface
+            )));
+        }
+        if self.application.is_some_and(|other| other != application) {
+            let text = format!("another application has the queues of {}", self.interface);
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+        }
+        self.application = Some(application);
+        (0..queues)
+            .map(|queue| afxdp::make(&settings, queue, None))
+            .collect()
+    }
+
+    /// Has the device defer interrupts, which began as `before`. Where it cannot be set,
+    /// they are not deferred.
+    pub(super) fn defer(&mut self, before: Before) {
+        let set = |name: &str, value: &str| fs::write(path(&self.interface, name), value);
+        let [defer, timeout] = KNOBS;
+        if set(defer, "1").and_then(|()| set(timeout, "0")).is_ok() {
+            self.timer = FlushTimer::open(&self.interface, before.map(|it| it.to_string()));
+        }
+    }
+
+    /// True of who has them, and of nobody where nobody has.
+    pub(super) fn are_of(&self, application: u16) -> bool {
+        self.application.is_none_or(|of| of == application)
+    }
+
+    /// Nobody has them, and the device's settings are as they were.
+    ///
+    /// # Errors
+    /// What writing the settings reports.
+    pub(super) fn release(&mut self, before: Option<Before>) -> io::Result<()> {
+        if let Some(before) = before {
+            // The timeout first: it ends what is deferred now.
+            for (name, value) in KNOBS.into_iter().zip(before).rev() {
+                match fs::write(path(&self.interface, name), value.to_string()) {
+                    // The interface is gone, or another has its name.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    result => result?,
+                }
+            }
+        }
+        self.timer = None;
+        self.application = None;
+        Ok(())
+    }
+
+    /// Answers what concerns queues.
+    ///
+    /// # Errors
+    /// EINVAL for queues that the application has not; EOPNOTSUPP; what the kernel
+    /// reports.
+    pub(super) fn request(
+        &self,
+        application: u16,
+        request: &Request,
+        tables: &TrustedTables,
+    ) -> io::Result<(Answer, Vec<OwnedFd>)> {
+        if self.application != Some(application) {
+            return Err(invalid("the application has no queues".to_owned()));
+        }
+        let mut descriptors = Vec::new();
+        let mut answer = Answer::Done(Empty {});
+        match request {
+            Request::Moderation(moderation) => self.moderate(moderation)?,
+            Request::Probe(probe) => tables.probe_napi(probe.queue, probe.port, probe.source),
+            Request::GetProbe(of) => answer = Answer::Probed(probed(tables, of.queue)),
+            Request::Input(input) => {
+                let bytes = input.bytes.get(..input.length as usize);
+                let bytes = bytes.ok_or(io::ErrorKind::InvalidInput)?;
+                let input = self.input.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+                input.receive(bytes)?;
+            }
+            Request::GetHelpers(_) => {
+                descriptors.extend(afxdp::helpers()?.map(OwnedFd::from));
+                answer = Answer::Helpers(Empty {});
+            }
+            _ => return Err(io::ErrorKind::Unsupported.into()),
+        }
+        Ok((answer, descriptors))
+    }
+
+    fn moderate(&self, moderation: &Moderation) -> io::Result<()> {
+        let interval = Duration::from_nanos(moderation.interval);
+        let moderation = match moderation.mode {
+            MODERATION_ENABLED => Some(InterruptModeration::Enabled),
+            MODERATION_DEFER => Some(InterruptModeration::DeferFor(interval)),
+            MODERATION_BUSY_POLL => Some(InterruptModeration::BusyPoll),
+            MODERATION_NONE => None,
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let timer = self.timer.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        timer.set_deferral(moderation.is_some());
+        if let Some(moderation) = moderation {
+            timer.set(moderation);
+        }
+        Ok(())
+    }
+}
+
+fn path(interface: &str, name: &str) -> String {
+    format!("/sys/class/net/{interface}/{name}")
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+fn probed(tables: &TrustedTables, queue: u32) -> Probed {
+    let probe = tables.napi_probe(queue);
+    let segment = probe.is_some_and(|probe| probe.sequence.is_some());
+    Probed {
+        found: probe.is_some().into(),
+        segment: segment.into(),
+        neighbour: probe.map_or([0; 6], |probe| probe.neighbour.0),
+        port: probe.map_or(0, |probe| probe.port),
+        source: probe.map_or(0, |probe| probe.source),
+        sequence: probe.and_then(|probe| probe.sequence).unwrap_or(0),
+    }
+}
+
+/// What the journal's own entry says of the settings before.
+pub(super) fn noted(entry: &Entry) -> Option<Before> {
+    (entry.deferral_noted != 0).then_some([entry.defer_hard_irqs, entry.flush_timeout])
+}
+
+/// Has the journal's own entry say so.
+pub(super) fn note(entry: &mut Entry, before: Option<Before>) {
+    let [defer, timeout] = before.unwrap_or_default();
+    entry.deferral_noted = before.is_some().into();
+    (entry.defer_hard_irqs, entry.flush_timeout) = (defer, timeout);
+}

@@ -1,0 +1,79 @@
+//! What may happen.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::device::Fault;
+use crate::world::{ADDRESSES, PORTS, UIDS};
+
+#[derive(Clone, Debug)]
+pub enum Action {
+    Connect(usize),
+    /// With queues or without.
+    Join(usize, bool),
+    Bind {
+        process: usize,
+        address: usize,
+        port: usize,
+        tcp: bool,
+        exclusive: bool,
+    },
+    /// Whichever socket there is, its own or not.
+    Own(usize, usize),
+    /// A socket that is bound elsewhere, in another namespace, or none.
+    OwnWrongly(usize, usize, u8),
+    Disown(usize, usize),
+    CloseSocket(usize),
+    Lease(usize, bool),
+    Return(usize, usize),
+    ReturnForeign(usize, u16),
+    Present(usize),
+    Leave(usize),
+    Die(usize),
+    Garbage(usize, Vec<u8>),
+    Inject(Fault),
+    Kill,
+    Wait(u16),
+}
+
+pub fn action() -> impl Strategy<Value = Action> {
+    let process = 0..UIDS.len();
+    let fault = prop_oneof![
+        (0..6u8).prop_map(Fault::Fail),
+        (0..6u8).prop_map(Fault::FailAfter),
+        (0..6u8).prop_map(Fault::Kill),
+        // In the midst of a lease or its end.
+        (0..250u8).prop_map(Fault::Kill),
+        (0..250u8).prop_map(Fault::Fail),
+    ];
+    prop_oneof![
+        6 => process.clone().prop_map(Action::Connect),
+        6 => (process.clone(), any::<bool>()).prop_map(|(process, queues)| Action::Join(process, queues)),
+        8 => (process.clone(), 0..ADDRESSES.len(), 0..PORTS.len(), any::<bool>(), any::<bool>())
+            .prop_map(|(process, address, port, tcp, exclusive)| Action::Bind {
+                process,
+                address,
+                port,
+                tcp,
+                exclusive,
+            }),
+        12 => (process.clone(), 0..8usize).prop_map(|(process, socket)| Action::Own(process, socket)),
+        2 => (process.clone(), 0..8usize, 0..4u8)
+            .prop_map(|(process, socket, how)| Action::OwnWrongly(process, socket, how)),
+        3 => (process.clone(), 0..8usize)
+            .prop_map(|(process, socket)| Action::Disown(process, socket)),
+        2 => (0..8usize).prop_map(Action::CloseSocket),
+        4 => (process.clone(), any::<bool>()).prop_map(|(process, tcp)| Action::Lease(process, tcp)),
+        2 => (process.clone(), 0..2usize).prop_map(|(process, block)| Action::Return(process, block)),
+        1 => (process.clone(), any::<u16>())
+            .prop_map(|(process, first)| Action::ReturnForeign(process, first)),
+        6 => process.clone().prop_map(Action::Present),
+        1 => process.clone().prop_map(Action::Leave),
+        3 => process.clone().prop_map(Action::Die),
+        1 => (process, vec(any::<u8>(), 0..300))
+            .prop_map(|(process, bytes)| Action::Garbage(process, bytes)),
+        5 => fault.prop_map(Action::Inject),
+        2 => Just(Action::Kill),
+        3 => (0..3000u16).prop_map(Action::Wait),
+    ]
+}

@@ -1,0 +1,98 @@
+//! What is true at any time, and at the end.
+
+use tidewall_manager::daemon::PRESENT_WITHIN;
+use tidewall_manager::daemon::journal::{ACTIVE, FREE};
+
+use crate::RETRY;
+use crate::action::Action;
+use crate::world::{UIDS, World, block_keys};
+
+impl World {
+    pub fn check(&self) {
+        let device = &self.device;
+        let mut leased = [0; 4];
+        for (number, entry) in (0u16..).zip(&device.journal) {
+            assert_eq!(entry.state == ACTIVE, device.made.contains(&number));
+            if entry.state == FREE {
+                assert!(device.table.values().all(|&owner| owner != number));
+                continue;
+            }
+            assert_eq!(entry.state, ACTIVE, "left half way: {number}");
+            assert_eq!(entry.queues > 0, device.queues == Some(number));
+            let live = self.processes.iter().any(|process| {
+                let joined = process.joined.as_ref();
+                process.client.is_some() && joined.is_some_and(|of| of.token == entry.token)
+            });
+            let awaited = self
+                .restarted
+                .is_some_and(|at| self.now < at + PRESENT_WITHIN);
+            assert!(live || awaited, "application {number} has no process");
+            for (word, of) in leased
+                .iter_mut()
+                .zip(entry.leases[0].iter().zip(&entry.leases[1]))
+            {
+                *word |= of.0 | of.1;
+            }
+        }
+        assert_eq!(device.reserved, leased);
+        // What a process was told stays true while it is connected and its socket is there.
+        for process in self
+            .processes
+            .iter()
+            .filter(|process| process.client.is_some())
+        {
+            let Some(joined) = &process.joined else {
+                continue;
+            };
+            let number = joined.application as u16;
+            for (cookie, key) in &process.owned {
+                if self
+                    .sockets
+                    .iter()
+                    .any(|socket| socket.facts.cookie == *cookie)
+                {
+                    assert_eq!(device.table.get(key), Some(&number), "{key:?}");
+                }
+            }
+            for key in process.blocks.iter().flat_map(block_keys) {
+                assert_eq!(device.table.get(&key), Some(&number), "{key:?}");
+            }
+        }
+        for uid in UIDS {
+            let of_user = || {
+                device
+                    .journal
+                    .iter()
+                    .filter(move |of| of.uid == uid && of.state == ACTIVE)
+            };
+            assert!(of_user().count() <= 2);
+            let blocks = of_user().flat_map(|entry| entry.leases.iter().flatten());
+            assert!(blocks.map(|word| word.count_ones()).sum::<u32>() <= 2);
+        }
+    }
+
+    pub fn end(&mut self) {
+        self.device.fault = None;
+        for process in 0..self.processes.len() {
+            self.act(Action::Die(process));
+        }
+        self.now += PRESENT_WITHIN + RETRY;
+        self.manager.tick(self.now, &mut self.device);
+        self.now += RETRY;
+        self.manager.tick(self.now, &mut self.device);
+        assert!(self.device.table.is_empty(), "{:?}", self.device.table);
+        assert!(self.device.made.is_empty());
+        assert_eq!(self.device.queues, None);
+        assert_eq!(self.device.reserved, [0; 4]);
+        assert!(self.device.journal.iter().all(|entry| entry.state == FREE));
+        let counters = self.manager.counters();
+        let kept = [
+            counters.applications,
+            counters.clients,
+            counters.ports,
+            counters.blocks,
+        ];
+        assert_eq!(kept, [0; 4]);
+        assert_eq!(self.manager.deadline(), None);
+    }
+}

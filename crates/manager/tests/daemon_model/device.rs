@@ -1,0 +1,161 @@
+//! A device whose steps fail, or are the last before the daemon is killed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+
+use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
+use tidewall_manager::daemon::Device;
+use tidewall_manager::daemon::journal::Entry;
+use tidewall_manager::daemon::ports::PortKey;
+use tidewall_manager::protocol::*;
+
+/// A step that is to fail, or before which the daemon is killed, so many steps from now.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// Nothing has happened.
+    Fail(u8),
+    /// It has happened all the same, where a step may.
+    FailAfter(u8),
+    Kill(u8),
+}
+
+pub struct FakeDevice {
+    pub journal: Vec<Entry>,
+    pub table: BTreeMap<PortKey, u16>,
+    pub made: BTreeSet<u16>,
+    /// Who has the queues.
+    pub queues: Option<u16>,
+    pub reserved: Blocks,
+    pub fault: Option<Fault>,
+    pub killed: bool,
+    pub failed: bool,
+    pub drawn: u8,
+}
+
+impl FakeDevice {
+    /// Whether the step is to have its effect, and what it returns.
+    fn step(&mut self, may_fail_after: bool) -> (bool, io::Result<()>) {
+        let error = || Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        if self.killed {
+            return (false, error());
+        }
+        let (next, now) = match self.fault {
+            Some(Fault::Fail(0)) => (None, Some((false, false))),
+            Some(Fault::FailAfter(0)) => (None, Some((may_fail_after, false))),
+            Some(Fault::Kill(0)) => (None, Some((false, true))),
+            Some(Fault::Fail(steps)) => (Some(Fault::Fail(steps - 1)), None),
+            Some(Fault::FailAfter(steps)) => (Some(Fault::FailAfter(steps - 1)), None),
+            Some(Fault::Kill(steps)) => (Some(Fault::Kill(steps - 1)), None),
+            None => (None, None),
+        };
+        self.fault = next;
+        match now {
+            Some((effect, kill)) => {
+                self.killed = kill;
+                self.failed = !kill;
+                (effect, error())
+            }
+            None => (true, Ok(())),
+        }
+    }
+}
+
+impl Device for FakeDevice {
+    type Parts = ();
+
+    fn random(&mut self) -> io::Result<[u8; 16]> {
+        self.drawn = self.drawn.wrapping_add(1);
+        self.step(false).1.map(|()| [self.drawn; 16])
+    }
+
+    fn describe(&self) -> Joined {
+        zerocopy::FromZeros::new_zeroed()
+    }
+
+    fn record(&mut self, application: u16, entry: &Entry) -> io::Result<()> {
+        let (effect, result) = self.step(false);
+        if effect {
+            self.journal[usize::from(application)] = entry.clone();
+        }
+        result
+    }
+
+    fn make(&mut self, application: u16, join: &Join) -> io::Result<(u32, ())> {
+        let queues = join.flags & JOIN_WITHOUT_QUEUES == 0;
+        if queues && self.queues.is_some() {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let (effect, result) = self.step(true);
+        if effect {
+            assert!(self.made.insert(application), "made twice");
+            self.queues = self.queues.or(queues.then_some(application));
+        }
+        result.map(|()| (queues.into(), ()))
+    }
+
+    fn clear(&mut self, application: u16) -> io::Result<()> {
+        let (effect, result) = self.step(true);
+        if effect {
+            self.made.remove(&application);
+            self.queues.take_if(|of| *of == application);
+        }
+        result
+    }
+
+    fn own_port(&mut self, port: &PortKey, application: u16) -> io::Result<()> {
+        let (effect, result) = self.step(true);
+        if effect {
+            self.table.insert(*port, application);
+        }
+        result
+    }
+
+    fn disown_port(&mut self, port: &PortKey) -> io::Result<()> {
+        let (effect, result) = self.step(true);
+        if effect {
+            self.table.remove(port);
+        }
+        result
+    }
+
+    fn is_free(&mut self, _: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {
+        // A socket of somebody else has one.
+        let free = !ports.contains(&33_000);
+        self.step(false).1.map(|()| free)
+    }
+
+    fn reserve(&mut self, blocks: &Blocks) -> io::Result<()> {
+        let (effect, result) = self.step(false);
+        if effect {
+            self.reserved = *blocks;
+        }
+        result
+    }
+
+    fn counters(&self, _: u32) -> Option<QueueCounters> {
+        None
+    }
+
+    fn request(&mut self, _: u16, _: &Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
+        let answer = self.step(false).1.map(|()| Answer::Done(Empty {}));
+        answer.map(|answer| (answer, Vec::new()))
+    }
+}
+
+impl FakeDevice {
+    pub fn new() -> Self {
+        FakeDevice {
+            journal: (0..APPLICATIONS).map(|_| Entry::free()).collect(),
+            table: BTreeMap::new(),
+            made: BTreeSet::new(),
+            queues: None,
+            reserved: [0; 4],
+            fault: None,
+            killed: false,
+            failed: false,
+            drawn: 0,
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What only the owner of the device may do for a stack.
+//!
+//! An embedded stack is the owner itself, and does it here and nowhere else: through the
+//! trusted tables and, on a Linux interface, through the open device. The stack of a
+//! process without privileges asks a manager for the same.
+
+mod managed;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use tidewall_device::demux::layout::{LOCALS, Protocol, TraceRecord};
+use tidewall_device::demux::{Tables, TrustedTables};
+use tidewall_manager::AfXdp;
+use tidewall_manager::client::Client;
+use tidewall_manager::restore::Undo;
+
+use crate::lock::{Mutex, lock, rank};
+use managed::Managed;
+
+/// See the module's documentation.
+pub(crate) enum DeviceOwner {
+    /// This process.
+    Embedded(Box<Embedded>),
+    /// Another.
+    Managed(Box<Managed>),
+}
+
+pub(crate) struct Embedded {
+    trusted: Arc<TrustedTables>,
+    /// Number of the application that the stack is.
+    application: u16,
+    /// Keeps the driver program attached and the device's settings changed; none where
+    /// there is no driver.
+    device: Option<Mutex<AfXdp, rank::Leaf>>,
+}
+
+fn unsupported() -> io::Error {
+    io::ErrorKind::Unsupported.into()
+}
+
+impl DeviceOwner {
+    /// The owner of a device on which the stack has the `embedded` tables.
+    pub(crate) fn new(tables: &Tables, device: Option<AfXdp>) -> Self {
+        DeviceOwner::Embedded(Box::new(Embedded {
+            trusted: tables.trusted.clone(),
+            application: tables.embedded.number(),
+            device: device.map(Mutex::new),
+        }))
+    }
+
+    /// A manager, of which the stack is an application.
+    pub(crate) fn managed(client: Arc<Client>) -> Self {
+        DeviceOwner::Managed(Box::new(Managed::new(client)))
+    }
+
+    fn device(&self) -> Option<&Mutex<AfXdp, rank::Leaf>> {
+        match self {
+            DeviceOwner::Embedded(embedded) => embedded.device.as_ref(),
+            DeviceOwner::Managed(_) => None,
+        }
+    }
+
+    /// True in the process that owns the device.
+    pub(crate) fn is_embedded(&self) -> bool {
+        matches!(self, DeviceOwner::Embedded(_))
+    }
+
+    /// True on an interface of Linux.
+    pub(crate) fn has_driver(&self) -> bool {
+        matches!(self, DeviceOwner::Managed(_)) || self.device().is_some()
+    }
+
+    /// Has the driver give the stack a port's frames: [`TrustedTables::own_port`].
+    /// `holder`: the kernel's socket that is bound there, which a manager wants to see.
+    pub(crate) fn own_port(
+        &self,
+        protocol: Protocol,
+        address: Option<IpAddr>,
+        port: u16,
+        holder: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        match self {
+            DeviceOwner::Embedded(own) => {
+                own.trusted
+                    .own_port(protocol, address, port, own.application)
+            }
+            DeviceOwner::Managed(managed) => managed.own_port(protocol, address, port, holder),
+        }
+    }
+
+    /// Has the kernel get a port's frames again.
+    pub(crate) fn disown_port(&self, protocol: Protocol, address: Option<IpAddr>, port: u16) {
+        match self {
+            // A port that the table keeps costs the driver one look-up.
+            DeviceOwner::Embedded(own) => {
+                drop(own.trusted.disown_port(protocol, address, port));
+            }
+            DeviceOwner::Managed(managed) => managed.disown_port(protocol, address, port),
+        }
+    }
+
+    /// A socket that holds a port is about to be closed: of UDP the port goes with it, of
+    /// TCP with the last of its connections.
+    pub(crate) fn close_holder(&self, protocol: Protocol, holder: BorrowedFd<'_>) {
+        if let DeviceOwner::Managed(managed) = self {
+            managed.close_holder(protocol, holder);
+        }
+    }
+
+    /// A port for an outgoing connection, which need not be held; `None`: the kernel
+    /// chooses one.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL where none is left.
+    pub(crate) fn outgoing_port(&self) -> io::Result<Option<u16>> {
+        match self {
+            DeviceOwner::Embedded(_) => Ok(None),
+            DeviceOwner::Managed(managed) => managed.outgoing_port().map(Some),
+        }
+    }
+
+    /// Has the stack get later fragments that came before their first, as an application
+    /// with queues of a manager does anyway.
+    pub(crate) fn own_orphan_fragments(&self) {
+        if let DeviceOwner::Embedded(own) = self {
+            own.trusted.set_fragment_application(Some(own.application));
+        }
+    }
+
+    /// Sets the addresses of this host, which a manager knows by itself.
+    pub(crate) fn set_locals(&self, addresses: &[IpAddr]) -> io::Result<()> {
+        let DeviceOwner::Embedded(own) = self else {
+            return Ok(());
+        };
+        own.trusted.set_locals(addresses).map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!(
+                    "{} addresses of this host do not fit into the driver's table of {LOCALS}",
+                    addresses.len()
+                ),
+            )
+        })
+    }
+
+    /// Attaches the driver program anew.
+    ///
+    /// # Errors
+    /// Unsupported where that is a manager's; as attaching it.
+    pub(crate) fn attach_again(&self, interface: &str) -> io::Result<()> {
+        if !self.is_embedded() {
+            return Err(unsupported());
+        }
+        let Some(device) = self.device() else {
+            return Ok(());
+        };
+        let mut device = lock(device);
+        let mode = device.mode;
+        device.program.attach(interface, mode)
+    }
+
+    /// What is wrong with the manager, if there is one.
+    pub(crate) fn warning(&self) -> Option<String> {
+        match self {
+            DeviceOwner::Embedded(_) => None,
+            DeviceOwner::Managed(managed) => managed.client.ended(),
+        }
+    }
+
+    /// Has a file removed when the process ends, however it does; `None` where nobody
+    /// could.
+    pub(crate) fn remove_on_exit(&self, path: &Path) -> Option<Undo> {
+        let device = lock(self.device()?);
+        device.restorer()?.on_exit_remove(path).ok()
+    }
+
+    /// Has a command run when the process ends, however it does, or when the result is
+    /// dropped ([`tidewall_manager::restore::Restorer::on_exit_run`]).
+    ///
+    /// # Errors
+    /// Unsupported where there is nobody who could; as there.
+    pub(crate) fn run_on_exit(&self, arguments: &[&str]) -> io::Result<Undo> {
+        let device = lock(self.device().ok_or_else(unsupported)?);
+        let restorer = device.restorer().ok_or_else(unsupported)?;
+        restorer.on_exit_run(arguments)
+    }
+
+    /// Samples the next `frames` frames, none for 0. What an earlier trace left is dropped.
+    /// Of a manager's device that is the manager's to do.
+    pub(crate) fn start_trace(&self, frames: u32) {
+        if let DeviceOwner::Embedded(own) = self {
+            self.traced().for_each(drop);
+            own.trusted.start_trace(frames);
+        }
+    }
+
+    /// Frames sampled since the last call.
+    pub(crate) fn traced(&self) -> impl Iterator<Item = TraceRecord> {
+        let records: Vec<TraceRecord> = self
+            .device()
+            .map(|device| lock(device).program.traces().collect())
+            .unwrap_or_default();
+        records.into_iter()
+    }
+}
