@@ -157,6 +157,8 @@ mod inside {
             let directory = format!("/proc/{}/fd", daemon.0.id());
             std::fs::read_dir(directory).unwrap().count()
         };
+        // It listens before it has opened all.
+        counters();
         let before = descriptors();
         let mut random = Random(4711);
         let mut first = 0;
@@ -192,7 +194,8 @@ mod inside {
         );
         assert_eq!(counted.joined, counted.cleared);
         assert!(counted.joined > 0 && counted.refused == 0, "{counted:?}");
-        wait_until("its descriptors are closed", || descriptors() == before);
+        // The connection by which it was seen to listen may have been open before.
+        wait_until("its descriptors are closed", || descriptors() <= before);
         assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
         let grown = memory(daemon.0.id(), "VmRSS").saturating_sub(first);
         println!(
