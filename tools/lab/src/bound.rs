@@ -1,5 +1,6 @@
 //! The bound that a claim must keep, as text such as `>=0.95`.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
@@ -70,6 +71,14 @@ impl Bound {
         Bound {
             comparison: Comparison::AtMost,
             limit,
+        }
+    }
+
+    /// Which of two figures is the worse: `Less` when `a` is.
+    pub(crate) fn compare(&self, a: f64, b: f64) -> Ordering {
+        match self.comparison {
+            Comparison::AtLeast | Comparison::Above => a.total_cmp(&b),
+            Comparison::AtMost => b.total_cmp(&a),
         }
     }
 

@@ -19,10 +19,11 @@ use tidewall_socket::tuning::PolicyKind;
 use super::Options;
 use crate::bench::{Measured, Watching, blast, load};
 use crate::capacity::Capacity;
-use crate::result::{Point, Series, find};
+use crate::result::{Claim, Point, Series, find};
 use crate::sweep::{Curve, Sample};
 use crate::system::{Control, System};
 use crate::testbed::Config;
+use crate::verdict::{over, over_best};
 
 /// Series of policies in the softirq.
 pub(super) const SOFTIRQ: &str = "in the softirq";
@@ -276,15 +277,72 @@ pub(super) fn at(series: &Series, x: f64) -> Option<&Point> {
         .find(|point| (point.x - x).abs() <= 1e-6 * x.abs())
 }
 
-/// Smallest, over the points of `system` in `setting`, of its figure over the
+/// That `system` in `setting` does as well as the best of `others` at every point that
+/// `keep` takes: judged by [`over_best`] over the rounds in which all of them were
+/// measured, and where there are none by the smallest ratio of the figures.
+pub(super) fn at_least_the_best(
+    claim: impl FnOnce(Option<f64>) -> Claim,
+    series: &[Series],
+    setting: &str,
+    (system, others): (PolicyKind, &[PolicyKind]),
+    keep: impl Fn(&Point) -> bool,
+) -> Claim {
+    let claim = claim(least_ratio(series, setting, system, others, &keep));
+    let points = rounds(series, setting, (system, others), keep);
+    match points.as_deref().and_then(over_best) {
+        Some(ratios) => claim.with_points(&ratios.points, &ratios.mean),
+        None => claim,
+    }
+}
+
+/// Figures of `system` and of `others`, by point and by round.
+type Rounds = Vec<Vec<(f64, Vec<f64>)>>;
+
+/// Those of the rounds in which all of them were measured at all points.
+fn rounds(
+    series: &[Series],
+    setting: &str,
+    (system, others): (PolicyKind, &[PolicyKind]),
+    keep: impl Fn(&Point) -> bool,
+) -> Option<Rounds> {
+    let of = |kind: &PolicyKind| find(series, kind.name(), Some(setting));
+    let own = of(&system)?;
+    let others = others.iter().map(of).collect::<Option<Vec<&Series>>>()?;
+    let mut points = Vec::new();
+    for point in own.points.iter().filter(|point| keep(point)) {
+        let beside = others.iter().map(|other| at(other, point.x));
+        points.push((point, beside.collect::<Option<Vec<&Point>>>()?));
+    }
+    let in_round = |point: &Point, round: u32| {
+        let sample = point.samples.iter().find(|sample| sample.round == round)?;
+        Some(sample.y)
+    };
+    let row = |(own, others): &(&Point, Vec<&Point>), round: u32| {
+        let others = others.iter().map(|other| in_round(other, round));
+        Some((in_round(own, round)?, others.collect::<Option<Vec<f64>>>()?))
+    };
+    let numbers = own.points.first()?.samples.iter().map(|it| it.round);
+    let all = numbers.filter_map(|round| {
+        let rows = points.iter().map(|point| row(point, round));
+        rows.collect::<Option<Vec<_>>>()
+    });
+    let mut by_point = vec![Vec::new(); points.len()];
+    for rows in all {
+        for (point, row) in by_point.iter_mut().zip(rows) {
+            point.push(row);
+        }
+    }
+    Some(by_point)
+}
+
+/// Smallest, over the points of `system` in `setting`, of its result over the
 /// best of `others` there. `None` unless all were measured at all points.
-pub(super) fn least_ratio(
+fn least_ratio(
     series: &[Series],
     setting: &str,
     system: PolicyKind,
     others: &[PolicyKind],
     keep: impl Fn(&Point) -> bool,
-    of: impl Fn(&Point) -> Option<f64>,
 ) -> Option<f64> {
     let own = find(series, system.name(), Some(setting))?;
     let mut least: Option<f64> = None;
@@ -292,14 +350,10 @@ pub(super) fn least_ratio(
         let mut best: Option<f64> = None;
         for other in others {
             let other = find(series, other.name(), Some(setting))?;
-            let figure = of(at(other, point.x)?)?;
+            let figure = at(other, point.x)?.y;
             best = Some(best.map_or(figure, |best| best.max(figure)));
         }
-        // Two zeroes are alike.
-        let ratio = match (of(point)?, best?) {
-            (own, best) if best <= 0.0 => 1.0 + own,
-            (own, best) => own / best,
-        };
+        let ratio = over(point.y, best?);
         least = Some(least.map_or(ratio, |least| least.min(ratio)));
     }
     least
@@ -388,9 +442,7 @@ pub(crate) mod tests {
         ];
         let others = [PolicyKind::Napi, PolicyKind::Aic];
         let least = |series: &[Series], keep: fn(&Point) -> bool| {
-            least_ratio(series, SOFTIRQ, PolicyKind::Rhip, &others, keep, |point| {
-                Some(point.y)
-            })
+            least_ratio(series, SOFTIRQ, PolicyKind::Rhip, &others, keep)
         };
         assert_eq!(least(&series, |_| true), Some(0.9));
         assert_eq!(least(&series, |point| point.x < 2.0), Some(1.25));

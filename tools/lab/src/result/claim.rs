@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::bound::Bound;
 use crate::plot::precise;
 use crate::sweep::median;
-use crate::verdict::interval;
+use crate::verdict::{interval, interval_of_one_in};
 
 /// Something that the experiment is to show.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -129,6 +129,52 @@ impl Claim {
             ..self
         }
         .decided(decided)
+    }
+
+    /// The same claim of several points at once: `points` are the figures of each in the
+    /// rounds, `mean` those of all together.
+    ///
+    /// It holds when every point's interval is on the good side of the bound, or that of
+    /// the mean and every point's median; it has failed when the mean's interval is on the
+    /// other side, or one point's at the confidence that so many points take
+    /// ([`interval_of_one_in`]). The figure and interval are those that decided, and those
+    /// of the worst point while nothing has.
+    pub(crate) fn with_points(self, points: &[Vec<f64>], mean: &[f64]) -> Self {
+        let Some(bound) = self.bound else {
+            return self.with_rounds(mean);
+        };
+        let of_mean = self.clone().with_rounds(mean);
+        let each = points
+            .iter()
+            .map(|values| (values, self.clone().with_rounds(values)));
+        let worse = |a: &(_, Claim), b: &(_, Claim)| {
+            let figure = |claim: &Claim| claim.measured.unwrap_or(f64::NAN);
+            bound.compare(figure(&a.1), figure(&b.1))
+        };
+        let mut each: Vec<(&Vec<f64>, Claim)> = each.collect();
+        each.sort_by(worse);
+        let certain = |values: &[f64]| {
+            let (low, high) = interval_of_one_in(values, points.len())?;
+            bound.decides(low, high)
+        };
+        if let Some((_, point)) = each.iter().find(|(it, _)| certain(it) == Some(false)) {
+            return point.clone().decided(Some(false));
+        }
+        let Some((_, worst)) = each.first() else {
+            return of_mean;
+        };
+        if each.iter().all(|(_, point)| point.holds == Some(true)) {
+            return worst.clone();
+        }
+        let medians_hold = || {
+            each.iter()
+                .all(|(_, it)| it.measured.is_some_and(|y| bound.holds(y)))
+        };
+        match of_mean.holds {
+            Some(false) => of_mean,
+            Some(true) if medians_hold() => of_mean,
+            _ => worst.clone().decided(None),
+        }
     }
 
     /// True while the bound lies in the interval, or there are too few rounds for one.
