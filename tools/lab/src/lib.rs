@@ -45,7 +45,7 @@ pub use bound::{Bound, InvalidBound};
 pub use capacity::Capacity;
 pub use demo::demo;
 pub use interrupt::Interrupted;
-pub use report::{html, markdown, report};
+pub use report::{Comparison, against, html, markdown, report};
 pub use runner::{Options, Outcome, exit_code, list, run};
 pub use system::System;
 pub use testbed::privilege::Missing;

@@ -12,6 +12,10 @@ use askama::Template;
 use crate::plot::{self, panels, precise, short};
 use crate::result::{ResultFile, Verdict};
 
+mod against;
+
+pub use against::{Comparison, against};
+
 #[derive(Template)]
 #[template(path = "report.html")]
 struct Page {

@@ -1,7 +1,7 @@
 //! `tidewall lab` and `tidewall demo`: the experiments of the papers, run for
 //! real.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use tidewall_lab::Options;
@@ -18,7 +18,8 @@ use crate::end::{Failure, Outcome, say, say_json, say_line};
 #[command(after_help = "Examples:\n  tidewall lab list\n  \
     tidewall lab run lrp-overload --quick               at most a minute, the same claims\n  \
     tidewall lab run lrp-overload lrp-latency --out out  JSON, SVG and report.html in out/\n  \
-    tidewall lab report out                             report.html again, from the JSON files\n\n\
+    tidewall lab report out                             report.html again, from the JSON files\n  \
+    tidewall lab report out --against earlier           claims on which two runs disagree\n\n\
     A claim is judged by the 95 % interval of its median over rounds; one whose interval holds the bound is undecided.\n\n\
     Exit codes: 0 every claim held; 1 a claim failed; 2 privileges are missing, or no such experiment; 3 none failed, one is undecided; 130 interrupted.")]
 pub struct Arguments {
@@ -36,7 +37,7 @@ enum Command {
     },
     /// Run experiments and judge their claims
     Run(RunArguments),
-    /// Write the HTML report again from a directory of results
+    /// Write the HTML report again from a directory of results, or set it against another
     Report {
         /// Directory that a run wrote (--out)
         #[arg(value_name = "DIR")]
@@ -44,6 +45,10 @@ enum Command {
         /// Write the claims alone, as one page of Markdown, to FILE instead
         #[arg(long, value_name = "FILE")]
         markdown: Option<PathBuf>,
+        /// Print the claims that hold in one of two runs and fail in the other, instead; exit
+        /// code 1 if there are any
+        #[arg(long, value_name = "DIR", conflicts_with = "markdown")]
+        against: Option<PathBuf>,
     },
 }
 
@@ -52,7 +57,7 @@ struct RunArguments {
     /// Experiments to run; see: tidewall lab list
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
-    /// Fewer points, at most 60 s an experiment (tcp-loss: 4 min); the shape and the claims stay
+    /// Fewer points, at most 60 s an experiment (lrp-latency, rhip-size, rhip-workload, tcp-loss: 4 min); the shape and the claims stay
     #[arg(long)]
     quick: bool,
     /// Exactly N rounds, in place of as many as the claims need; takes the time it takes
@@ -102,7 +107,13 @@ pub fn run(arguments: Arguments) -> Outcome {
         Command::Run(arguments) => experiments(arguments),
         Command::Report {
             directory,
+            against: Some(other),
+            ..
+        } => compare(&directory, &other),
+        Command::Report {
+            directory,
             markdown,
+            against: None,
         } => {
             let written = match markdown {
                 None => tidewall_lab::report(&directory),
@@ -113,6 +124,18 @@ pub fn run(arguments: Arguments) -> Outcome {
             let path = written.map_err(|error| failure(&error, 2))?;
             say_line(&format!("written: {}", path.display()))
         }
+    }
+}
+
+fn compare(directory: &Path, other: &Path) -> Outcome {
+    let found = tidewall_lab::against(directory, other).map_err(|error| failure(&error, 2))?;
+    say(&found.text())?;
+    match found.contradictions.len() {
+        0 => Ok(()),
+        count => Err(Failure::with_code(
+            1,
+            format!("the runs disagree on {count} claims"),
+        )),
     }
 }
 
