@@ -32,7 +32,7 @@ use crate::testbed::{Config, RealTime, Testbed};
 pub(crate) use crate::worker::Setup;
 use crate::worker::{
     Account, Child, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, TcpSpec, Times,
-    Usage, Watch, run_load, scratch,
+    Usage, Watch, run_load, scratch, waited,
 };
 
 /// Time for what is in flight to arrive or be dropped after a load.
@@ -75,6 +75,9 @@ pub(crate) struct Measured {
     pub(crate) outcome: LoadOutcome,
     /// Packets/s dropped over the whole load, by place.
     pub(crate) drops: BTreeMap<String, f64>,
+    /// Share of the whole load's time that the serving thread waited for its processor, which
+    /// another thread had.
+    pub(crate) waited: f64,
     /// The measured time alone.
     pub(crate) window: Window,
     /// Steps/s that the computing thread made in the measured time.
@@ -335,6 +338,7 @@ impl Session<'_> {
         let testbed = &self.bench.testbed;
         let config = testbed.config();
         let before = self.child.account()?;
+        let waited_before = waited(watch.process);
         let place = Place {
             namespace: testbed.client(),
             cpu: config.client_cpu,
@@ -376,6 +380,7 @@ impl Session<'_> {
             run_load(place, job, || false, measuring)?
         };
         let ended = Instant::now();
+        let waiting = waited(watch.process).saturating_sub(waited_before);
         companions.join(&mut outcome.report)?;
         let times = looped.and_then(|(at, first)| {
             let last = reader.times();
@@ -421,6 +426,7 @@ impl Session<'_> {
         Ok(Measured {
             outcome,
             drops,
+            waited: waiting.as_secs_f64() / (spec.warm_up + spec.duration).as_secs_f64(),
             window,
             steps: per_second,
             held: holding.map(|(held, _)| held),

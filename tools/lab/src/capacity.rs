@@ -36,10 +36,15 @@ pub struct Capacity {
 /// A test bed, and what `bare` takes there.
 pub(crate) type Bed = (Config, Capacity);
 
-/// It, and every run of `bare` so far.
+/// It, and what `bare` takes since.
 #[derive(Clone, Debug)]
 pub(crate) struct Probed {
+    /// The unit of offered loads.
     pub(crate) capacity: Capacity,
+    /// What `bare` takes now, over that: another one where the machine has changed its
+    /// speed. Loads are to be so much larger.
+    pub(crate) speed: f64,
+    /// Runs at this speed.
     probes: Vec<f64>,
 }
 
@@ -52,15 +57,41 @@ impl Probed {
             "bare takes {:.0} packets/s here",
             capacity.packets
         ));
-        Ok(Probed { capacity, probes })
+        Ok(Probed {
+            capacity,
+            speed: 1.0,
+            probes,
+        })
     }
 
-    /// Runs `bare` once more. False when it took far less than usual.
+    /// Runs `bare` once more. False when it took far less or more than usual: something
+    /// else had the processor, or the machine has another speed now.
     pub(crate) fn probe(&mut self, bench: &mut Bench) -> anyhow::Result<bool> {
         let probe = runs(bench, 1)?.into_iter().sum();
-        let disturbed = is_disturbed(probe, &self.probes);
-        self.probes.push(probe);
-        Ok(!disturbed)
+        if self.is_usual(probe) {
+            return Ok(true);
+        }
+        let probes = runs(bench, RUNS)?;
+        self.follow(probes);
+        Ok(false)
+    }
+
+    /// Takes a probe, unless it is far from those before.
+    fn is_usual(&mut self, probe: f64) -> bool {
+        let usual = !is_disturbed(probe, &self.probes);
+        if usual {
+            self.probes.push(probe);
+        }
+        usual
+    }
+
+    /// Goes by these probes from now on if they, too, are far from those before.
+    fn follow(&mut self, probes: Vec<f64>) {
+        let now = Capacity::of(&probes);
+        if let Some(now) = now.filter(|now| is_disturbed(now.packets, &self.probes)) {
+            self.speed = now.packets / self.capacity.packets;
+            self.probes = probes;
+        }
     }
 }
 
@@ -152,6 +183,25 @@ pub(crate) mod tests {
         );
         assert_eq!(Capacity::of(&[]), None);
         assert_eq!(Capacity::of(&[0.0, 0.0, 5.0]), None);
+    }
+
+    #[test]
+    fn loads_follow_a_machine_that_changes_its_speed() {
+        let mut probed = Probed {
+            capacity: MILLION,
+            speed: 1.0,
+            probes: vec![1e6; 5],
+        };
+        assert!(probed.is_usual(0.95e6));
+        // A moment's disturbance changes nothing.
+        assert!(!probed.is_usual(0.5e6));
+        probed.follow(vec![0.98e6; 5]);
+        assert_eq!(probed.speed, 1.0);
+        // Another speed is what is usual from then on.
+        assert!(!probed.is_usual(1.7e6));
+        probed.follow(vec![1.75e6; 5]);
+        assert_eq!((probed.speed, probed.capacity), (1.75, MILLION));
+        assert!(probed.is_usual(1.7e6) && !probed.is_usual(1e6));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::testbed::privilege::{self, Missing};
 /// How to run, and where results go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Fewer points and runs, at most a minute an experiment; the same claims.
+    /// Fewer points and runs, at most a minute for most experiments; the same claims.
     pub quick: bool,
     /// Runs of each point, whatever their time.
     pub rounds: Option<u32>,

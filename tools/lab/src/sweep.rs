@@ -38,7 +38,8 @@ pub(crate) struct Around<'a> {
 /// what changes with time changes all alike. `reduce` makes numbers of a
 /// measurement; `None` when nothing was measured, which is a failed set-up: it
 /// is tried once more, then noted and left out. A round beside which `bare` took
-/// far less than usual is made again.
+/// far less or more than usual is made again, and the loads follow where the machine has
+/// changed its speed.
 ///
 /// # Errors
 /// [`Interrupted`].
@@ -66,12 +67,14 @@ pub(crate) fn sweep(
         let begun = Instant::now();
         let steps = places(&turns);
         progress.begin(&format!("{name}, round {}", done + 1), steps);
+        let speed = capacity.as_deref().map_or(1.0, |it| it.speed);
+        let curves_now = at_speed(curves, speed);
         let mut samples = Vec::new();
         for turn in &mut turns {
             let begun = Instant::now();
             let mut one = One {
                 bench,
-                curves,
+                curves: &curves_now,
                 turn,
                 retry_within: if plan.brief {
                     RETRY_WITHIN
@@ -118,10 +121,32 @@ pub(crate) fn sweep(
         }
     }
     if disturbed > 0 {
-        let text = "rounds were disturbed (bare took far less than usual) and made again";
+        let text = "rounds were disturbed (bare took far less or more than usual) and made again";
         swept.notes.push(format!("{name}: {disturbed} {text}"));
     }
+    if let Some(probed) = capacity.filter(|it| it.speed != 1.0) {
+        swept.notes.push(format!(
+            "{name}: the machine changed its speed; loads followed, and bare took {:.2} of its \
+             capacity as measured at the start when this ended",
+            probed.speed
+        ));
+    }
     Ok(swept)
+}
+
+/// The same curves with what their blasts offer, on a machine so many times as fast.
+fn at_speed(curves: &[Curve], speed: f64) -> Vec<Curve> {
+    let mut curves = curves.to_vec();
+    let follow = |rate: &mut u64| *rate = (*rate as f64 * speed).round() as u64;
+    let loads = curves.iter_mut().flat_map(|curve| &mut curve.loads);
+    for blast in loads.filter_map(|load| load.blast.as_mut()) {
+        blast.rate.as_mut().map(follow);
+        blast
+            .steps
+            .iter_mut()
+            .for_each(|step| follow(&mut step.rate));
+    }
+    curves
 }
 
 /// What took longer than this to fail is not tried again in a quick run.
@@ -517,6 +542,31 @@ mod tests {
         assert_eq!(turns[0].places, [(0, 1)]);
         assert_eq!(turns[1].places, [(0, 0)]);
         assert_eq!(tables.len(), 2);
+    }
+
+    #[test]
+    fn loads_follow_the_machine() {
+        let mut given = load(Config::default());
+        given.blast = Some(crate::bench::blast(
+            tidewall_load::SenderKind::Skb,
+            9,
+            Some(1_000_000),
+        ));
+        let curve = Curve {
+            loads: vec![given, load(Config::default())],
+            ..Curve::default()
+        };
+        let faster = at_speed(std::slice::from_ref(&curve), 1.7);
+        let rates: Vec<_> = faster[0]
+            .loads
+            .iter()
+            .map(|it| Some(it.blast.as_ref()?.rate))
+            .collect();
+        assert_eq!(rates, [Some(Some(1_700_000)), None]);
+        assert_eq!(
+            at_speed(std::slice::from_ref(&curve), 1.0)[0].loads,
+            curve.loads
+        );
     }
 
     #[test]

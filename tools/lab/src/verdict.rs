@@ -4,6 +4,7 @@
 //! alternating order. A claim's figure is computed round by round, so that a ratio is one of
 //! neighbours in time, and its median is judged with a 95 % interval: the claim holds, or has
 //! failed, when the whole interval is on one side of the bound, and is undecided otherwise.
+//! A claim of several points at once is judged by the intervals of each ([`over_best`]).
 
 use std::collections::BTreeSet;
 
@@ -19,8 +20,8 @@ const TAIL: f64 = 0.025;
 /// A probe this many standard deviations below the others is an outlier (Iglewicz and
 /// Hoaglin 1993), for which as many median absolute deviations stand, each 0.6745 of one.
 const OUTLYING: f64 = 3.5 / 0.6745;
-/// A probe above this share of the median is none, however close together the others are:
-/// those of one session are closer than those of several.
+/// A probe above this share of the median is none, nor one whose share the median is, however
+/// close together the others are: those of one session are closer than those of several.
 const FAR: f64 = 0.9;
 /// Probes to compare with before one can be an outlier.
 const PROBES: usize = 5;
@@ -140,15 +141,16 @@ pub(crate) fn over_best(points: &[Vec<(f64, Vec<f64>)>]) -> Option<OverBest> {
     Some(OverBest { points, mean })
 }
 
-/// True for a probe of `bare` far below the `others`: so much slower was the machine that
-/// what was measured beside it says of the machine.
+/// True for a probe of `bare` far from the `others`: so much slower or faster was the machine
+/// that what was measured beside it was not measured at the load that it was meant for.
 pub(crate) fn is_disturbed(probe: f64, others: &[f64]) -> bool {
     let Some(usual) = median(others).filter(|_| others.len() >= PROBES) else {
         return false;
     };
     let deviations: Vec<f64> = others.iter().map(|other| (other - usual).abs()).collect();
     let deviation = median(&deviations).unwrap_or(0.0);
-    probe < (usual - OUTLYING * deviation).min(FAR * usual)
+    let apart = OUTLYING * deviation;
+    probe < (usual - apart).min(FAR * usual) || probe > (usual + apart).max(usual / FAR)
 }
 
 /// The claims of an experiment, with intervals where rounds were kept apart. Without, a
@@ -416,7 +418,13 @@ mod tests {
     #[test]
     fn a_choice_of_the_best_knows_nothing_of_its_own_round() {
         // The first is the best but for the last round, the second but for the first.
-        let rounds = [[8.0, 1.0], [8.0, 10.0], [8.0, 10.0], [8.0, 10.0], [30.0, 10.0]];
+        let rounds = [
+            [8.0, 1.0],
+            [8.0, 10.0],
+            [8.0, 10.0],
+            [8.0, 10.0],
+            [30.0, 10.0],
+        ];
         let point: Vec<(f64, Vec<f64>)> = rounds.map(|it| (8.0, it.to_vec())).to_vec();
         let ratios = over_best(&[point]).unwrap();
         assert_eq!(ratios.points, [[8.0, 0.8, 0.8, 0.8, 0.8]]);
@@ -472,15 +480,15 @@ mod tests {
     }
 
     #[test]
-    fn a_round_far_below_the_others_is_disturbed() {
+    fn a_round_far_from_the_others_is_disturbed() {
         let others = [1.0e6, 1.02e6, 0.98e6, 1.01e6, 0.99e6];
         assert!(is_disturbed(0.89e6, &others));
         assert!(!is_disturbed(0.91e6, &others), "not far below");
-        assert!(!is_disturbed(5e6, &others), "faster disturbs nobody");
+        assert!(is_disturbed(1.12e6, &others) && !is_disturbed(1.1e6, &others));
         assert!(!is_disturbed(0.1e6, &others[..4]), "too few to say");
         // What varies anyway is no outlier; the same in other units.
         let others = [1.0, 1.7, 0.9, 1.6, 1.2];
-        assert!(!is_disturbed(0.8, &others));
+        assert!(!is_disturbed(0.8, &others) && !is_disturbed(2.0, &others));
         for scale in [1e-3, 1e9] {
             let scaled = others.map(|other| other * scale);
             assert!(!is_disturbed(0.8 * scale, &scaled));

@@ -13,6 +13,7 @@ use tidewall_service::{Kind, ServiceSpec};
 
 use super::{
     Experiment, RING_LOSS, Run, USUAL, best_linux, quickest_linux, ratio, ring_losses, trips,
+    waited,
 };
 use crate::bench::{Measured, load, server};
 use crate::capacity::Bed;
@@ -119,7 +120,7 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let bed = run.bed()?;
     let curves = curves(bed, run.options.quick);
-    run.series = run.sweep(&curves, run.options.plan(5), reduce)?;
+    run.series = run.sweep(&curves, run.options.within(5, 200), reduce)?;
     run.note(format!(
         "One 8-byte request at a time from a spinning client; lost after {TIMEOUT:?}. The same \
          thread sends the blast, in bursts of at most 8, so a round trip may include a burst. Where \
@@ -139,6 +140,7 @@ fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let ping = report.ping.as_ref()?;
     let mut values = trips::values(ping, TIMEOUT);
+    values.extend([waited(measured)]);
     values.insert(
         "blast delivered/s".to_owned(),
         measured.outcome.delivered.get(1).copied().unwrap_or(0.0),
@@ -212,9 +214,15 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::at_most(
             "ring-losses",
             "ni-lrp beside blasts up to 0.9 of that capacity, owned and unowned, where bare \
-             loses none: lost in the device's rings, largest share of what was offered",
-            ring_losses(series, &[None, Some(UNOWNED)], JUDGED),
+             loses none: lost in the device's rings beyond what came while another program had \
+             the receiver's processor, largest share of what was offered",
+            ring_losses(series, &[None, Some(UNOWNED)], JUDGED, true),
             RING_LOSS,
+        ),
+        Claim::new(
+            "ring-losses-in-all",
+            "the same with what came meanwhile",
+            ring_losses(series, &[None, Some(UNOWNED)], JUDGED, false),
         ),
     ];
     for (setting, name, place) in [
@@ -248,6 +256,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 mod tests {
     use tidewall_load::{BlastSpec, LoadReport};
 
+    use super::super::WAITED;
     use super::*;
     use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
@@ -315,7 +324,7 @@ mod tests {
             );
             assert_eq!(claim.holds, Some(holds), "{id}");
         }
-        assert_eq!(claims(&series()).len(), 5 + 12);
+        assert_eq!(claims(&series()).len(), 6 + 12);
     }
 
     #[test]
@@ -327,6 +336,18 @@ mod tests {
         let bare = series.iter_mut().find(|it| it.system == "bare").unwrap();
         bare.points[2].drops.insert("device ring".into(), 1e4);
         assert!((claim(&series) - 2e-4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_came_while_another_program_had_the_processor_is_left_out() {
+        let mut series = series();
+        series[0].points[2].drops.insert("device ring".into(), 9e3);
+        for (percent, lost) in [(0.0, 0.01), (0.6, 0.004), (2.0, 0.0002)] {
+            series[0].points[2].values.insert(WAITED.into(), percent);
+            let figure = |id| claim(&series, id).measured.unwrap();
+            assert!((figure("ring-losses") - lost).abs() < 1e-9, "{percent} %");
+            assert_eq!(figure("ring-losses-in-all"), 0.01);
+        }
     }
 
     #[test]

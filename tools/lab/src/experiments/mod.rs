@@ -44,7 +44,7 @@ use crate::verdict::{is_decided, judge};
 /// How an experiment is to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Fewer points and runs, at most a minute; the same claims.
+    /// Fewer points and runs, at most a minute for most experiments; the same claims.
     pub quick: bool,
     /// Runs of each point, whatever their time; `None`: until all claims are decided,
     /// or time is up.
@@ -372,13 +372,30 @@ fn quickest_linux<'a>(
     linux(series, setting, figure).min_by(f64::total_cmp)
 }
 
+/// Share of a load's time that the receiver's thread waited for its processor.
+const WAITED: &str = "waited for its processor %";
+
+/// What a run of a point says of the receiver beside its result.
+fn waited(measured: &Measured) -> (String, f64) {
+    (WAITED.to_owned(), 100.0 * measured.waited)
+}
+
 /// Of the loads up to `share` of `bare`'s capacity, the largest part of what was
 /// offered that died in ni-lrp's device rings, with everybody else's. A load of which
-/// `bare` lost some there itself was beyond what the bed took by then.
-fn ring_losses(series: &[Series], settings: &[Option<&str>], share: f64) -> Option<f64> {
+/// `bare` lost some there itself was beyond what the bed took by then. `beyond_waiting`:
+/// without as much as came while another program had the receiver's processor, for nobody
+/// could have taken it.
+fn ring_losses(
+    series: &[Series],
+    settings: &[Option<&str>],
+    share: f64,
+    beyond_waiting: bool,
+) -> Option<f64> {
     let lost = |point: &Point| {
         let rings = ["device ring", "receive ring"].map(|ring| point.drops.get(ring));
-        rings.into_iter().flatten().sum::<f64>() / point.x
+        let lost = rings.into_iter().flatten().sum::<f64>() / point.x;
+        let waited = point.values.get(WAITED).filter(|_| beyond_waiting);
+        (lost - waited.map_or(0.0, |percent| percent / 100.0)).max(0.0)
     };
     let of = |&setting: &Option<&str>| {
         let bare = result::find(series, "bare", setting);

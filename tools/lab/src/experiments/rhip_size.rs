@@ -104,11 +104,11 @@ fn half_curves(config: Config, quick: bool, full: &[Series]) -> Vec<Curve> {
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let (bed, options) = (run.bed()?, run.options);
     let (config, capacity) = bed;
-    // Quick: one round of each part fits.
-    let mut series = run.sweep(&curves(bed, options), options.within(5, 30), reduce)?;
+    // A policy is as good as another or not by a few hundredths: that takes rounds.
+    let mut series = run.sweep(&curves(bed, options), options.within(5, 150), reduce)?;
     let idle = rhip::figure(&series, IDLE, IDLE_AXIS);
     let halves = half_curves(config, options.quick, &series);
-    let plan = options.within(5, 20);
+    let plan = options.within(5, 50);
     let mut at_half = run.sweep_part("rhip-size, half load", &halves, plan, reduce)?;
     series.extend(idle);
     series.extend(at_half.iter_mut().map(by_idle));

@@ -115,7 +115,7 @@ fn step_curves((config, capacity): Bed) -> Vec<Curve> {
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let (bed, options) = (run.bed()?, run.options);
-    let series = run.sweep(&curves(bed, options), options.plan(5), reduce)?;
+    let series = run.sweep(&curves(bed, options), options.within(5, 150), reduce)?;
     let plan = options.rounds_of(if options.quick { 3 } else { 5 });
     let curves = step_curves(bed);
     let steps = run.sweep_part("rhip-workload, steps in load", &curves, plan, reduce_steps)?;

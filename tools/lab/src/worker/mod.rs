@@ -56,7 +56,7 @@ pub(crate) use service::{Account, Drops};
 pub use splitting::{SplitJob, SplitWaiting};
 pub use storage::{Mix, Responses, StorageJob, StorageRole};
 pub use switching::{SwitchJob, SwitchModule};
-pub(crate) use usage::Times;
+pub(crate) use usage::{Times, waited};
 pub use usage::{Usage, Watch};
 pub use waiting::Waiting;
 

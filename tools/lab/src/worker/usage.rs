@@ -1,7 +1,7 @@
 //! Where a processor's time goes, as the kernel accounts for it.
 
 use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -109,6 +109,15 @@ impl Usage {
     }
 }
 
+/// How long the first thread of a process has waited for a processor that another thread
+/// had, since it started; zero where that cannot be read.
+pub(crate) fn waited(process: u32) -> Duration {
+    let text = fs::read_to_string(format!("/proc/{process}/task/{process}/schedstat"));
+    let text = text.unwrap_or_default();
+    let field = text.split_whitespace().nth(1);
+    Duration::from_nanos(field.and_then(|it| it.parse().ok()).unwrap_or(0))
+}
+
 /// Idle time of a processor from /proc/timer_list, to the nanosecond. The
 /// kernel ends it at each interrupt and begins it anew behind the softirqs.
 fn idle_exactly(text: &str, cpu: usize) -> Option<f64> {
@@ -187,6 +196,8 @@ mod tests {
         assert_eq!(ran("123456 7 8\n"), 123_456);
         let status = "Name:\tx\nvoluntary_ctxt_switches:\t41\nnonvoluntary_ctxt_switches:\t9\n";
         assert_eq!(sleeps(status), 41);
+        // There is no such process.
+        assert!(waited(0).is_zero());
     }
 
     #[test]
