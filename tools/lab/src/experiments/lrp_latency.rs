@@ -214,15 +214,9 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::at_most(
             "ring-losses",
             "ni-lrp beside blasts up to 0.9 of that capacity, owned and unowned, where bare \
-             loses none: lost in the device's rings beyond what came while another program had \
-             the receiver's processor, largest share of what was offered",
-            ring_losses(series, &[None, Some(UNOWNED)], JUDGED, true),
+             loses none: lost in the device's rings, largest share of what was offered",
+            ring_losses(series, &[None, Some(UNOWNED)], JUDGED),
             RING_LOSS,
-        ),
-        Claim::new(
-            "ring-losses-in-all",
-            "the same with what came meanwhile",
-            ring_losses(series, &[None, Some(UNOWNED)], JUDGED, false),
         ),
     ];
     for (setting, name, place) in [
@@ -256,7 +250,6 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 mod tests {
     use tidewall_load::{BlastSpec, LoadReport};
 
-    use super::super::WAITED;
     use super::*;
     use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
@@ -324,7 +317,7 @@ mod tests {
             );
             assert_eq!(claim.holds, Some(holds), "{id}");
         }
-        assert_eq!(claims(&series()).len(), 6 + 12);
+        assert_eq!(claims(&series()).len(), 5 + 12);
     }
 
     #[test]
@@ -336,18 +329,6 @@ mod tests {
         let bare = series.iter_mut().find(|it| it.system == "bare").unwrap();
         bare.points[2].drops.insert("device ring".into(), 1e4);
         assert!((claim(&series) - 2e-4).abs() < 1e-9);
-    }
-
-    #[test]
-    fn what_came_while_another_program_had_the_processor_is_left_out() {
-        let mut series = series();
-        series[0].points[2].drops.insert("device ring".into(), 9e3);
-        for (percent, lost) in [(0.0, 0.01), (0.6, 0.004), (2.0, 0.0002)] {
-            series[0].points[2].values.insert(WAITED.into(), percent);
-            let figure = |id| claim(&series, id).measured.unwrap();
-            assert!((figure("ring-losses") - lost).abs() < 1e-9, "{percent} %");
-            assert_eq!(figure("ring-losses-in-all"), 0.01);
-        }
     }
 
     #[test]

@@ -329,15 +329,9 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::at_most(
             "ring-losses",
             "ni-lrp up to 0.9 of bare's capacity, where bare loses none: lost in the \
-             device's rings beyond what came while another program had the receiver's \
-             processor, largest share of what was offered",
-            ring_losses(series, &[None], UNSATURATED, true),
+             device's rings, largest share of what was offered",
+            ring_losses(series, &[None], UNSATURATED),
             RING_LOSS,
-        ),
-        Claim::new(
-            "ring-losses-in-all",
-            "the same with what came meanwhile",
-            ring_losses(series, &[None], UNSATURATED, false),
         ),
     ]
 }
@@ -442,7 +436,6 @@ mod tests {
             ("bsd-collapses", 5e3 / 4.5e5),
             ("vs-bare", 1.3 / 1.4),
             ("ring-losses", 0.0005),
-            ("ring-losses-in-all", 0.0005),
         ];
         let claims = claims(&series);
         assert_eq!(claims.len(), expected.len());

@@ -382,20 +382,11 @@ fn waited(measured: &Measured) -> (String, f64) {
 
 /// Of the loads up to `share` of `bare`'s capacity, the largest part of what was
 /// offered that died in ni-lrp's device rings, with everybody else's. A load of which
-/// `bare` lost some there itself was beyond what the bed took by then. `beyond_waiting`:
-/// without as much as came while another program had the receiver's processor, for nobody
-/// could have taken it.
-fn ring_losses(
-    series: &[Series],
-    settings: &[Option<&str>],
-    share: f64,
-    beyond_waiting: bool,
-) -> Option<f64> {
+/// `bare` lost some there itself was beyond what the bed took by then.
+fn ring_losses(series: &[Series], settings: &[Option<&str>], share: f64) -> Option<f64> {
     let lost = |point: &Point| {
         let rings = ["device ring", "receive ring"].map(|ring| point.drops.get(ring));
-        let lost = rings.into_iter().flatten().sum::<f64>() / point.x;
-        let waited = point.values.get(WAITED).filter(|_| beyond_waiting);
-        (lost - waited.map_or(0.0, |percent| percent / 100.0)).max(0.0)
+        rings.into_iter().flatten().sum::<f64>() / point.x
     };
     let of = |&setting: &Option<&str>| {
         let bare = result::find(series, "bare", setting);
