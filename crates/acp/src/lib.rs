@@ -8,7 +8,7 @@
 //!
 //! The kernel knows nothing of frames; what keeps them whole is how they are written: each
 //! in one call with MSG_EOR, behind which nothing joins its segment, with TCP_NODELAY,
-//! and no longer than the segments of the connection are now. What is left to the
+//! and no longer than the segments of the connection are now beside SACK blocks. What is left to the
 //! operator, and what a switch on the way sees if it is not done:
 //!
 //! - The device's segmentation (TSO, GSO) and the merging of what is received (GRO,

@@ -10,8 +10,12 @@ use tidewall_wire::acp::{HEADER_LEN, Header};
 use crate::send_at_once;
 
 /// What a segment carries wherever the path's MTU goes: Linux takes none below 552 bytes
-/// for IPv4 (`net.ipv4.route.min_pmtu`; for IPv6 1,280), less the headers with timestamps.
-const SEGMENT_SURE: usize = 500;
+/// for IPv4 (`net.ipv4.route.min_pmtu`; for IPv6 1,280), less the headers with timestamps
+/// and SACK blocks.
+const SEGMENT_SURE: usize = 500 - SACK_MAX;
+/// What Linux takes of a segment's room for SACK blocks while it holds data out of order
+/// (four blocks, RFC 2018); TCP_MAXSEG does not say so. A longer frame would be cut then.
+const SACK_MAX: usize = 4 + 4 * 8;
 
 /// The sending half of a connection of frames over a kernel's TCP.
 #[derive(Debug)]
@@ -43,14 +47,16 @@ impl FrameWriter {
         &self.stream
     }
 
-    /// The most payload of a frame now, in bytes: what a segment carries (`tcpi_snd_mss`;
-    /// reading TCP_MAXSEG gives that, too) less the header.
+    /// The most payload of a frame now, in bytes: what a segment carries beside SACK blocks
+    /// (`tcpi_snd_mss`, which reading TCP_MAXSEG gives, too, less 36 bytes), less the
+    /// header.
     ///
     /// # Errors
     /// What the kernel reports.
     pub fn frame_max(&self) -> io::Result<usize> {
         let segment = option(&self.stream, libc::IPPROTO_TCP, libc::TCP_MAXSEG)?;
-        Ok(usize::try_from(segment).map_or(0, |bytes| bytes.saturating_sub(HEADER_LEN)))
+        let frame = |bytes: usize| bytes.saturating_sub(SACK_MAX + HEADER_LEN);
+        Ok(usize::try_from(segment).map_or(0, frame))
     }
 
     /// Sends a frame.

@@ -6,9 +6,10 @@
 //! as bytes come in order, wherever segments began. A frame is no longer than a
 //! segment, so that neither end ever holds a part of one that cannot be completed.
 //!
-//! SACK, timestamps and Fast Open are not used: what lies between the ends may make
-//! one connection of several, whose clocks and ranges mean nothing to each other. The
-//! path's MTU is not searched for: a frame cannot be cut to find it out.
+//! Timestamps and Fast Open are not used: what lies between the ends may make one
+//! connection of several, whose clocks mean nothing to each other. SACK blocks leave in
+//! segments without payload alone, since a frame may fill the others. The path's MTU is not
+//! searched for: a frame cannot be cut to find it out.
 
 use core::ops::Deref;
 
@@ -78,7 +79,6 @@ impl Config {
         let least = buffer_min(self.mss);
         Self {
             timestamps: false,
-            sack: false,
             nodelay: true,
             mtu_probing: MtuProbing::Off,
             receive_buffer: self.receive_buffer.max(least),

@@ -146,7 +146,7 @@ pub struct Config {
     pub ecn: Ecn,
     /// Search for the path's MTU.
     pub mtu_probing: MtuProbing,
-    /// Carry frames: then without SACK, timestamps, Fast Open and a search for the
+    /// Carry frames: then without timestamps, Fast Open and a search for the
     /// path's MTU, and with [`Config::nodelay`].
     pub framing: Framing,
 }

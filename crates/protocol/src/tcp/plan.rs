@@ -171,11 +171,11 @@ impl Connection {
         ahead != 0 && ahead <= self.send.outstanding()
     }
 
-    /// Payload of a full segment now: SACK blocks take their part of it.
+    /// Payload of a full segment now: SACK blocks take their part of it, but of frames.
     #[inline]
     pub(super) fn payload_max(&self) -> u32 {
         let mss = u32::from(self.send.mss);
-        if !self.receive.assembler.has_sack_blocks() || !self.sack {
+        if !self.receive.assembler.has_sack_blocks() || !self.sack || self.is_framed() {
             return mss;
         }
         self.payload_with_sack(mss)

@@ -9,7 +9,7 @@ use super::recovery::RtxTimer;
 use super::tail_probe::TailProbe;
 use super::timers::Timer;
 use super::{Outgoing, State, Time, microseconds, timestamp};
-use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
+use tidewall_wire::tcp::{Flags, Header, Options, SackBlocks, Timestamps, before};
 
 /// How long cork and silly-window avoidance may hold data back (Linux's limit of
 /// `TCP_CORK`; RFC 9293 §3.8.6.2.1 asks for 0.1 to 1 second).
@@ -112,7 +112,12 @@ impl Connection {
             // The window must be the same in duplicates, or the peer does not
             // take them for such (RFC 5681 §2).
             let duplicates = self.receive.duplicate_acks;
-            let header = self.header(self.acceptable_sequence(), Flags::ACK, now, duplicates > 0);
+            let mut header =
+                self.header(self.acceptable_sequence(), Flags::ACK, now, duplicates > 0);
+            if self.is_framed() {
+                // Here alone: there is no room for them beside a frame.
+                header.options.sack = self.sack_blocks();
+            }
             if !self.give(header, (0, 0), self.send.mss.into(), send) {
                 return;
             }
@@ -352,10 +357,19 @@ impl Connection {
                 echo: self.receive.ts_recent,
             });
         }
-        if self.sack && self.receive.assembler.has_sack_blocks() {
+        if self.sack && self.receive.assembler.has_sack_blocks() && !self.is_framed() {
             options.sack = self.receive.assembler.sack();
         }
         options
+    }
+
+    #[cold]
+    fn sack_blocks(&self) -> SackBlocks {
+        if self.sack && self.receive.assembler.has_sack_blocks() {
+            self.receive.assembler.sack()
+        } else {
+            SackBlocks::default()
+        }
     }
 
     /// The window field. The right edge never moves back (RFC 9293 §3.8.6), and
