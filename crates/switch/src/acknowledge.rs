@@ -54,6 +54,9 @@ impl Flow {
             .get_mut(usize::from(slot))
             .and_then(|end| self.inbound.ring.acknowledge(&mut end.sink.chain, ack))
         {
+            if frame.csn < self.inbound.horizon {
+                self.acknowledged_below_horizon(&frame);
+            }
             self.notify(|module| module.retire(crate::MemberId(slot), frame.state))?;
         }
         if let Some(end) = self.ends.get(usize::from(slot)) {
@@ -78,6 +81,11 @@ impl Flow {
             return false;
         }
         self.inbound.announced.due = true;
+        self.inbound.blocks.acknowledge(left);
+        if self.sack {
+            self.ask_for_abandoned();
+            return true;
+        }
         // What was held back while another member was behind is what the peer has to
         // hear now.
         let mut duplicates = 0;
@@ -93,8 +101,8 @@ impl Flow {
         true
     }
 
-    /// Where the peer waits for a frame that a dead member left behind, duplicates let
-    /// it repeat that; what else it has to repeat it learns from the acknowledgment of
+    /// Where the peer waits for a frame that a dead member left behind, duplicates, or
+    /// blocks of what lies beyond it, let it repeat that; what else it has to repeat it learns from the acknowledgment of
     /// that (RFC 6582's partial ones), so it is not asked again before all is
     /// acknowledged that it has sent so far.
     pub(crate) fn ask_for_abandoned(&mut self) {
@@ -103,9 +111,13 @@ impl Flow {
         if left >= inbound.asked && inbound.abandoned.contains(&left) {
             inbound.asked = inbound.next;
             inbound.announced.due = true;
-            inbound.announced.duplicates = DUPLICATES;
+            if self.sack {
+                self.report_all();
+            } else {
+                inbound.announced.duplicates = DUPLICATES;
+            }
         }
-        inbound.abandoned.retain(|&start| start > left);
+        self.inbound.abandoned.retain(|&start| start > left);
     }
 
     /// Which of the peer's bytes a member waits for; `None` if for a null frame, or
@@ -123,7 +135,8 @@ impl Flow {
     }
 
     /// A member says again what it waits for. If that is what the peer is asked for, the
-    /// peer hears it again and can repeat it; if a null frame, we do.
+    /// peer hears it again and can repeat it, where no blocks say more; if a null frame, we
+    /// do.
     fn duplicate_of_member(&mut self, context: &mut Context<'_>, slot: u8) {
         let Some(end) = self.end(slot) else {
             return;
@@ -137,9 +150,13 @@ impl Flow {
             .filter(|gap| gap.fate == Fate::Void);
         if let Some(gap) = void {
             if duplicates.is_multiple_of(DUPLICATES) {
-                self.send_void(context, slot, gap);
+                if self.sack {
+                    self.repeat_lost_voids(context, slot);
+                } else {
+                    self.send_void(context, slot, gap);
+                }
             }
-        } else if self.position_of_member(slot) == Some(self.inbound.left) {
+        } else if !self.sack && self.position_of_member(slot) == Some(self.inbound.left) {
             if let Some(end) = self.end(slot) {
                 end.sink.duplicates = 0;
             }
@@ -193,6 +210,7 @@ impl Flow {
             let source = &mut end.source;
             let first = source.unseen.first();
             source.acked += length;
+            source.blocks.acknowledge(source.acked);
             source.announced.due = true;
             if first.is_some_and(|first| first.start < source.acked) {
                 // Null frames stand in for what a dead member never sent.
@@ -222,8 +240,9 @@ impl Flow {
     }
 
     /// The peer says again what it waits for: the member whose bytes these are hears
-    /// it.
+    /// it, where no blocks say more.
     fn duplicate_of_peer(&mut self, context: &mut Context<'_>) -> Result<(), Reset> {
+        let sack = self.sack;
         let outbound = &mut self.outbound;
         outbound.duplicates = outbound.duplicates.saturating_add(1);
         let duplicates = outbound.duplicates;
@@ -234,8 +253,10 @@ impl Flow {
             return Ok(());
         };
         if end.stage != Stage::Dead {
-            let announced = &mut end.source.announced;
-            announced.duplicates = announced.duplicates.saturating_add(1);
+            if !sack {
+                let announced = &mut end.source.announced;
+                announced.duplicates = announced.duplicates.saturating_add(1);
+            }
             return Ok(());
         }
         let missing = end.source.unseen.first();

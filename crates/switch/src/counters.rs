@@ -41,6 +41,8 @@ counters! {
         acknowledgments_delayed,
         /// Duplicate acknowledgments handed on to peers and members.
         duplicates_forwarded,
+        /// SACK blocks in acknowledgments to peers and members.
+        sack_blocks,
         /// Members that died on a connection.
         members_lost,
         /// Frames taken from a dead member, to be sent to another when the peer

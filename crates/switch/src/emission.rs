@@ -10,10 +10,9 @@ use tidewall_wire::tcp::Header;
 /// It refers to bytes of the segment that was being put into
 /// [`Switch::input`](crate::Switch::input) and holds none. A driver collects what one
 /// call emits and then acts: where a single emission has the whole received payload it
-/// rewrites the received frame in place (addresses, ports and header; the options of
-/// segments without SYN are none, so the header may shrink); otherwise it copies each
-/// payload into a frame of its own. [`segments`] says which
-/// may share a segment. Checksums, hop limits and next hops are the driver's.
+/// rewrites the received frame in place (addresses, ports and header; a segment that
+/// carries something has no options, so the header may shrink); otherwise it copies each
+/// payload into a frame of its own. [`segments`] says which may share a segment. Checksums, hop limits and next hops are the driver's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Emission {
     /// From `local` to `remote`.

@@ -59,7 +59,7 @@ impl Flow {
 
     /// Sends or repeats the SYN to a member.
     pub(crate) fn send_syn(&mut self, context: &mut Context<'_>, slot: u8) {
-        let segment_size = self.peer_segment_size;
+        let (segment_size, sack) = (self.peer_segment_size, self.sack);
         let Some(end) = self.end(slot) else {
             return;
         };
@@ -69,6 +69,7 @@ impl Flow {
         let options = Options {
             maximum_segment_size: Some(segment_size),
             window_scale: Some(context.config.window_scale),
+            sack_permitted: sack,
             ..Options::default()
         };
         let header = Header {
@@ -121,7 +122,13 @@ impl Flow {
             .options
             .acp()
             .is_some_and(|version| version == acp::VERSION);
-        if too_small || !(speaks || kernel_ends) {
+        let without_sack = self.sack && !header.options.sack_permitted;
+        if without_sack {
+            *context.without_sack |= 1 << slot;
+        }
+        // What the peer was granted cannot be taken back.
+        let without_sack_late = without_sack && self.phase != Phase::Opening;
+        if too_small || without_sack_late || !(speaks || kernel_ends) {
             self.reset_member(context, slot);
             return self.lose(context, slot);
         }
@@ -130,6 +137,7 @@ impl Flow {
             None => end.source.announced.scale = 0,
         }
         end.sink.edge = FIRST + u64::from(header.window);
+        self.sack &= !without_sack;
         end.retry = None;
         end.stage = Stage::Answered;
         context.rearm = true;
@@ -225,12 +233,17 @@ impl Flow {
         }
         let inbound = &mut self.inbound;
         let before = inbound.abandoned.len();
-        inbound
-            .ring
-            .abandon(&mut end.sink.chain, u64::MAX, 0, |frame| {
+        inbound.ring.abandon(
+            &mut end.sink.chain,
+            u64::MAX,
+            0,
+            |_| false,
+            |frame| {
                 inbound.holes.insert(frame.csn, frame.csn_end());
+                inbound.blocks.remove(frame.csn, frame.csn_end());
                 inbound.abandoned.push(frame.csn);
-            });
+            },
+        );
         context.counters.frames_reassigned += (inbound.abandoned.len() - before) as u64;
         end.sink = Sink::default();
         end.retry = None;

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use tidewall_protocol::tcp::{FourTuple, Time};
 use tidewall_wire::tcp::Header;
 
+use crate::blocks::{Blocks, Seen};
 use crate::config::Config;
 use crate::counters::{Counters, MemberCounters};
 use crate::emission::Emission;
@@ -40,6 +41,8 @@ pub(crate) struct Context<'a> {
     pub(crate) modules: &'a mut dyn Modules,
     /// The smallest segment size that a member has named so far.
     pub(crate) smallest: &'a mut u16,
+    /// Members, by their slots, that do not take SACK options.
+    pub(crate) without_sack: &'a mut u64,
     /// The connection's deadline has to be looked at.
     pub(crate) rearm: bool,
 }
@@ -81,6 +84,8 @@ pub(crate) struct Flow {
     pub(crate) peer_segment_size: u16,
     /// What the peer's SYN offered; decides what it is answered.
     pub(crate) offer: Offer,
+    /// All ends take SACK options; until the peer is answered: those that have answered.
+    pub(crate) sack: bool,
     pub(crate) module: Option<Box<dyn Module>>,
     pub(crate) inbound: Inbound,
     pub(crate) outbound: Outbound,
@@ -99,6 +104,7 @@ pub(crate) struct Flow {
 pub(crate) struct Offer {
     pub(crate) segment_size: u16,
     pub(crate) window_scale: Option<u8>,
+    pub(crate) sack: bool,
     pub(crate) acp: bool,
     /// A cookie was acknowledged: the peer waits for no SYN-ACK.
     pub(crate) by_cookie: bool,
@@ -122,6 +128,10 @@ pub(crate) struct Inbound {
     pub(crate) abandoned: Vec<u64>,
     /// Beyond all that had come when the peer was last asked to repeat one.
     pub(crate) asked: u64,
+    /// What the peer hears of frames beyond `left`.
+    pub(crate) blocks: Blocks,
+    /// Frames beyond are not reported: a member may merely be slower than others.
+    pub(crate) horizon: u64,
     /// Where the peer's FIN is.
     pub(crate) fin: Option<u64>,
     /// The mean size of frames, by which the ring's room becomes a window.
@@ -159,6 +169,8 @@ pub(crate) struct Outbound {
     /// The peer's window scale.
     pub(crate) scale: u8,
     pub(crate) runs: VecDeque<Run>,
+    /// What the peer last said to have beyond `acked`.
+    pub(crate) seen: Seen,
     /// The most that a window field of ours to a member rounds off, and one.
     pub(crate) unit: u64,
     /// Segments that each member is offered when the handshake is complete, if the peer's
@@ -235,6 +247,8 @@ pub(crate) struct Sink {
     pub(crate) scale: u8,
     pub(crate) chain: Chain,
     pub(crate) gaps: Gaps,
+    /// What the member last said to have beyond `acked`.
+    pub(crate) seen: Seen,
     /// Where our FIN is.
     pub(crate) fin: Option<u64>,
     pub(crate) fin_acked: bool,
@@ -266,6 +280,8 @@ pub(crate) struct Source {
     pub(crate) announced_edge: u64,
     /// What has a place and has not come.
     pub(crate) unseen: Ranges,
+    /// What it hears of its bytes beyond `acked`.
+    pub(crate) blocks: Blocks,
     /// Where its FIN is.
     pub(crate) fin: Option<u64>,
     pub(crate) announced: Announced,
@@ -334,6 +350,7 @@ impl Flow {
             segment_size,
             peer_segment_size,
             offer,
+            sack: offer.sack,
             module: None,
             inbound: Inbound {
                 numbers: Numbers::new(header.sequence),
@@ -344,6 +361,8 @@ impl Flow {
                 holes: Ranges::default(),
                 abandoned: Vec::new(),
                 asked: FIRST,
+                blocks: Blocks::default(),
+                horizon: FIRST,
                 fin: None,
                 mean: Mean::default(),
                 windows: Windows::Minimum,
@@ -359,6 +378,7 @@ impl Flow {
                 edge: FIRST,
                 scale: offer.window_scale.unwrap_or(0).min(14),
                 runs: VecDeque::new(),
+                seen: Seen::default(),
                 mean: Mean::default(),
                 limit: config.ring,
                 unit: 1 << config.window_scale,
@@ -381,12 +401,17 @@ impl Flow {
             ring,
             holes,
             abandoned,
+            blocks,
             ..
         } = &self.inbound;
-        let of_end = |end: &End| end.sink.gaps.memory() + end.source.unseen.memory();
+        let of_end = |end: &End| {
+            let source = &end.source;
+            end.sink.gaps.memory() + source.unseen.memory() + source.blocks.memory()
+        };
         size_of::<Self>()
             + ring.memory()
             + holes.memory()
+            + blocks.memory()
             + abandoned.capacity() * size_of::<u64>()
             + self.outbound.runs.capacity() * size_of::<Run>()
             + self.ends.capacity() * size_of::<End>()

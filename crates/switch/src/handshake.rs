@@ -80,6 +80,7 @@ impl Flow {
         let options = Options {
             maximum_segment_size: Some(self.segment_size),
             window_scale: self.offer.window_scale.map(|_| scale),
+            sack_permitted: self.sack,
             ..Options::default()
         };
         let header = Header {
@@ -158,6 +159,7 @@ impl Switch {
         let offer = Offer {
             segment_size,
             window_scale: options.window_scale,
+            sack: options.sack_permitted && self.all_sack(),
             acp,
             by_cookie: false,
             window: 0,
@@ -211,6 +213,7 @@ impl Switch {
         let offer = Offer {
             segment_size: handshake.mss,
             window_scale: None,
+            sack: false,
             acp: true,
             by_cookie: true,
             window: handshake.window,

@@ -17,16 +17,17 @@
 //! The switch terminates nothing: the peer is acknowledged what members have
 //! acknowledged, members what the peer has, and the end that has sent something repeats it.
 //! One concern a file: `switch` (the table, what comes in), `handshake`, `split` and
-//! `merge` (data), `acknowledge`, `window`, `close`, `ends` (members that come and go),
-//! `send`, `ring`, `gaps` and `ranges` (what is remembered), `flow` (a connection),
+//! `merge` (data), `acknowledge`, `sack`, `window`, `close`, `ends` (members that come and
+//! go), `send`, `ring`, `gaps`, `ranges` and `blocks` (what is remembered), `flow` (a connection),
 //! [`modules`] (who gets a frame).
 //!
 //! Read first: the paper's design (§3 and §4: sequencing, acknowledgments, rate
-//! control), RFC 9293, RFC 5681, RFC 5961, RFC 5382 (timeouts of what stands between
+//! control), RFC 9293, RFC 5681, RFC 2018, RFC 5961, RFC 5382 (timeouts of what stands between
 //! ends).
 #![forbid(unsafe_code)]
 
 mod acknowledge;
+mod blocks;
 mod close;
 mod config;
 mod counters;
@@ -40,6 +41,7 @@ mod merge;
 pub mod modules;
 mod ranges;
 mod ring;
+mod sack;
 mod send;
 mod sequence;
 mod split;

@@ -49,6 +49,12 @@ impl Flow {
         let fin = header.flags.contains(Flags::FIN);
         let alone = payload.is_empty() && !fin;
         self.acknowledged_by_member(context, slot, ack, header.window, alone)?;
+        if self.sack {
+            if !header.options.sack.is_empty() {
+                self.sacked_by_member(slot, &header.options.sack);
+            }
+            self.report_held();
+        }
         let end_of = start + payload.len() as u64;
         let Some(end) = self.end(slot) else {
             return Ok(());
@@ -57,6 +63,9 @@ impl Flow {
             end.source.announced.due = true;
             if payload.len() <= 1 {
                 self.probe_peer(context);
+            } else {
+                let acked = end.source.acked;
+                end.source.blocks.repeated(acked);
             }
         } else {
             let taken =
@@ -137,6 +146,7 @@ impl Flow {
         }
         let mut at = start.max(source.acked);
         source.unseen.remove(start, finish);
+        let known = source.next;
         if beyond > 0 {
             // What is missing before it can only go to this peer, and keeps its place.
             source.unseen.insert(source.next, source.next + missing);
@@ -152,6 +162,9 @@ impl Flow {
             outbound.next += beyond;
             outbound.mean.add(beyond as u32);
             source.next = finish;
+        }
+        if self.sack && start < known {
+            self.doubt_member(slot, start, known.min(finish));
         }
         let push = Flags(flags.0 & Flags::PSH.0);
         // Repeated bytes are where they were; neighbours here need not be there.

@@ -1,8 +1,8 @@
 //! Ranges of positions that are missing: holes in what came from the peer, and what
-//! was reserved for a member and has not come.
+//! was reserved for a member and has not come. And those that were received beyond them.
 
 /// Positions from `start` up to and without `end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) start: u64,
     pub(crate) end: u64,
@@ -14,8 +14,9 @@ impl Range {
     }
 }
 
-/// Disjoint ranges in order; neighbours stay apart, since each begins and ends with
-/// whole frames. Allocates only once something is missing.
+/// Disjoint ranges in order. What was inserted stays apart from its neighbours, since each
+/// begins and ends with whole frames; what was joined does not. Allocates only once
+/// something is missing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ranges {
     list: Vec<Range>,
@@ -39,6 +40,10 @@ impl Ranges {
         self.list.first().copied()
     }
 
+    pub(crate) fn last(&self) -> Option<Range> {
+        self.list.last().copied()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range> + '_ {
         self.list.iter().copied()
     }
@@ -49,6 +54,26 @@ impl Ranges {
             let place = self.list.partition_point(|range| range.start < start);
             self.list.insert(place, Range { start, end });
         }
+    }
+
+    /// Adds a range and makes one of all that it overlaps or touches: the range that it is
+    /// part of now, or `None` if all of it was there, or it would be one more than `limit`.
+    pub(crate) fn join(&mut self, start: u64, end: u64, limit: usize) -> Option<Range> {
+        if start >= end || self.around(start, end).is_some() {
+            return None;
+        }
+        let first = self.list.partition_point(|range| range.end < start);
+        let last = self.list.partition_point(|range| range.start <= end);
+        if first == last && self.list.len() >= limit {
+            return None;
+        }
+        let joined = self.list.drain(first..last);
+        let joined = joined.fold(Range { start, end }, |joined, range| Range {
+            start: joined.start.min(range.start),
+            end: joined.end.max(range.end),
+        });
+        self.list.insert(first, joined);
+        Some(joined)
     }
 
     /// The range that holds all of `start..end`.
@@ -113,7 +138,7 @@ mod tests {
         /// Ranges are what a set of bytes is.
         #[test]
         fn as_a_set_of_bytes(steps in prop::collection::vec((any::<bool>(), 0u64..60, 1u64..9), 1..40)) {
-            let mut ranges = Ranges::default();
+            let (mut ranges, mut joined) = (Ranges::default(), Ranges::default());
             let mut bytes = [false; 80];
             for (add, start, length) in steps {
                 let end = start + length;
@@ -121,14 +146,22 @@ mod tests {
                 if add && part.iter().all(|byte| !byte) {
                     part.fill(true);
                     ranges.insert(start, end);
+                    let all = joined.join(start, end, usize::MAX);
+                    prop_assert!(all.is_some_and(|all| all.contains(start, end)));
+                    prop_assert_eq!(joined.join(start, end, usize::MAX), None);
                 } else if !add {
                     part.fill(false);
                     ranges.remove(start, end);
+                    joined.remove(start, end);
                 }
                 let of: Vec<u64> = ranges.iter().flat_map(|range| range.start..range.end).collect();
                 let set: Vec<u64> = (0..80).filter(|&at| bytes[at as usize]).collect();
-                prop_assert_eq!(of, set);
+                prop_assert_eq!(&of, &set);
                 prop_assert!(ranges.iter().all(|range| range.start < range.end));
+                let of: Vec<u64> = joined.iter().flat_map(|range| range.start..range.end).collect();
+                prop_assert_eq!(of, set);
+                let mut pairs = joined.list.windows(2);
+                prop_assert!(pairs.all(|pair| pair[0].end < pair[1].start));
                 let within = (10..30).filter(|&at| bytes[at as usize]).count();
                 prop_assert_eq!(ranges.bytes_within(10, 30), within as u64);
             }

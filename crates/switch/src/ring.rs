@@ -28,6 +28,8 @@ pub(crate) struct Frame {
     pub(crate) member: u8,
     /// Its member has acknowledged it.
     pub(crate) acknowledged: bool,
+    /// Its member has reported it in a SACK block, and may discard it yet.
+    pub(crate) sacked: bool,
 }
 
 impl Frame {
@@ -40,7 +42,13 @@ impl Frame {
             next: NIL,
             member,
             acknowledged: false,
+            sacked: false,
         }
+    }
+
+    /// Its member has it, as far as it said.
+    pub(crate) const fn is_held(&self) -> bool {
+        self.acknowledged || self.sacked
     }
 
     pub(crate) const fn csn_end(&self) -> u64 {
@@ -57,6 +65,8 @@ impl Frame {
 pub(crate) struct Chain {
     head: u16,
     tail: u16,
+    /// The first of those behind the last that was SACKed.
+    beyond: u16,
     length: u16,
     /// Bytes of the frames in it.
     bytes: u32,
@@ -67,6 +77,7 @@ impl Default for Chain {
         Self {
             head: NIL,
             tail: NIL,
+            beyond: NIL,
             length: 0,
             bytes: 0,
         }
@@ -95,6 +106,8 @@ pub(crate) struct Ring {
     free: Vec<u16>,
     order: VecDeque<u16>,
     limit: u16,
+    /// Frames in chains that were SACKed.
+    sacked: u16,
 }
 
 impl Ring {
@@ -105,6 +118,7 @@ impl Ring {
             free: Vec::new(),
             order: VecDeque::new(),
             limit,
+            sacked: 0,
         }
     }
 
@@ -164,7 +178,7 @@ impl Ring {
             }
         };
         frame.next = self.slot(after).map_or(chain.head, |before| before.next);
-        let (csn, length, last) = (frame.csn, frame.length, frame.next == NIL);
+        let (csn, length, next) = (frame.csn, frame.length, frame.next);
         let number = match self.free.pop() {
             Some(number) => {
                 self.slots[usize::from(number)] = frame;
@@ -179,8 +193,11 @@ impl Ring {
             Some(before) => before.next = number,
             None => chain.head = number,
         }
-        if last {
+        if next == NIL {
             chain.tail = number;
+        }
+        if chain.beyond == next {
+            chain.beyond = number;
         }
         chain.length += 1;
         chain.bytes += length;
@@ -206,7 +223,14 @@ impl Ring {
             return None;
         }
         frame.acknowledged = true;
+        if frame.sacked {
+            frame.sacked = false;
+            self.sacked -= 1;
+        }
         let frame = *frame;
+        if chain.beyond == chain.head {
+            chain.beyond = frame.next;
+        }
         chain.head = frame.next;
         if chain.head == NIL {
             chain.tail = NIL;
@@ -214,6 +238,68 @@ impl Ring {
         chain.length -= 1;
         chain.bytes -= frame.length;
         Some(frame)
+    }
+
+    /// A member holds `start..end` of its sequence beyond what it has acknowledged: each
+    /// frame that is news of is given to `each`.
+    pub(crate) fn sack(
+        &mut self,
+        chain: &mut Chain,
+        start: u64,
+        end: u64,
+        mut each: impl FnMut(Frame),
+    ) {
+        // Nearly always behind what it has reported before.
+        let mut number = match self.slot(chain.beyond) {
+            Some(beyond) if beyond.lsn <= start => chain.beyond,
+            _ => chain.head,
+        };
+        let mut behind = false;
+        while let Some(frame) = self.slots.get_mut(usize::from(number))
+            && frame.lsn_end() <= end
+        {
+            behind |= number == chain.beyond;
+            number = frame.next;
+            if frame.lsn < start {
+                continue;
+            }
+            if behind {
+                chain.beyond = number;
+            }
+            if !frame.sacked {
+                frame.sacked = true;
+                self.sacked += 1;
+                each(*frame);
+            }
+        }
+    }
+
+    /// The member of the frame that begins at `csn` may have discarded it.
+    pub(crate) fn doubt(&mut self, csn: u64) {
+        let number = self.order.get(self.place(csn)).copied().unwrap_or(NIL);
+        if let Some(frame) = self.slots.get_mut(usize::from(number))
+            && frame.csn == csn
+        {
+            self.sacked -= u16::from(core::mem::take(&mut frame.sacked));
+        }
+    }
+
+    /// Frames that members hold and have not acknowledged.
+    pub(crate) const fn sacked(&self) -> u16 {
+        self.sacked
+    }
+
+    /// The first frame of a chain behind all that its member has SACKed.
+    pub(crate) fn beyond(&self, chain: &Chain) -> Option<Frame> {
+        self.slot(chain.beyond).copied()
+    }
+
+    /// Frames that begin in `start..end` of the peer's sequence, in order.
+    pub(crate) fn between(&self, start: u64, end: u64) -> impl Iterator<Item = &Frame> {
+        let frames = self.order.range(self.place(start)..);
+        frames
+            .filter_map(|&number| self.slot(number))
+            .take_while(move |frame| frame.csn < end)
     }
 
     /// The oldest frame leaves the ring if it begins at `csn` and was acknowledged.
@@ -228,20 +314,21 @@ impl Ring {
         Some(frame)
     }
 
-    /// Frames of a chain below `lsn` that follow `csn` leave it and the ring; each is
-    /// given to `each`.
+    /// Frames of a chain below `lsn` that follow `csn` leave it and the ring, but those
+    /// of which `stays` says so; each is given to `each`.
     pub(crate) fn abandon(
         &mut self,
         chain: &mut Chain,
         lsn: u64,
         csn: u64,
+        stays: impl Fn(&Frame) -> bool,
         mut each: impl FnMut(Frame),
     ) {
         let (mut before, mut number) = (NIL, chain.head);
         while let Some(&frame) = self.slot(number)
             && frame.lsn < lsn
         {
-            if frame.csn <= csn {
+            if frame.csn <= csn || stays(&frame) {
                 (before, number) = (number, frame.next);
                 continue;
             }
@@ -252,6 +339,10 @@ impl Ring {
             if frame.next == NIL {
                 chain.tail = before;
             }
+            if chain.beyond == number {
+                chain.beyond = frame.next;
+            }
+            self.sacked -= u16::from(frame.sacked);
             chain.length -= 1;
             chain.bytes -= frame.length;
             let place = self.place(frame.csn);

@@ -1,9 +1,10 @@
 //! Segments to the ends, and when an acknowledgment is one of its own.
 
+use tidewall_protocol::tcp::FourTuple;
 use tidewall_wire::tcp::{Flags, Header};
 
 use crate::emission::{Emission, Payload};
-use crate::flow::{Context, Flow, Phase, Stage};
+use crate::flow::{Context, End, Flow, Phase, Stage};
 use crate::gaps::Gap;
 use crate::sequence::FIRST;
 
@@ -18,10 +19,26 @@ fn whole_frames(context: &Context<'_>, nothing_in_flight: bool, segment_size: u1
     (context.config.kernel_ends && nothing_in_flight).then_some(segment_size)
 }
 
+impl End {
+    #[inline(always)]
+    pub(crate) fn header(&self, flow: &FourTuple, lsn: u64, flags: Flags, ack: u64) -> Header {
+        Header {
+            source_port: flow.local.port(),
+            destination_port: flow.remote.port(),
+            sequence: self.sink.numbers.wire(lsn),
+            acknowledgment: self.source.numbers.wire(ack),
+            flags: flags | Flags::ACK,
+            window: self.source.announced.window,
+            ..Header::default()
+        }
+    }
+}
+
 impl Flow {
     /// What is acknowledged to the peer.
     pub(crate) fn peer_ack(&self) -> u64 {
-        self.inbound.left + u64::from(self.fin_is_through())
+        let inbound = &self.inbound;
+        inbound.blocks.acknowledged(inbound.left) + u64::from(self.fin_is_through())
     }
 
     /// All members have acknowledged the peer's FIN.
@@ -40,7 +57,8 @@ impl Flow {
         };
         let source = &end.source;
         let waits = self.outbound.fin_owner == Some(slot) && !self.outbound.fin_acked;
-        source.acked + u64::from(source.fin == Some(source.acked) && !waits)
+        let fin = source.fin == Some(source.acked) && !waits;
+        source.blocks.acknowledged(source.acked) + u64::from(fin)
     }
 
     /// A segment to the peer, from position `csn` on.
@@ -70,7 +88,19 @@ impl Flow {
         ack: u64,
         payload: Payload,
     ) {
-        let header = Header {
+        if !self.inbound.blocks.is_empty() {
+            return self.emit_with_blocks(context, csn, flags, ack, payload);
+        }
+        (context.emit)(Emission {
+            flow: self.peer,
+            header: self.header_to_peer(csn, flags, ack),
+            payload,
+        });
+    }
+
+    #[inline(always)]
+    pub(crate) fn header_to_peer(&self, csn: u64, flags: Flags, ack: u64) -> Header {
+        Header {
             source_port: self.peer.local.port(),
             destination_port: self.peer.remote.port(),
             sequence: self.outbound.numbers.wire(csn),
@@ -78,12 +108,7 @@ impl Flow {
             flags: flags | Flags::ACK,
             window: self.inbound.announced.window,
             ..Header::default()
-        };
-        (context.emit)(Emission {
-            flow: self.peer,
-            header,
-            payload,
-        });
+        }
     }
 
     /// A segment to a member, from position `lsn` on.
@@ -125,18 +150,12 @@ impl Flow {
         let Some(flow) = end.tuple else {
             return;
         };
-        let header = Header {
-            source_port: flow.local.port(),
-            destination_port: flow.remote.port(),
-            sequence: end.sink.numbers.wire(lsn),
-            acknowledgment: end.source.numbers.wire(ack),
-            flags: flags | Flags::ACK,
-            window: end.source.announced.window,
-            ..Header::default()
-        };
+        if !end.source.blocks.is_empty() {
+            return self.emit_with_blocks_to_member(context, slot, lsn, flags, ack, payload);
+        }
         (context.emit)(Emission {
             flow,
-            header,
+            header: end.header(&flow, lsn, flags, ack),
             payload,
         });
     }
@@ -190,17 +209,20 @@ impl Flow {
         if matches!(self.phase, Phase::Opening | Phase::Answered) {
             return;
         }
+        let csn = self.peer_send_next();
         if self.inbound.announced.due || self.window_is_worth_telling() {
-            let csn = self.peer_send_next();
+            self.send_to_peer(context, csn, Flags::NONE, Payload::None);
+        }
+        while self.inbound.blocks.may_have_news() && self.inbound.blocks.has_news(None) {
             self.send_to_peer(context, csn, Flags::NONE, Payload::None);
         }
         for _ in 0..core::mem::take(&mut self.inbound.announced.duplicates) {
             // The same window again, or it would be no duplicate (RFC 5681 §2).
             context.counters.duplicates_forwarded += 1;
-            let (csn, ack) = (self.peer_send_next(), self.peer_ack());
+            let ack = self.peer_ack();
             self.emit_to_peer(context, csn, Flags::NONE, ack, Payload::None);
         }
-        let owed = |end: &crate::flow::End| {
+        let owed = |end: &End| {
             end.stage == Stage::Open
                 && (end.source.announced.due || end.source.announced.duplicates > 0)
         };
@@ -214,12 +236,21 @@ impl Flow {
             if due {
                 self.send_to_member(context, slot, lsn, Flags::NONE, Payload::None);
             }
+            while self.may_have_news_for(slot) && self.has_news_for(slot) {
+                self.send_to_member(context, slot, lsn, Flags::NONE, Payload::None);
+            }
             for _ in 0..duplicates {
                 context.counters.duplicates_forwarded += 1;
                 let ack = self.member_ack(slot);
                 self.emit_to_member(context, slot, lsn, Flags::NONE, ack, Payload::None);
             }
         }
+    }
+
+    #[inline]
+    fn may_have_news_for(&self, slot: u8) -> bool {
+        let end = self.ends.get(usize::from(slot));
+        end.is_some_and(|end| end.source.blocks.may_have_news())
     }
 
     /// Hands a peer's question whether members are there, or have opened their

@@ -65,12 +65,19 @@ impl Flow {
         let result = self
             .acknowledged_by_peer(context, ack, header.window, alone)
             .and_then(|()| {
+                if self.sack && !header.options.sack.is_empty() {
+                    self.sacked_by_peer(&header.options.sack);
+                }
                 let end = start + payload.len() as u64;
                 if start < self.inbound.left && end <= self.inbound.left && !fin {
                     // Repeated, or a probe of a closed window, or whether we are there.
                     self.inbound.announced.due = true;
                     if payload.len() <= 1 {
                         self.probe_members(context);
+                    } else if self.sack {
+                        let left = self.inbound.left;
+                        self.inbound.blocks.repeated(left);
+                        self.peer_waits(context);
                     }
                     return Ok(());
                 }
@@ -210,10 +217,16 @@ impl Flow {
         }
         if known.acknowledged {
             context.counters.frames_known += 1;
+            if self.sack {
+                self.peer_waits(context);
+            }
             return Ok(None);
         }
         context.counters.frames_in_repeated += 1;
         self.make_way(context, known);
+        if known.sacked {
+            self.doubt(known);
+        }
         Ok(Some((known.member, known.lsn)))
     }
 
@@ -221,7 +234,8 @@ impl Flow {
     /// the members that got them. If one of those is lost, the peer repeats it only after this
     /// one, and this one is not acknowledged before that: so what follows this frame in
     /// the peer's sequence and precedes it here becomes null frames, and is the peer's
-    /// to repeat.
+    /// to repeat; but what the member has SACKed only if the peer repeats a frame that was
+    /// SACKed, too, and so does not count on that any more.
     fn make_way(&mut self, context: &mut Context<'_>, known: &Frame) {
         let segment_size = self.segment_size.into();
         let Flow { inbound, ends, .. } = self;
@@ -230,12 +244,14 @@ impl Flow {
         };
         let sink = &mut end.sink;
         sink.gaps.void_pending(known.lsn, known.csn, segment_size);
+        let stays = |frame: &Frame| frame.sacked && !known.sacked;
         inbound
             .ring
-            .abandon(&mut sink.chain, known.lsn, known.csn, |frame| {
+            .abandon(&mut sink.chain, known.lsn, known.csn, stays, |frame| {
                 sink.gaps
                     .insert_void(frame.csn, frame.lsn, frame.length.into());
                 inbound.holes.insert(frame.csn, frame.csn_end());
+                inbound.blocks.remove(frame.csn, frame.csn_end());
                 inbound.abandoned.push(frame.csn);
                 context.counters.frames_reassigned += 1;
             });

@@ -41,6 +41,8 @@ pub struct Switch {
     /// The smallest segment size that a member has named so far: what is announced to a peer
     /// before members are asked.
     pub(crate) smallest: u16,
+    /// Members, by their slots, that were offered SACK and did not take it.
+    without_sack: u64,
     pub(crate) members: Vec<MemberSlot>,
     pub(crate) member_counters: Box<[MemberCounters; MEMBERS_MAX]>,
     pub(crate) flows: Slab<Flow>,
@@ -128,6 +130,7 @@ impl Switch {
             cookies: Cookies::new(&cookies, secrets.cookie),
             index: HashMap::with_hasher(Keyed(secrets.sequence)),
             smallest: config.segment_size,
+            without_sack: 0,
             config,
             secrets,
             cookies_until: Time::ZERO,
@@ -248,6 +251,7 @@ impl Switch {
             None => return Err(MemberError::TooMany),
         };
         let slot = slot as u8;
+        self.without_sack &= !(1 << slot);
         if let Some(counters) = self.member_counters.get_mut(usize::from(slot)) {
             *counters = MemberCounters::default();
         }
@@ -366,6 +370,12 @@ impl Switch {
         self.members.iter().enumerate().filter_map(up)
     }
 
+    /// No member is known not to take SACK options.
+    pub(crate) fn all_sack(&self) -> bool {
+        self.slots_up()
+            .all(|slot| self.without_sack & (1 << slot) == 0)
+    }
+
     pub(crate) fn members_up(&self) -> usize {
         self.slots_up().count()
     }
@@ -392,6 +402,7 @@ impl Switch {
             pieces: &mut self.pieces,
             modules: self.modules.as_mut(),
             smallest: &mut self.smallest,
+            without_sack: &mut self.without_sack,
             rearm: false,
         };
         let result = act(flow, &mut context);

@@ -121,12 +121,22 @@ impl Flow {
     /// Divides the peer's window among the members that may send: each gets as much
     /// beyond what the peer has acknowledged of it, but all together no more than the
     /// peer has offered and nobody has been given. So edges do not go back when one
-    /// member's bytes wait at the peer, and the peer is never sent more than it takes.
+    /// member's bytes wait at the peer, and the peer is never sent more than it takes; but
+    /// they do when one has used up less than its share, since others hold what they do not
+    /// use.
     pub(crate) fn grant(&mut self) {
+        if self.give() {
+            self.regrant();
+        }
+    }
+
+    /// Gives what is free. True if a member that has used its window up has less than its
+    /// share, by a segment at least.
+    fn give(&mut self) -> bool {
         let sources = || self.ends.iter().filter(|end| end.may_send());
         let count = sources().count() as u64;
         if count == 0 {
-            return;
+            return false;
         }
         let edge = self.members_edge(count);
         let outbound = &self.outbound;
@@ -136,6 +146,7 @@ impl Flow {
             .sum();
         let mut free = edge.saturating_sub(outbound.next + given);
         let segment = u64::from(self.peer_segment_size);
+        let mut starves = false;
         for end in self.ends.iter_mut().filter(|end| end.may_send()) {
             let source = &mut end.source;
             let wanted = (source.acked + share).saturating_sub(source.edge).min(free);
@@ -145,10 +156,15 @@ impl Flow {
             let more = source.edge.saturating_sub(source.announced_edge);
             let left = source.announced_edge.saturating_sub(source.next);
             let unit = 1 << source.announced.scale;
-            if more >= segment || (left < segment && more >= unit) {
+            if left < segment {
+                source.announced.due |= more >= unit;
+                let waits = source.edge < source.next + segment;
+                starves |= waits && source.edge + segment <= source.acked + share;
+            } else if more >= segment {
                 source.announced.due = true;
             }
         }
+        starves
     }
 
     /// The right edge of what `count` members together may send: what the peer takes,
@@ -179,8 +195,9 @@ impl Flow {
     }
 
     /// Takes back what members have been given over their share, so that one that came
-    /// later gets its own. This moves edges back (RFC 9293 §3.8.6 advises against it):
-    /// what a member has sent meanwhile is taken if the peer's window has room for it.
+    /// later, or waits for a window, gets its own. This moves edges back (RFC 9293 §3.8.6
+    /// advises against it): what a member has sent meanwhile is taken if the peer's window
+    /// has room for it.
     pub(crate) fn regrant(&mut self) {
         let count = self.ends.iter().filter(|end| end.may_send()).count() as u64;
         let whole = self.members_edge(count).saturating_sub(self.outbound.acked);
@@ -194,6 +211,6 @@ impl Flow {
                 }
             }
         }
-        self.grant();
+        self.give();
     }
 }

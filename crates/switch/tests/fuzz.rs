@@ -16,6 +16,8 @@ use tidewall_wire::tcp::{Flags, Header, Options};
 const TIME: Duration = Duration::from_millis(2000);
 const MEMBERS: u8 = 3;
 const ISN: u32 = u32::MAX - 100;
+/// In the first byte of a script.
+const WITH_SACK: u8 = 8;
 
 struct Script<'a> {
     bytes: &'a [u8],
@@ -36,6 +38,8 @@ struct Machine {
     /// Connections to members, and where the switch began.
     members: Vec<(FourTuple, u32)>,
     isn: u32,
+    /// All ends take SACK, and segments have blocks.
+    sack: bool,
 }
 
 impl Machine {
@@ -65,6 +69,7 @@ impl Machine {
             },
             members: Vec::new(),
             isn: 0,
+            sack: choice & WITH_SACK != 0,
         };
         for number in 0..MEMBERS {
             machine.add_member(number);
@@ -100,6 +105,14 @@ impl Machine {
                 }
                 Payload::Null(size) => assert!(acp::Header::null(*size).is_some()),
             }
+            let blocks = header.options.sack.as_slice();
+            assert!(blocks.is_empty() || self.sack && emission.payload == Payload::None);
+            let beyond = |at: u32| at.wrapping_sub(header.acknowledgment) as i32;
+            assert!(
+                blocks
+                    .iter()
+                    .all(|&(first, end)| 0 < beyond(first) && beyond(first) < beyond(end))
+            );
             if header.flags.contains(Flags::SYN) {
                 if emission.flow.local == self.peer.local {
                     self.isn = header.sequence;
@@ -145,19 +158,29 @@ impl Machine {
         {
             *byte = script.byte()?;
         }
-        let options = Options {
+        let window = u16::from(script.byte()?) * 8;
+        let mut options = Options {
             maximum_segment_size: Some(600),
             window_scale: (shape & 16 != 0).then_some(2),
+            sack_permitted: self.sack,
             ..Options::default()
         };
+        if self.sack && !flags.contains(Flags::SYN) {
+            for _ in 0..script.byte().unwrap_or(0) & 3 {
+                let mut place = || Some(theirs.wrapping_add(script.byte()?.into()));
+                options.sack.push(place()?, place()?);
+            }
+        } else {
+            options = options.with_acp((shape & 32 == 0).then_some(acp::VERSION));
+        }
         let header = Header {
             source_port: flow.remote.port(),
             destination_port: flow.local.port(),
             sequence,
             acknowledgment,
             flags,
-            window: u16::from(script.byte()?) * 8,
-            options: options.with_acp((shape & 32 == 0).then_some(acp::VERSION)),
+            window,
+            options,
             ..Header::default()
         };
         let segment = Segment {
@@ -262,6 +285,7 @@ fn grown(bytes: &[u8]) -> Vec<u8> {
     });
     let mut random = Random::new(seed);
     let mut script = vec![random.bits() as u8];
+    let sack = script[0] & WITH_SACK != 0;
     for _ in 0..40 + random.below(80) {
         let rarely = random.below(100);
         if rarely < 3 {
@@ -280,6 +304,11 @@ fn grown(bytes: &[u8]) -> Vec<u8> {
         script.extend([who, kind, place(&mut random), place(&mut random), frames]);
         script.extend((0..frames).map(|_| 4 + 8 * random.below(2) as u8));
         script.push(255);
+        if sack && kind == 5 {
+            let blocks = random.below(4) as u8;
+            script.push(blocks);
+            script.extend((0..2 * blocks).map(|_| place(&mut random)));
+        }
     }
     script
 }

@@ -32,6 +32,9 @@ pub struct Host {
     pub refuses: bool,
     links: [Link<Packet>; 2],
     pub buffer: u32,
+    /// As [`End::sack`] and [`End::discards`].
+    pub sack: bool,
+    pub discards: Option<u32>,
 }
 
 pub struct Bed {
@@ -144,6 +147,8 @@ impl Bed {
             refuses: false,
             links: seeds.map(|seed| Link::new(self.impairment.clone(), seed)),
             buffer: 100_000,
+            sack: true,
+            discards: None,
         });
         self.join(number - 1);
         number - 1
@@ -372,6 +377,8 @@ impl Host {
         }
         let mut end = End::accept(packet, iss, SEGMENT_SIZE);
         end.buffer = self.buffer;
+        end.sack &= self.sack;
+        end.discards = self.discards;
         if self.refuses {
             let mut header = packet.header;
             header.flags = Flags::RST | Flags::ACK;

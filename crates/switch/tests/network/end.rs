@@ -1,13 +1,13 @@
 //! A small TCP end whose segments hold whole frames: cumulative acknowledgments, three
-//! duplicates, NewReno's partial acknowledgments, a retransmission timer, windows,
+//! duplicates, NewReno's partial acknowledgments, or SACK, a retransmission timer, windows,
 //! FIN. Repeated segments may hold more or fewer frames than the first time.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use tidewall_protocol::tcp::FourTuple;
 use tidewall_wire::acp::{self, Frames, Kind};
-use tidewall_wire::tcp::{Flags, Header, Options, before};
+use tidewall_wire::tcp::{Flags, Header, Options, SackBlocks, before};
 
 pub const TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -60,6 +60,20 @@ pub struct End {
     pub fin_received: bool,
     ack_due: bool,
     pub repeated: u64,
+    /// Offers SACK; after the handshake: both ends take it.
+    pub sack: bool,
+    /// Discards what came out of order every so many segments, as a receiver may that has
+    /// SACKed it (RFC 2018 §8).
+    pub discards: Option<u32>,
+    /// Segments out of order that came.
+    disordered: u32,
+    /// Where frames begin that the other end has SACKed, or that were sent again since.
+    sacked: BTreeSet<u32>,
+    again: BTreeSet<u32>,
+    /// Where segments began that came out of order, the newest last.
+    arrivals: Vec<u32>,
+    /// A segment that came twice (RFC 2883).
+    duplicate: Option<(u32, u32)>,
 }
 
 impl End {
@@ -93,6 +107,13 @@ impl End {
             fin_received: false,
             ack_due: false,
             repeated: 0,
+            sack: true,
+            discards: None,
+            disordered: 0,
+            sacked: BTreeSet::new(),
+            again: BTreeSet::new(),
+            arrivals: Vec::new(),
+            duplicate: None,
         }
     }
 
@@ -112,11 +133,8 @@ impl End {
         self.received = 1;
         let options = &header.options;
         assert_eq!(options.acp(), Some(acp::VERSION), "the switch asks for ACP");
-        assert!(
-            !options.sack_permitted
-                && options.timestamps.is_none()
-                && options.fast_open().is_none()
-        );
+        assert!(options.timestamps.is_none() && options.fast_open().is_none());
+        self.sack &= options.sack_permitted;
         let size = options.maximum_segment_size.expect("a size");
         self.segment_size = self.segment_size.min(size.into());
         match options.window_scale {
@@ -153,6 +171,70 @@ impl End {
         self.out_of_order.is_empty()
     }
 
+    /// What came out of order, the newest first, behind what came twice (RFC 2018 §4).
+    fn blocks(&mut self) -> SackBlocks {
+        let mut chosen = SackBlocks::default();
+        if !self.sack {
+            return chosen;
+        }
+        let wire = |at: u32| self.irs.wrapping_add(at);
+        if let Some((start, end)) = self.duplicate.take() {
+            chosen.push(wire(start), wire(end));
+        }
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        for (&at, bytes) in &self.out_of_order {
+            let end = at + bytes.len() as u32;
+            match ranges.last_mut() {
+                Some(last) if at <= last.1 => last.1 = last.1.max(end),
+                _ => ranges.push((at, end)),
+            }
+        }
+        self.arrivals
+            .retain(|at| self.out_of_order.contains_key(at));
+        for at in self.arrivals.iter().rev() {
+            let around = ranges
+                .iter()
+                .position(|&(start, end)| (start..end).contains(at));
+            if let Some(around) = around {
+                let (start, end) = ranges.remove(around);
+                chosen.push(wire(start), wire(end));
+            }
+        }
+        chosen
+    }
+
+    /// The other end has these blocks.
+    fn take_blocks(&mut self, header: &Header) {
+        assert!(
+            self.sack || header.options.sack.is_empty(),
+            "blocks that were not agreed on"
+        );
+        for &(first, end) in header.options.sack.as_slice() {
+            let (first, end) = (first.wrapping_sub(self.iss), end.wrapping_sub(self.iss));
+            let acknowledged = header.acknowledgment.wrapping_sub(self.iss);
+            assert!(
+                acknowledged < first && first < end && end <= self.written + 1,
+                "{acknowledged} {first} {end} {}",
+                self.next
+            );
+            let frames = self
+                .frames
+                .iter()
+                .map(|(at, bytes)| (*at, at + bytes.len() as u32));
+            let held = frames.filter(|frame| first <= frame.0 && frame.1 <= end);
+            self.sacked.extend(held.map(|frame| frame.0));
+        }
+    }
+
+    /// The first frame from `from` on that is lost, as three behind it were received, and
+    /// was not sent again.
+    fn lost(&self, from: u32) -> Option<u32> {
+        let third = *self.sacked.iter().rev().nth(2)?;
+        let frames = self.frames.iter().map(|frame| frame.0);
+        let mut missing = frames.take_while(|&at| at < third);
+        missing.find(|at| *at >= from && !self.sacked.contains(at) && !self.again.contains(at))
+    }
+
     fn header(&self, at: u32, flags: Flags) -> Header {
         let room = self.buffer;
         Header {
@@ -175,7 +257,7 @@ impl End {
         let options = Options {
             maximum_segment_size: Some(self.segment_size as u16),
             window_scale: (self.scale > 0).then_some(self.scale),
-            sack_permitted: true,
+            sack_permitted: self.sack,
             ..Options::default()
         };
         Header {
@@ -236,6 +318,7 @@ impl End {
         if self.state != State::Open {
             return;
         }
+        self.take_blocks(header);
         self.acknowledged(
             ack,
             header.window,
@@ -250,6 +333,12 @@ impl End {
             "nothing is acknowledged that was not sent"
         );
         if ack > self.una {
+            // The other end has discarded what it had (RFC 2018 §8).
+            if self.sacked.contains(&ack) {
+                self.sacked.clear();
+                self.again.clear();
+            }
+            self.sacked = self.sacked.split_off(&ack);
             self.una = ack;
             self.next = self.next.max(ack);
             self.duplicates = 0;
@@ -265,12 +354,14 @@ impl End {
             if let Some((at, _)) = self.frames.front() {
                 assert!(*at >= ack, "whole frames are acknowledged");
             }
-            if ack < self.recover {
+            if ack >= self.recover {
+                self.again.clear();
+            } else if !self.again.contains(&ack) {
                 self.repeated = u64::MAX; // marks: repeat one now
             }
         } else if ack == self.una && alone && window == self.window_field && self.next > self.una {
             self.duplicates += 1;
-            if self.duplicates == 3 && self.una >= self.recover {
+            if !self.sack && self.duplicates == 3 && self.una >= self.recover {
                 self.recover = self.next;
                 self.repeated = u64::MAX;
             }
@@ -291,8 +382,21 @@ impl End {
         if !packet.payload.is_empty() && !before(end, self.received) {
             let room = self.received + self.buffer;
             if end <= room {
-                self.out_of_order.insert(at, packet.payload.clone());
+                self.disordered += u32::from(at > self.received);
+                let again = self.out_of_order.insert(at, packet.payload.clone());
+                if again.is_some_and(|again| again.len() == packet.payload.len()) {
+                    self.duplicate = Some((at, end));
+                }
+                self.arrivals.retain(|&other| other != at);
+                self.arrivals.push(at);
             }
+            let discards = |every| at > self.received && self.disordered.is_multiple_of(every);
+            if self.discards.is_some_and(discards) {
+                self.out_of_order.clear();
+                self.duplicate = None;
+            }
+        } else if !packet.payload.is_empty() && !before(at, 1) {
+            self.duplicate = Some((at, end));
         }
         if fin {
             self.their_fin = Some(end);
@@ -362,6 +466,8 @@ impl End {
             self.backoff += 1;
             self.recover = self.next;
             self.duplicates = 0;
+            self.sacked.clear();
+            self.again.clear();
             again = true;
             assert!(
                 self.backoff < 40,
@@ -385,6 +491,21 @@ impl End {
                 Vec::new(),
                 self.flow,
             ));
+        }
+        let mut from = 0;
+        while let Some(at) = self.lost(from) {
+            if self.again.is_empty() {
+                self.recover = self.next;
+            }
+            let payload = self.segment(at);
+            from = at + payload.len() as u32;
+            self.again.extend(
+                self.frames
+                    .iter()
+                    .map(|frame| frame.0)
+                    .filter(|frame| (at..from).contains(frame)),
+            );
+            send(out(self.header(at, Flags::PSH), payload, self.flow));
         }
         let mut flight = (self.next - self.una) as usize;
         while self.next < self.written && flight < self.congestion * self.segment_size {
@@ -410,11 +531,9 @@ impl End {
         }
         if self.ack_due {
             self.ack_due = false;
-            send(out(
-                self.header(self.next, Flags::NONE),
-                Vec::new(),
-                self.flow,
-            ));
+            let mut header = self.header(self.next, Flags::NONE);
+            header.options.sack = self.blocks();
+            send(out(header, Vec::new(), self.flow));
         }
         let waits = self.una < self.written + u32::from(self.closed);
         if !waits {

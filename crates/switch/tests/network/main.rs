@@ -11,4 +11,5 @@ mod hostile;
 mod members;
 mod model;
 mod raw;
+mod sack;
 mod transfer;

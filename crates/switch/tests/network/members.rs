@@ -130,6 +130,7 @@ fn any_ensemble(seed: u64) {
     let mut next = 0;
     let mut changes = 0;
     bed.model.resends = true;
+    bed.peer.sack = random.chance(0.5);
     bed.run_until(Duration::from_secs(600), |bed| {
         while next < sent.len() && bed.got() + 40 > next {
             bed.peer.write(&sent[next]);
@@ -287,6 +288,7 @@ fn any_ensemble_that_answers(seed: u64) {
     config.drain_timeout = Duration::from_secs(20);
     let mut bed = Bed::new(config, round_robin(Lost::Resend), 3, impairment, seed);
     bed.model.resends = true;
+    bed.peer.sack = random.chance(0.5);
     bed.hosts.iter_mut().for_each(|host| host.echoes = true);
     let sent: Vec<_> = (0..120)
         .map(|number| frame(number, 4 + random.below(500) as usize))

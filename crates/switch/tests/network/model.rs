@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tidewall_protocol::tcp::FourTuple;
 use tidewall_switch::{Emission, Payload};
 use tidewall_wire::acp::Frames;
-use tidewall_wire::tcp::Flags;
+use tidewall_wire::tcp::{Flags, Header};
 
 use super::end::Packet;
 
@@ -37,6 +37,8 @@ pub struct Taken {
 #[derive(Default)]
 struct Sent {
     initial: u32,
+    /// The last acknowledgment.
+    acked: u32,
     bytes: Vec<Option<u8>>,
 }
 
@@ -63,6 +65,33 @@ impl Sent {
     }
 }
 
+/// What an end has said to have received: up to its acknowledgment, and in SACK blocks.
+#[derive(Default)]
+struct Held {
+    /// Its own initial sequence number.
+    initial: u32,
+    acked: u32,
+    bytes: Vec<bool>,
+}
+
+impl Held {
+    fn take(&mut self, header: &Header, initial: u32) {
+        let acked = header.acknowledgment.wrapping_sub(initial);
+        self.acked = self.acked.max(acked);
+        for &(first, end) in header.options.sack.as_slice() {
+            let place = first.wrapping_sub(initial) as usize..end.wrapping_sub(initial) as usize;
+            if self.bytes.len() < place.end {
+                self.bytes.resize(place.end, false);
+            }
+            self.bytes[place].fill(true);
+        }
+    }
+
+    fn holds(&self, start: u32, end: u32) -> bool {
+        (start..end).all(|at| at < self.acked || self.bytes.get(at as usize) == Some(&true))
+    }
+}
+
 /// The model of one peer's connection.
 #[derive(Default)]
 pub struct Model {
@@ -72,6 +101,13 @@ pub struct Model {
     acked: HashMap<FourTuple, u32>,
     /// Frames whose acknowledgment has not been sent to the peer.
     given: BTreeMap<u32, Given>,
+    /// What each end has said to have received, by where its connection began.
+    held: HashMap<FourTuple, Held>,
+    /// The peer's connection, seen from the switch.
+    peer: Option<FourTuple>,
+    /// Where members' frames stand in the merged sequence: by member and their place there,
+    /// their place here and length; both from the SYNs on.
+    merged: HashMap<FourTuple, BTreeMap<u32, (u32, u32)>>,
     /// Places where null frames are to come instead.
     former: Vec<Given>,
     peer_initial: u32,
@@ -79,6 +115,8 @@ pub struct Model {
     orphans: BTreeSet<u32>,
     /// By where the frame begins, counted from the peer's SYN.
     taken: HashMap<u32, Taken>,
+    /// Frames that a member had acknowledged when it died: where they begin, their lengths.
+    finished: BTreeMap<u32, u32>,
     pub null_frames: u64,
     /// The module lets frames be sent again, to others.
     pub resends: bool,
@@ -89,9 +127,12 @@ impl Model {
     /// is not acknowledged to the peer before it did.
     pub fn kill(&mut self, connections: &[FourTuple]) {
         let (acked, orphans) = (&self.acked, &mut self.orphans);
+        let finished = &mut self.finished;
         self.given.retain(|&csn, given| {
             let dies = connections.contains(&given.member);
-            if dies && !given.is_acknowledged(acked) {
+            if dies && given.is_acknowledged(acked) {
+                finished.insert(csn, given.length);
+            } else if dies {
                 orphans.insert(csn);
                 self.taken.entry(csn).or_default().dead += 1;
             }
@@ -100,6 +141,8 @@ impl Model {
         for flow in connections {
             self.sent.remove(flow);
             self.acked.remove(flow);
+            self.held.remove(flow);
+            self.merged.remove(flow);
         }
     }
 
@@ -117,6 +160,18 @@ impl Model {
     pub fn input(&mut self, packet: &Packet, from_peer: bool) {
         if from_peer && packet.header.flags.contains(Flags::SYN) {
             self.peer_initial = packet.header.sequence;
+        }
+        let held = self.held.entry(packet.flow).or_default();
+        if packet.header.flags.contains(Flags::SYN) {
+            held.initial = packet.header.sequence;
+        }
+        if packet.header.flags.contains(Flags::ACK)
+            && let Some(sent) = self.sent.get(&packet.flow)
+        {
+            held.take(&packet.header, sent.initial);
+        }
+        if from_peer {
+            self.peer = Some(packet.flow);
         }
         if !from_peer && packet.header.flags.contains(Flags::ACK) {
             let ack = packet.header.acknowledgment;
@@ -163,6 +218,24 @@ impl Model {
         let sent = self.sent.entry(*flow).or_default();
         sent.check(header.sequence, bytes, flow);
         self.null_frames += u64::from(matches!(emission.payload, Payload::Null(_)));
+        assert!(
+            bytes.is_empty() || header.options.sack.is_empty(),
+            "no room for blocks"
+        );
+        if !header.flags.contains(Flags::SYN) {
+            self.reported(emission, to_peer);
+        }
+        if to_peer && let (Payload::Received(range), Some(packet)) = (&emission.payload, answered) {
+            let from = &self.held[&packet.flow];
+            let lsn = packet.header.sequence.wrapping_sub(from.initial) + range.start as u32;
+            let csn = header.sequence.wrapping_sub(self.sent[flow].initial);
+            let merged = self.merged.entry(packet.flow).or_default();
+            for frame in Frames::new(bytes) {
+                let frame = frame.expect("whole");
+                let at = frame.offset as u32;
+                merged.insert(lsn + at, (csn + at, frame.size() as u32));
+            }
+        }
         if to_peer {
             self.acknowledge_to_peer(header.acknowledgment);
         } else if let (Payload::Received(range), Some(packet)) = (&emission.payload, answered) {
@@ -179,6 +252,50 @@ impl Model {
                     frame.size() as u32,
                 );
             }
+        }
+    }
+
+    /// Acknowledgments do not go back, and blocks are of what ends have said to hold,
+    /// beyond the acknowledgment.
+    fn reported(&mut self, emission: &Emission, to_peer: bool) {
+        let header = &emission.header;
+        let end_initial = self.held[&emission.flow].initial;
+        let acked = header.acknowledgment.wrapping_sub(end_initial);
+        let sent = self.sent.entry(emission.flow).or_default();
+        assert!(
+            acked >= sent.acked,
+            "{acked} acknowledged after {}",
+            sent.acked
+        );
+        sent.acked = acked;
+        for &(first, end) in header.options.sack.as_slice() {
+            let (first, end) = (
+                first.wrapping_sub(end_initial),
+                end.wrapping_sub(end_initial),
+            );
+            assert!(acked < first && first < end, "{acked}: {first} to {end}");
+            let mut at = first;
+            while at < end {
+                at = if to_peer && let Some(length) = self.finished.get(&at) {
+                    at + length
+                } else if to_peer {
+                    let given = self.given.get(&at).expect("a frame that was given away");
+                    let lsn = given.lsn.wrapping_sub(self.sent[&given.member].initial);
+                    let held = &self.held[&given.member];
+                    assert!(held.holds(lsn, lsn + given.length), "{given:?} is not held");
+                    at + given.length
+                } else {
+                    let peer = self.peer.expect("a peer");
+                    let frames = &self.merged[&emission.flow];
+                    let &(csn, length) = frames.get(&at).expect("a frame that went to the peer");
+                    assert!(
+                        self.held[&peer].holds(csn, csn + length),
+                        "{csn} is not held"
+                    );
+                    at + length
+                };
+            }
+            assert_eq!(at, end, "blocks are of whole frames");
         }
     }
 

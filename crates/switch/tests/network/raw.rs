@@ -7,7 +7,7 @@ use tidewall_protocol::tcp::FourTuple;
 use tidewall_switch::modules::{Lost, Module};
 use tidewall_switch::{Config, Emission, Member, Payload, Switch};
 use tidewall_wire::acp;
-use tidewall_wire::tcp::{Flags, Header, Options};
+use tidewall_wire::tcp::{Flags, Header, Options, SackBlocks};
 
 use super::bed::{SWITCH, VIRTUAL, config, round_robin, secrets, segment};
 use super::end::Packet;
@@ -29,12 +29,13 @@ pub struct Raw {
     pub isn: u32,
     /// What ends announce now.
     pub window: u16,
+    /// Blocks of the next segment, from the SYN on of who gets it.
+    pub sack: Vec<(u32, u32)>,
 }
 
 pub fn syn_options() -> Options {
     let options = Options {
         maximum_segment_size: Some(900),
-        sack_permitted: true,
         ..Options::default()
     };
     options.with_acp(Some(acp::VERSION))
@@ -71,6 +72,7 @@ impl Raw {
             members: Vec::new(),
             isn: 0,
             window: WINDOW,
+            sack: Vec::new(),
         }
     }
 
@@ -168,16 +170,25 @@ impl Raw {
         emissions
     }
 
+    fn blocks(&mut self, isn: u32) -> SackBlocks {
+        let mut blocks = SackBlocks::default();
+        for (first, end) in self.sack.drain(..) {
+            assert!(blocks.push(isn.wrapping_add(first), isn.wrapping_add(end)));
+        }
+        blocks
+    }
+
     /// A segment of the peer; numbers from the SYNs on.
     pub fn peer(&mut self, sequence: u32, ack: u32, flags: Flags, payload: &[u8]) -> Vec<Emission> {
         let sequence = PEER_ISN.wrapping_add(sequence);
-        let packet = self.packet(
+        let mut packet = self.packet(
             self.peer,
             sequence,
             self.isn.wrapping_add(ack),
             flags,
             payload,
         );
+        packet.header.options.sack = self.blocks(self.isn);
         self.put(&packet)
     }
 
@@ -192,7 +203,8 @@ impl Raw {
     ) -> Vec<Emission> {
         let (flow, isn) = self.members[member];
         let sequence = MEMBER_ISN.wrapping_add(sequence);
-        let packet = self.packet(flow, sequence, isn.wrapping_add(ack), flags, payload);
+        let mut packet = self.packet(flow, sequence, isn.wrapping_add(ack), flags, payload);
+        packet.header.options.sack = self.blocks(isn);
         self.put(&packet)
     }
 
@@ -213,6 +225,19 @@ impl Raw {
             .iter()
             .filter(|emission| emission.flow == self.peer);
         mine.map(|emission| emission.header.acknowledgment.wrapping_sub(PEER_ISN))
+            .collect()
+    }
+
+    /// SACK blocks to an end, from its SYN on.
+    pub fn blocks_to(&self, flow: FourTuple, emissions: &[Emission]) -> Vec<(u32, u32)> {
+        let isn = if flow == self.peer {
+            PEER_ISN
+        } else {
+            MEMBER_ISN
+        };
+        let mine = emissions.iter().filter(|emission| emission.flow == flow);
+        mine.flat_map(|emission| emission.header.options.sack.as_slice())
+            .map(|&(first, end)| (first.wrapping_sub(isn), end.wrapping_sub(isn)))
             .collect()
     }
 

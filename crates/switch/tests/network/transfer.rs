@@ -9,6 +9,7 @@ use tidewall_switch::{Emission, Phase, segments};
 use tidewall_wire::tcp::Flags;
 
 use super::bed::{Bed, bytes_of, config, delayed, round_robin};
+use super::end::State;
 use super::raw::{MEMBER_ISN, Raw, data};
 
 /// A frame's payload: its number, and bytes that only it has.
@@ -148,7 +149,13 @@ fn any_transfer(seed: u64) {
             )
         })
         .collect();
-    for host in &mut bed.hosts {
+    bed.peer.sack = random.chance(0.8);
+    let mut discards = || random.chance(0.2).then(|| 1 + random.below(30) as u32);
+    bed.peer.discards = discards();
+    let host_discards: Vec<_> = bed.hosts.iter().map(|_| discards()).collect();
+    for (host, discards) in bed.hosts.iter_mut().zip(host_discards) {
+        host.sack = random.chance(0.95);
+        host.discards = discards;
         host.echoes = random.chance(0.8);
         host.buffer = 4000 + random.below(100_000) as u32;
     }
@@ -207,6 +214,29 @@ fn any_transfer(seed: u64) {
 #[test]
 fn any_transfer_arrives() {
     each_seed(3000, any_transfer);
+}
+
+/// A member that sends nothing keeps what it was granted when frames were larger; that is
+/// more than the ring has room for since.
+#[test]
+fn a_member_is_not_kept_waiting_by_grants_that_others_do_not_use() {
+    let mut config = config();
+    config.ring = 16;
+    let path = delayed(Duration::from_millis(1));
+    let mut bed = Bed::new(config, round_robin(Lost::Reset), 2, path, 1);
+    bed.run_until(Duration::from_secs(5), |bed| {
+        bed.peer.state == State::Open && bed.hosts.iter().all(|host| !host.connections.is_empty())
+    });
+    let write = |bed: &mut Bed, host: usize, count: u32, length| {
+        let mut ends = bed.hosts[host].connections.values_mut();
+        let end = ends.next().expect("a connection");
+        (0..count).for_each(|number| end.write(&frame(number, length)));
+    };
+    write(&mut bed, 0, 40, 900);
+    write(&mut bed, 1, 40, 900);
+    bed.run_until(Duration::from_secs(10), |bed| bed.peer.got.len() == 80);
+    write(&mut bed, 1, 400, 50);
+    bed.run_until(Duration::from_secs(10), |bed| bed.peer.got.len() == 480);
 }
 
 #[test]

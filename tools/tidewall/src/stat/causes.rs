@@ -233,6 +233,13 @@ const SWITCH: &[Entry] = &[
     ),
     entry(
         Switch,
+        "sack-blocks",
+        Way,
+        "SACK blocks in acknowledgments to peers and members, of what was received beyond something missing.",
+        "Paths lose or reorder frames; see the drops here, and each interface's.",
+    ),
+    entry(
+        Switch,
         "acknowledgments-delayed",
         Way,
         "Acknowledgments of members that did not move what is acknowledged to the peer, since another member is behind.",
