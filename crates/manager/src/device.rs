@@ -199,6 +199,7 @@ impl AfXdp {
             frames: config.frames,
             receive_ring: config.receive_ring,
             copy: mode == XdpMode::Generic,
+            trusted: true,
             wait: true,
         };
         let mut opened_queues = Vec::new();

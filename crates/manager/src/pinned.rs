@@ -9,12 +9,16 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use aya::EbpfLoader;
-use aya::maps::{Array, HashMap, Map, MapData};
+use aya::maps::{Array, DevMap, HashMap, Map, MapData, MapError};
 use aya::programs::Xdp;
 
-use tidewall_device::demux::layout::{APPLICATIONS, Application, QUEUES, WAITING_SOCKETS};
+use tidewall_device::afxdp::Made;
+use tidewall_device::demux::layout::{
+    APPLICATIONS, Application, DEPARTURES, PRIVATE_SOCKETS, QUEUES, WAITING_SOCKETS,
+};
 use tidewall_device::demux::{KernelMaps, TrustedTables, programs};
 use tidewall_device::forked::Unshared;
 use tidewall_device::interface::forwards;
@@ -22,16 +26,20 @@ use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, freeze, pin, pin
 
 use crate::XdpMode;
 use crate::daemon::journal::{ENTRY_BYTES, Entry};
+use crate::domains::programs::PairPrograms;
 use crate::program::{attach, random_bytes, xdp_named};
 use crate::refusal::{check_generic, describe, native};
 
-const MAPS: [&str; 7] = [
+const MAPS: [&str; 10] = [
     "device",
     "queues",
     "owners",
     "fragments",
     "applications",
     "sockets",
+    "pairs",
+    "near_ends",
+    "departures",
     "traces",
 ];
 const PROGRAM: &str = "program";
@@ -107,7 +115,7 @@ impl PinDirectory {
                 _ => {}
             }
         }
-        Ok(())
+        PairPrograms::unpin(&self.path)
     }
 
     /// [`PinDirectory::empty`], and the directory itself.
@@ -128,6 +136,12 @@ pub struct PinnedProgram {
     journal: Array<MapData, [u8; ENTRY_BYTES]>,
     applications: OwnedFd,
     sockets: OwnedFd,
+    pairs: DevMap<MapData>,
+    /// The same, to take elements out of.
+    pairs_file: OwnedFd,
+    near_ends: HashMap<MapData, u32, u32>,
+    departures: Array<MapData, [u64; DEPARTURES]>,
+    pair_programs: Option<Arc<PairPrograms>>,
     // Another manager may unpin it.
     _link: OwnedFd,
 }
@@ -189,6 +203,11 @@ impl PinnedProgram {
         let xdp = xdp_named(&mut loaded, "demux")?;
         xdp.pin(directory.at(PROGRAM))
             .map_err(|error| describe("pin the driver program", error))?;
+        // Without them there is no private mode, and all else works.
+        if let Ok(programs) = PairPrograms::load(&mut loaded) {
+            programs.pin(&directory.path)?;
+        }
+        let xdp = xdp_named(&mut loaded, "demux")?;
         let (link, mode) = attach_by(xdp, interface, mode)?;
         pin(link.as_fd(), &directory.at(LINK))?;
         Ok((Self::adopt(directory)?, mode))
@@ -204,6 +223,15 @@ impl PinnedProgram {
             .map_err(|error| describe("open the journal", error))?;
         let journal = Array::try_from(Map::Array(journal))
             .map_err(|error| describe("open the journal", error))?;
+        let map = |name: &str| {
+            MapData::from_pin(directory.at(name)).map_err(|error| describe("open a map", error))
+        };
+        let near_ends = HashMap::try_from(Map::HashMap(map("near_ends")?))
+            .map_err(|error| describe("open map near_ends", error))?;
+        let pairs = DevMap::try_from(Map::DevMap(map("pairs")?))
+            .map_err(|error| describe("open map pairs", error))?;
+        let departures = Array::try_from(Map::Array(map("departures")?))
+            .map_err(|error| describe("open map departures", error))?;
         let device = pinned(&directory.at("device"))?;
         let queues = pinned(&directory.at("queues"))?;
         let maps = kernel_maps(&directory.path)?;
@@ -213,6 +241,11 @@ impl PinnedProgram {
             journal,
             applications: pinned(&directory.at("applications"))?,
             sockets: pinned(&directory.at("sockets"))?,
+            pairs,
+            pairs_file: pinned(&directory.at("pairs"))?,
+            near_ends,
+            departures,
+            pair_programs: PairPrograms::pinned(&directory.path)?.map(Arc::new),
             _link: pinned(&directory.at(LINK))?,
             directory,
         })
@@ -267,28 +300,93 @@ impl PinnedProgram {
         Ok(map)
     }
 
-    /// Enters an application's sockets on a queue: the one, and the one for frames that
-    /// may wait.
+    /// Enters an application's sockets on a queue of the device.
     ///
     /// # Errors
     /// What the kernel reports.
-    pub fn set_sockets(
+    pub fn set_queue(&mut self, application: u16, made: &Made) -> io::Result<()> {
+        let place = u32::from(application) * QUEUES as u32 + made.shape().queue;
+        self.set_sockets(place, made)
+    }
+
+    /// The one, and the one for frames that may wait.
+    fn set_sockets(&self, place: u32, made: &Made) -> io::Result<()> {
+        set_object(self.sockets.as_fd(), place, made.socket())?;
+        if let Some(waiting) = made.waiting_socket() {
+            let place = WAITING_SOCKETS as u32 + place;
+            set_object(self.sockets.as_fd(), place, waiting)?;
+        }
+        Ok(())
+    }
+
+    /// The programs of private pairs; `None` where the kernel refused them.
+    pub fn pair_programs(&self) -> Option<&Arc<PairPrograms>> {
+        self.pair_programs.as_ref()
+    }
+
+    /// Enters the pair by which an application gets the frames of a queue, and the socket
+    /// on its far end.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn set_pair(
         &mut self,
         application: u16,
         queue: u32,
-        socket: BorrowedFd<'_>,
-        waiting: Option<BorrowedFd<'_>>,
+        near: u32,
+        made: &Made,
     ) -> io::Result<()> {
         let place = u32::from(application) * QUEUES as u32 + queue;
-        set_object(self.sockets.as_fd(), place, socket)?;
-        if let Some(waiting) = waiting {
-            set_object(
-                self.sockets.as_fd(),
-                WAITING_SOCKETS as u32 + place,
-                waiting,
-            )?;
+        self.near_ends
+            .insert(near, u32::from(application), 0)
+            .map_err(|error| describe("enter a private pair", error))?;
+        // The pair first: without a socket behind it no frame is sent there.
+        self.pairs
+            .set(place, near, None, 0)
+            .map_err(|error| describe("enter a private pair", error))?;
+        self.set_sockets(PRIVATE_SOCKETS as u32 + place, made)
+    }
+
+    /// Has nothing leave by a pair.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn forget_pair(&mut self, near: u32) -> io::Result<()> {
+        match self.near_ends.remove(&near) {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(MapError::SyscallError(error))
+                if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(describe("take out a private pair", error)),
         }
-        Ok(())
+    }
+
+    /// Pairs that are in use, by their near ends, with the application of each.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn near_ends(&self) -> io::Result<Vec<(u32, u16)>> {
+        let ends = self.near_ends.iter().map(|end| {
+            let (near, application) = end?;
+            Ok((near, application as u16))
+        });
+        ends.collect::<Result<_, MapError>>()
+            .map_err(|error| describe("read the private pairs", error))
+    }
+
+    /// What became of the frames that an application sent, by [`Sent`]; at
+    /// [`APPLICATIONS`] of those that were nobody's.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    ///
+    /// [`Sent`]: tidewall_device::demux::layout::Sent
+    pub fn departures(&self, application: u16) -> io::Result<[u64; DEPARTURES]> {
+        self.departures
+            .get(&application.into(), 0)
+            .map_err(|error| describe("read what was sent", error))
     }
 
     /// Takes an application's sockets and tables out of the driver's; frames of its ports
@@ -297,10 +395,17 @@ impl PinnedProgram {
     /// # Errors
     /// What the kernel reports.
     pub fn clear(&mut self, application: u16) -> io::Result<()> {
+        self.departures
+            .set(application.into(), [0; DEPARTURES], 0)
+            .map_err(|error| describe("count anew what is sent", error))?;
         for queue in 0..QUEUES as u32 {
             let place = u32::from(application) * QUEUES as u32 + queue;
-            delete_element(self.sockets.as_fd(), place)?;
-            delete_element(self.sockets.as_fd(), WAITING_SOCKETS as u32 + place)?;
+            delete_element(self.pairs_file.as_fd(), place)?;
+            for base in [0, PRIVATE_SOCKETS as u32] {
+                let place = base + place;
+                delete_element(self.sockets.as_fd(), place)?;
+                delete_element(self.sockets.as_fd(), WAITING_SOCKETS as u32 + place)?;
+            }
         }
         delete_element(self.applications.as_fd(), application.into())
     }

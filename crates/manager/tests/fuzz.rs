@@ -163,6 +163,8 @@ fn seeds() -> Vec<Seed> {
                 mac: [2, 0, 0, 0, 0, 1],
                 mode: 1,
                 checksum_offload_possible: 1,
+                private: 1,
+                pad: [0; 7],
             }),
         ),
         (

@@ -38,6 +38,14 @@ pub fn index(name: &str) -> io::Result<u32> {
     Ok(rustix::net::netdevice::name_to_index(any_socket()?, name)?)
 }
 
+/// The name of an interface in the caller's network namespace.
+///
+/// # Errors
+/// ENXIO or ENODEV when there is none.
+pub fn name(index: u32) -> io::Result<String> {
+    Ok(rustix::net::netdevice::index_to_name(any_socket()?, index)?)
+}
+
 /// `struct ifreq`: an interface's name, closed by a zero, and what the kernel reads or
 /// writes.
 #[repr(C, align(8))]

@@ -22,11 +22,11 @@ use std::process::ExitCode;
 use clap::Parser;
 use tidewall_manager::XdpMode;
 use tidewall_manager::connection::Listener;
-use tidewall_manager::daemon::Limits;
 use tidewall_manager::daemon::direct::DirectDevice;
 use tidewall_manager::daemon::log::{Level, Log};
 use tidewall_manager::daemon::metrics::{Endpoint, Metrics};
 use tidewall_manager::daemon::server::Server;
+use tidewall_manager::daemon::{Limits, Users};
 use tidewall_manager::pinned::PinDirectory;
 
 /// Owns a network interface for applications without privileges.
@@ -46,9 +46,14 @@ struct Arguments {
     /// Directory in bpffs [default: /sys/fs/bpf/tidewall/IF]
     #[arg(long, value_name = "DIR")]
     pins: Option<PathBuf>,
-    /// User id that may join, beside 0: it can send any frame; may be repeated
+    /// User id that may have the device's queues, beside 0: it can send any frame; may be
+    /// repeated
     #[arg(long, value_name = "UID")]
     trust: Vec<u32>,
+    /// User id that may join in private mode, or `any`: virtual pairs of its own, and only
+    /// what is its to send leaves; may be repeated
+    #[arg(long, value_name = "UID", value_parser = private_user)]
+    private: Vec<Option<u32>>,
     /// Where the driver program runs: native or generic [default: in the driver, or where
     /// that cannot, on hardware, generically]
     #[arg(long, value_name = "MODE")]
@@ -71,16 +76,27 @@ fn main() -> ExitCode {
     let mut log = Log::default();
     // What systemd has passed comes before anything that is opened here.
     let passed = systemd::listener();
-    let ended = privileges::reduce().and_then(|()| match arguments.remove {
-        true => remove(&arguments, &pins),
-        false => start(&arguments, &pins, passed?, &mut log).map(|mut server| serve(&mut server)),
-    });
+    let ended =
+        privileges::reduce(!arguments.private.is_empty()).and_then(|()| match arguments.remove {
+            true => remove(&arguments, &pins),
+            false => {
+                start(&arguments, &pins, passed?, &mut log).map(|mut server| serve(&mut server))
+            }
+        });
     match ended {
         Ok(code) => code,
         Err(error) => {
             log.write(Level::Error, "cannot-begin", &[("error", &error)]);
             ExitCode::from(2)
         }
+    }
+}
+
+/// A user id, or `None` for any.
+fn private_user(text: &str) -> Result<Option<u32>, std::num::ParseIntError> {
+    match text {
+        "any" => Ok(None),
+        number => number.parse().map(Some),
     }
 }
 
@@ -105,7 +121,10 @@ fn start(
 ) -> io::Result<Server> {
     // Before the socket: who has the directory has that, too.
     let directory = PinDirectory::take(pins)?;
-    let device = DirectDevice::open(directory, &arguments.interface, arguments.xdp)?;
+    let mut device = DirectDevice::open(directory, &arguments.interface, arguments.xdp)?;
+    if !arguments.private.is_empty() {
+        device.offer_private()?;
+    }
     let how = if device.adopted() {
         "taken over"
     } else {
@@ -120,6 +139,8 @@ fn start(
     let listener = listener(&socket_path(arguments)?, passed)?;
     let mut limits = Limits::default();
     limits.trusted = arguments.trust.clone();
+    let listed: Option<Vec<u32>> = arguments.private.iter().copied().collect();
+    limits.private = listed.map_or(Users::Any, Users::Listed);
     let mut server = Server::new(limits, device, listener, std::mem::take(log))?;
     if let Some(endpoint) = &arguments.metrics {
         server.set_metrics(Metrics::open(endpoint)?)?;

@@ -7,7 +7,9 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
-use tidewall_device::capabilities::{BPF, Capability, IPC_LOCK, NET_ADMIN, NET_RAW, PERFMON};
+use tidewall_device::capabilities::{
+    BPF, Capability, IPC_LOCK, NET_ADMIN, NET_RAW, PERFMON, SYS_NICE,
+};
 
 /// What it does not work without: programs and maps (CAP_BPF, CAP_PERFMON), attaching
 /// them, settings and neighbours (CAP_NET_ADMIN), AF_XDP sockets (CAP_NET_RAW).
@@ -16,12 +18,12 @@ const KEPT: [Capability; 4] = [NET_ADMIN, NET_RAW, BPF, PERFMON];
 /// The capabilities that there are have numbers below this.
 const NUMBERS: u32 = 64;
 
-/// Gives up, for good, whatever this process may do beyond [`KEPT`]. To be called before
-/// there is another thread.
+/// Gives up, for good, whatever this process may do beyond [`KEPT`]; CAP_SYS_NICE it keeps
+/// for private mode, if it has it. To be called before there is another thread.
 ///
 /// # Errors
 /// PermissionDenied, with the cure, where one of those is missing; what the kernel reports.
-pub fn reduce() -> io::Result<()> {
+pub fn reduce(private: bool) -> io::Result<()> {
     let effective = capabilities(None)?.effective;
     let missing: Vec<&str> = (KEPT.iter())
         .filter(|kept| effective.bits() & bit(**kept) == 0)
@@ -37,7 +39,9 @@ pub fn reduce() -> io::Result<()> {
     let locks = (!unlock_memory()).then_some(IPC_LOCK);
     let locks = locks.filter(|&locks| effective.bits() & bit(locks) != 0);
     set_no_new_privs(true)?;
-    let kept: u64 = KEPT.into_iter().chain(locks).map(bit).sum();
+    let nice = private.then_some(SYS_NICE);
+    let nice = nice.filter(|&nice| effective.bits() & bit(nice) != 0);
+    let kept: u64 = KEPT.into_iter().chain(locks).chain(nice).map(bit).sum();
     for number in (0..NUMBERS).filter(|number| kept & 1 << number == 0) {
         let other = CapabilitySet::from_bits_retain(1 << number);
         // Beyond the last there is nothing to take away; without CAP_SETPCAP the set stays,

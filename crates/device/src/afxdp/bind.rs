@@ -182,6 +182,8 @@ pub(super) struct Place<'a> {
     pub(super) queue: u32,
     /// To wait for it where another socket has it.
     pub(super) wait: bool,
+    /// See [`super::Settings`].
+    pub(super) trusted: bool,
 }
 
 impl Place<'_> {
@@ -265,7 +267,8 @@ fn bind_part(
         Some(&(_, tx_metadata)) => tx_metadata,
         None => {
             // Older kernels know of no transmit metadata.
-            let tx_metadata = register(fd.as_fd(), part.memory(), TX_METADATA_LENGTH).is_ok();
+            let tx_metadata =
+                place.trusted && register(fd.as_fd(), part.memory(), TX_METADATA_LENGTH).is_ok();
             if !tx_metadata {
                 register(fd.as_fd(), part.memory(), 0).map_err(refused("register frame memory"))?;
             }

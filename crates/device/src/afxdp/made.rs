@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tidewall_sys::interface;
 
 use super::bind::{Bound, Frames, Place, Rings, bind, bind_waiting, map_waiting};
-use super::napi::helpers;
+use super::napi::{helpers, no_helpers};
 use super::socket::{Settings, WaitingHalf};
 use super::umem::SharedUmem;
 use crate::forked::Unshared;
@@ -60,6 +60,7 @@ pub fn make(
         index: interface::index(settings.interface)?,
         queue,
         wait: settings.wait,
+        trusted: settings.trusted,
     };
     let flags = if settings.copy { libc::XDP_COPY } else { 0 };
     let frames = match umem {
@@ -69,7 +70,11 @@ pub fn make(
     let receive_ring = settings.receive_ring;
     let ring = Some(receive_ring);
     let bound = bind(place, frames, ring, flags)?;
-    let helpers = helpers().map_err(|error| place.refused("prefer busy polling", &error))?;
+    let helpers = match settings.trusted {
+        true => helpers(),
+        false => no_helpers(),
+    };
+    let helpers = helpers.map_err(|error| place.refused("prefer busy polling", &error))?;
     // Without it everything wakes.
     let waiting = bind_waiting(bound.fd.as_fd(), place).ok();
     Ok(Made {
@@ -82,6 +87,12 @@ pub fn make(
 }
 
 impl Made {
+    /// As the queue of the device whose frames come here, where that is another's.
+    pub fn numbered(mut self, queue: u32) -> Self {
+        self.queue = queue;
+        self
+    }
+
     /// The socket, for the owner's map of sockets.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.bound.fd.as_fd()

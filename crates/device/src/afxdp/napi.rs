@@ -42,6 +42,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_sys::{
     Received, SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_INCOMING_NAPI_ID, SO_PREFER_BUSY_POLL,
     attach_filter, option, receive_message, set_option,
@@ -93,6 +94,14 @@ fn instruction(code: u32, jf: u8, k: u32) -> libc::sock_filter {
 /// EPERM: preferring busy polling needs CAP_NET_ADMIN.
 pub fn helpers() -> io::Result<[UdpSocket; 2]> {
     Ok([helper(true)?, helper(false)?])
+}
+
+/// As many sockets that have nothing polled, where the device is not the receiver's to
+/// poll.
+pub(super) fn no_helpers() -> io::Result<[UdpSocket; 2]> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = || socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
+    Ok([socket()?.into(), socket()?.into()])
 }
 
 fn helper(prefer: bool) -> io::Result<UdpSocket> {

@@ -49,6 +49,10 @@ pub struct Settings<'a> {
     pub copy: bool,
     /// To wait for a queue that another socket has, whose owner may be just gone.
     pub wait: bool,
+    /// Who uses the queue is trusted: frames may have transmit metadata, by which their
+    /// sender can have the kernel or the device write into them what it says, and there
+    /// are sockets by which the device can be polled.
+    pub trusted: bool,
 }
 
 /// A bound socket and everything mapped for it.
@@ -186,6 +190,7 @@ pub fn open_transmitter(
         index,
         queue,
         wait: true,
+        trusted: true,
     };
     let bound = bind(place, Frames::Own(frames), None, 0)?;
     let halves = bound.into_halves((interface, index, queue));

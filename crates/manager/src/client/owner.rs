@@ -19,6 +19,9 @@ const ASK_EVERY: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct Manager {
     client: Arc<Client>,
+    /// In private mode a thread of the kernel's polls the device, whose settings are
+    /// nobody's to change.
+    private: bool,
     /// What the device was set to last; `None`: interrupts are not deferred.
     moderation: Mutex<Option<InterruptModeration>>,
     /// When it was asked for a probe last.
@@ -27,10 +30,13 @@ pub(super) struct Manager {
 
 impl Manager {
     pub(super) fn new(client: Arc<Client>) -> Self {
+        let private = client.joined().private != 0;
+        // As it begins.
+        let moderation = (!private).then_some(InterruptModeration::Enabled);
         Manager {
             client,
-            // As it begins.
-            moderation: Mutex::new(Some(InterruptModeration::Enabled)),
+            private,
+            moderation: Mutex::new(moderation),
             asked: Mutex::default(),
         }
     }
@@ -58,7 +64,7 @@ impl Owner for Manager {
             .moderation
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if set.is_some() == deferred {
+        if self.private || set.is_some() == deferred {
             return;
         }
         let wanted = deferred.then_some(InterruptModeration::Enabled);
@@ -68,11 +74,17 @@ impl Owner for Manager {
     }
 
     fn probe_napi(&self, queue: u32, port: u16, source: u16) {
+        if self.private {
+            return;
+        }
         // What is not asked for does not come, which the receiver notices.
         let _ = self.client.probe_napi(queue, port, source);
     }
 
     fn napi_probe(&self, queue: u32) -> Option<NapiProbe> {
+        if self.private {
+            return None;
+        }
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if asked.is_some_and(|at| now.duration_since(at) < ASK_EVERY) {
@@ -83,6 +95,9 @@ impl Owner for Manager {
     }
 
     fn receive_in_kernel(&self, datagram: &[u8]) -> io::Result<()> {
+        if self.private {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         self.client.receive_in_kernel(datagram)
     }
 

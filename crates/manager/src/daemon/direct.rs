@@ -13,23 +13,30 @@ use rustix::net::{
 use tidewall_device::afxdp::Made;
 use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
-    APPLICATIONS, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
+    APPLICATIONS, CLASSES, COUNTERS, Class, Counter, DEPARTURES, Protocol, QUEUES,
 };
 use tidewall_device::interface::{driver, is_physical, queue_count, transmit_queue_count};
 use tidewall_sys::netlink::{Change, Rtnetlink};
 use tidewall_sys::{interface, option, option_bytes};
+use tidewall_wire::ethernet::MacAddress;
 use zerocopy::FromZeros;
 
 use super::journal::{ACTIVE, Entry, FREE};
 use super::neighbours::Neighbours;
 use super::ports::{HolderFacts, PortKey};
+use super::private::{self, Private};
 use super::queues::{self, Queues};
 use super::reserved::Reserved;
 use super::{Device, Recovered};
 use crate::XdpMode;
+use crate::domains::pair::Pairs;
+use crate::domains::stock::StockCounters;
+use crate::domains::threaded;
 use crate::pinned::{PinDirectory, PinnedProgram};
 use crate::program::random_bytes;
-use crate::protocol::{Answer, Blocks, Empty, Join, Joined, QueueCounters, Request, address, text};
+use crate::protocol::{
+    Answer, Blocks, Empty, JOIN_WITHOUT_QUEUES, Join, Joined, QueueCounters, Request, address, text,
+};
 
 /// What an application is handed beside [`Joined`].
 #[derive(Debug)]
@@ -54,6 +61,8 @@ pub struct DirectDevice {
     reserved: Reserved,
     neighbours: Neighbours,
     queues: Queues,
+    /// Where private mode is offered.
+    private: Option<Private>,
     /// The manager's own entry in the journal.
     own: Entry,
     /// Whether the program was there before this process.
@@ -102,7 +111,7 @@ impl DirectDevice {
             if entry.state == ACTIVE {
                 active.push(number);
             }
-            if entry.state != FREE && entry.queues > 0 {
+            if entry.state != FREE && entry.queues > 0 && entry.private == 0 {
                 holder = Some(number);
             }
         }
@@ -117,11 +126,69 @@ impl DirectDevice {
             reserved,
             neighbours,
             queues: Queues::new(interface, index, holder, queues::noted(&own)),
+            private: None,
             own,
             adopted,
         };
         device.refresh_addresses()?;
+        device.refresh_link();
+        // What an earlier process's private applications have is taken care of.
+        if !device.program.near_ends()?.is_empty() {
+            device.offer_private()?;
+        }
         Ok(device)
+    }
+
+    /// Offers private mode: pairs are made ready from now on, by a thread.
+    ///
+    /// # Errors
+    /// Unsupported where the program runs generically, or the kernel refused what private
+    /// mode needs; what making pairs reports.
+    pub fn offer_private(&mut self) -> io::Result<()> {
+        if self.mode != XdpMode::Native {
+            let text = "private mode needs the driver program in the driver: frames lose their \
+                        metadata otherwise";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
+        if self.private.is_none() {
+            let (_, mtu) = self.link();
+            self.private = Some(Private::open(&self.program, &self.interface, mtu)?);
+        }
+        Ok(())
+    }
+
+    /// Link address and MTU, as far as they are known.
+    fn link(&self) -> (Option<MacAddress>, u32) {
+        let attribute = |name: &str| {
+            std::fs::read_to_string(format!("/sys/class/net/{}/{name}", self.interface))
+                .unwrap_or_default()
+        };
+        let mac = attribute("address").trim().parse().ok();
+        (mac, attribute("mtu").trim().parse().unwrap_or(0))
+    }
+
+    /// Writes the interface's link address and MTU into the driver program's map anew, by
+    /// which what private applications send is judged.
+    fn refresh_link(&mut self) {
+        // An MTU of 0 lets nothing pass.
+        let (mac, mtu) = self.link();
+        let mac = mac.unwrap_or(MacAddress([0; 6]));
+        self.program.trusted().set_device(self.index, mac, mtu);
+    }
+
+    /// What became of the frames that a private application sent, by [`Sent`].
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    ///
+    /// [`Sent`]: tidewall_device::demux::layout::Sent
+    pub fn departures(&self, application: u16) -> io::Result<[u64; DEPARTURES]> {
+        self.program.departures(application)
+    }
+
+    /// What the stock of private pairs has counted; `None` without private mode.
+    pub fn stock(&self) -> Option<StockCounters> {
+        self.private.as_ref().map(Private::counters)
     }
 
     /// True where an earlier process had attached the program.
@@ -164,14 +231,22 @@ impl DirectDevice {
         self.program.trusted().set_locals(&addresses)
     }
 
-    /// Follows what has changed in the host: its addresses, and neighbours that are to be
-    /// kept resolved.
+    /// Follows what has changed in the host: its addresses, the interface's own, and
+    /// neighbours that are to be kept resolved.
     ///
     /// # Errors
     /// As [`DirectDevice::refresh_addresses`].
     pub fn host_changed(&mut self, changes: &[Change]) -> io::Result<()> {
         self.neighbours
             .changed(&mut self.netlink, self.index, changes);
+        let index = self.index;
+        let of_link = |change: &Change| match change {
+            Change::Link(link) => link.index == index,
+            change => matches!(change, Change::Missed),
+        };
+        if changes.iter().any(of_link) {
+            self.refresh_link();
+        }
         let of_addresses = |change: &Change| matches!(change, Change::Address | Change::Missed);
         match changes.iter().any(of_addresses) {
             true => self.refresh_addresses(),
@@ -227,7 +302,44 @@ impl DirectDevice {
         self.reserved.set(&[0; 4])?;
         self.neighbours.clear_all(&mut self.netlink, self.index);
         self.queues.release(queues::noted(&self.own))?;
-        self.program.remove()
+        self.put_back_polling()?;
+        // Before its pairs go.
+        let index = self.index;
+        drop(self.private.take());
+        self.program.remove()?;
+        Pairs::remove_all(index)
+    }
+
+    fn put_back_polling(&mut self) -> io::Result<()> {
+        if let Some(before) = private::noted(&self.own) {
+            threaded::put_back(&self.interface, self.index, before)?;
+            self.note(|own| private::note(own, None))?;
+        }
+        Ok(())
+    }
+
+    /// Makes what a private application asked for. The queues are no longer polled by
+    /// whoever receives, but by a thread of the kernel's.
+    fn make_private(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
+        if join.flags & JOIN_WITHOUT_QUEUES != 0 {
+            return Ok(Vec::new());
+        }
+        if self.queues.are_used() {
+            return Err(busy(&self.interface));
+        }
+        let Some(private) = &mut self.private else {
+            let text = "no private mode here: tidewalld --private";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        };
+        let made = private.make(&mut self.program, application, join)?;
+        if private::noted(&self.own).is_none() {
+            let before = threaded::read(&self.interface, self.index)?;
+            self.note(|own| private::note(own, Some(before)))?;
+        }
+        if let Some(private) = &self.private {
+            private.poll_by_thread()?;
+        }
+        Ok(made)
     }
 
     fn note(&mut self, change: impl FnOnce(&mut Entry)) -> io::Result<()> {
@@ -240,11 +352,14 @@ impl DirectDevice {
 
     /// Makes an application's queues, which get its frames from then on.
     fn make_queues(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
+        if self.private.as_ref().is_some_and(Private::is_used)
+            && join.flags & JOIN_WITHOUT_QUEUES == 0
+        {
+            return Err(busy(&self.interface));
+        }
         let made = self.queues.make(application, join, self.mode)?;
         for queue in &made {
-            let (number, waiting) = (queue.shape().queue, queue.waiting_socket());
-            self.program
-                .set_sockets(application, number, queue.socket(), waiting)?;
+            self.program.set_queue(application, queue)?;
         }
         if !made.is_empty() {
             self.program
@@ -259,6 +374,15 @@ impl DirectDevice {
         }
         Ok(made)
     }
+}
+
+/// Of queues that their application polls and those that a thread does.
+fn busy(interface: &str) -> io::Error {
+    let text = format!(
+        "{interface} is used in the other mode: either one trusted application has its queues, \
+         or private ones share them"
+    );
+    io::Error::new(io::ErrorKind::ResourceBusy, text)
 }
 
 const NATIVE: u32 = 1;
@@ -311,18 +435,13 @@ impl Device for DirectDevice {
     }
 
     fn describe(&self) -> Joined {
-        let attribute = |name: &str| {
-            std::fs::read_to_string(format!("/sys/class/net/{}/{name}", self.interface))
-                .unwrap_or_default()
-        };
-        let mac: Option<tidewall_wire::ethernet::MacAddress> =
-            attribute("address").trim().parse().ok();
+        let (mac, mtu) = self.link();
         Joined {
             hash_key: self.program.trusted().hash_key(),
             name: text(&self.interface),
             driver: text(&driver(&self.interface).unwrap_or_default()),
             index: self.index,
-            mtu: attribute("mtu").trim().parse().unwrap_or(0),
+            mtu,
             transmit_queues: transmit_queue_count(&self.interface).unwrap_or(0),
             mac: mac.map_or([0; 6], |mac| mac.0),
             mode: self.own.queues as u8,
@@ -335,8 +454,11 @@ impl Device for DirectDevice {
         self.program.set_entry(application, entry)
     }
 
-    fn make(&mut self, application: u16, join: &Join) -> io::Result<(u32, Parts)> {
-        let queues = self.make_queues(application, join)?;
+    fn make(&mut self, application: u16, join: &Join, private: bool) -> io::Result<(u32, Parts)> {
+        let queues = match private {
+            true => self.make_private(application, join)?,
+            false => self.make_queues(application, join)?,
+        };
         let parts = Parts {
             tables: self.program.make_tables(application)?,
             counters: self.program.queues().try_clone_to_owned()?,
@@ -352,6 +474,13 @@ impl Device for DirectDevice {
         let tables = self.program.trusted();
         // Later fragments of what it was getting become the kernel's.
         tables.forget_fragments();
+        if let Some(private) = &mut self.private {
+            private.clear(&mut self.program, application)?;
+            if !private.is_used() {
+                self.put_back_polling()?;
+            }
+        }
+        let tables = self.program.trusted();
         if self.queues.are_of(application) {
             tables.set_fragment_application(None);
             self.queues.release(queues::noted(&self.own))?;

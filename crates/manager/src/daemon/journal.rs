@@ -42,8 +42,13 @@ pub struct Entry {
     pub defer_hard_irqs: u64,
     /// `gro_flush_timeout`, ns.
     pub flush_timeout: u64,
+    /// Of the manager's own: 1, or 2 where threads polled the device, while that is noted
+    /// to be so again.
+    pub threaded_before: u32,
+    /// 1: in private mode.
+    pub private: u32,
     /// Zero.
-    pub reserved: [u8; 136],
+    pub reserved: [u8; 128],
 }
 
 const _: () = assert!(size_of::<Entry>() == ENTRY_BYTES);

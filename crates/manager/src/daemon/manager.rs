@@ -22,8 +22,8 @@ use super::ports::{HolderFacts, PortKey, Ports};
 use super::{Device, Limits, PRESENT_WITHIN};
 use crate::connection::Credentials;
 use crate::protocol::{
-    Answer, Counters, Empty, Failure, Holder, JOIN_WITHOUT_QUEUES, Join, Joined, Port, Present,
-    Request, address, header, transport,
+    Answer, Counters, Empty, Failure, Holder, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined,
+    Port, Present, Request, address, header, transport,
 };
 
 /// How soon a step that failed is tried again.
@@ -343,15 +343,17 @@ impl Manager {
         device: &mut D,
     ) -> Result<Reply<D::Parts>, Refusal> {
         let Credentials { uid, pid } = self.newcomer(client)?;
-        if join.flags & !JOIN_WITHOUT_QUEUES != 0 {
+        if join.flags & !(JOIN_WITHOUT_QUEUES | JOIN_PRIVATE) != 0 {
             return refused(libc::EINVAL, "flags that this manager does not know");
         }
-        if uid != 0 && !self.limits.trusted.contains(&uid) {
+        let trusted = uid == 0 || self.limits.trusted.contains(&uid);
+        let private = !trusted || join.flags & JOIN_PRIVATE != 0;
+        if !trusted && !self.limits.private.contains(uid) {
             return refused(
                 libc::EPERM,
                 format!(
-                    "user {uid} would get a queue of the device, by which any frame can be sent: \
-                     tidewalld --trust {uid}"
+                    "user {uid} may not join: tidewalld --private {uid}, or --trust {uid} for a \
+                     queue of the device, by which any frame can be sent"
                 ),
             );
         }
@@ -369,7 +371,10 @@ impl Manager {
         self.put(
             number,
             Application {
-                entry: Entry::incomplete(uid, pid, token),
+                entry: Entry {
+                    private: private.into(),
+                    ..Entry::incomplete(uid, pid, token)
+                },
                 state: State::Clearing,
             },
         );
@@ -396,7 +401,7 @@ impl Manager {
             return refused(libc::EIO, "no application");
         };
         device.record(number, &application.entry)?;
-        let (queues, parts) = device.make(number, join)?;
+        let (queues, parts) = device.make(number, join, application.entry.private != 0)?;
         application.entry.queues = queues;
         application.entry.state = ACTIVE;
         device.record(number, &application.entry)?;
@@ -410,6 +415,7 @@ impl Manager {
             application: number.into(),
             domain: entry.uid,
             queues: entry.queues,
+            private: entry.private as u8,
             ..device.describe()
         }
     }

@@ -19,6 +19,7 @@ mod manager;
 pub mod metrics;
 mod neighbours;
 pub mod ports;
+mod private;
 mod queues;
 mod reserved;
 pub mod server;
@@ -61,12 +62,18 @@ pub trait Device {
     fn record(&mut self, application: u16, entry: &Entry) -> io::Result<()>;
 
     /// Makes the tables and queues of an application; how many queues, and what is to be
-    /// handed over.
+    /// handed over. In private mode no frame leaves by them that is not the application's
+    /// to send.
     ///
     /// # Errors
-    /// EBUSY where no queue is left; what the kernel reports. What is half made then is
+    /// EBUSY where no queue is left; EOPNOTSUPP where there is no private mode; what the kernel reports. What is half made then is
     /// left to [`Device::clear`].
-    fn make(&mut self, application: u16, join: &Join) -> io::Result<(u32, Self::Parts)>;
+    fn make(
+        &mut self,
+        application: u16,
+        join: &Join,
+        private: bool,
+    ) -> io::Result<(u32, Self::Parts)>;
 
     /// Takes tables and queues away, as far as there are some.
     ///
@@ -113,6 +120,25 @@ pub trait Device {
     ) -> io::Result<(Answer, Vec<OwnedFd>)>;
 }
 
+/// Users, by their ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// All.
+    Any,
+    /// These.
+    Listed(Vec<u32>),
+}
+
+impl Users {
+    /// Whether a user is one of them.
+    pub fn contains(&self, uid: u32) -> bool {
+        match self {
+            Users::Any => true,
+            Users::Listed(users) => users.contains(&uid),
+        }
+    }
+}
+
 /// What a manager grants.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -120,6 +146,8 @@ pub struct Limits {
     /// User ids that may join, beside 0. A queue of the device can send any frame, so
     /// they are trusted as with CAP_NET_RAW.
     pub trusted: Vec<u32>,
+    /// Who may join beside those, in private mode.
+    pub private: Users,
     /// Connections of all users.
     pub clients: usize,
     /// Connections of one user.
@@ -139,6 +167,7 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             trusted: Vec::new(),
+            private: Users::Listed(Vec::new()),
             clients: 256,
             clients_of_user: 64,
             applications_of_user: 8,

@@ -25,6 +25,27 @@ use crate::{Config, XdpMode};
 /// Frames and places of rings that an application may ask for.
 const SIZES: std::ops::RangeInclusive<u32> = 256..=65_536;
 
+/// Frames and places of the receive ring that an application gets.
+///
+/// # Errors
+/// EINVAL where it asked for what is out of range.
+pub(super) fn sizes(join: &Join, interface: &str) -> io::Result<(u32, u32)> {
+    let usual = Config::new(interface);
+    let size = |asked, usual| match asked {
+        0 => Ok(usual),
+        asked if SIZES.contains(&asked) && u32::is_power_of_two(asked) => Ok(asked),
+        _ => Err(invalid(format!(
+            "frames and places of rings are powers of two, {} to {}",
+            SIZES.start(),
+            SIZES.end()
+        ))),
+    };
+    Ok((
+        size(join.frames, usual.frames)?,
+        size(join.receive_ring, usual.receive_ring)?,
+    ))
+}
+
 /// See the module's documentation.
 pub(super) struct Queues {
     interface: String,
@@ -90,22 +111,14 @@ impl Queues {
         if join.flags & JOIN_WITHOUT_QUEUES != 0 {
             return Ok(Vec::new());
         }
-        let usual = Config::new(&self.interface);
-        let size = |asked, usual| match asked {
-            0 => Ok(usual),
-            asked if SIZES.contains(&asked) && u32::is_power_of_two(asked) => Ok(asked),
-            _ => Err(invalid(format!(
-                "frames and places of rings are powers of two, {} to {}",
-                SIZES.start(),
-                SIZES.end()
-            ))),
-        };
+        let (frames, receive_ring) = sizes(join, &self.interface)?;
         let settings = Settings {
             interface: &self.interface,
-            frames: size(join.frames, usual.frames)?,
-            receive_ring: size(join.receive_ring, usual.receive_ring)?,
+            frames,
+            receive_ring,
             copy: mode == XdpMode::Generic,
             wait: false,
+            trusted: true,
         };
         let queues = queue_count(&self.interface).unwrap_or(1);
         if join.queues != 0 && join.queues != queues {
@@ -139,6 +152,11 @@ impl Queues {
         if set(defer, "1").and_then(|()| set(timeout, "0")).is_ok() {
             self.timer = FlushTimer::open(&self.interface, before.map(|it| it.to_string()));
         }
+    }
+
+    /// True if an application has them.
+    pub(super) fn are_used(&self) -> bool {
+        self.application.is_some()
     }
 
     /// True of who has them, and of nobody where nobody has.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
+use tidewall_device::demux::layout::Sent;
 use tidewall_sys::monotonic;
 use tidewall_sys::netlink::Monitor;
 
@@ -315,6 +316,7 @@ impl Server {
         // Its descriptor leaves the set when it is closed.
         if self.clients.remove(&client).is_some() {
             let application = self.manager.application_of(client);
+            self.log_departures(application);
             self.manager.gone(client, monotonic(), &mut self.device);
             self.log_ended(application);
         }
@@ -330,6 +332,29 @@ impl Server {
             Ok(()) => self.log.write(Level::Info, "stopped", &[]),
             Err(error) => self.log.write(Level::Error, "failed", &[("error", error)]),
         }
+    }
+
+    /// What a private application that is about to end sent and was not its to send, by
+    /// cause.
+    fn log_departures(&mut self, application: Option<u16>) {
+        let Some(number) = application else {
+            return;
+        };
+        let Ok(counts) = self.device.departures(number) else {
+            return;
+        };
+        let refused: Vec<(&str, u64)> = Sent::ALL
+            .into_iter()
+            .zip(counts)
+            .filter(|(cause, count)| *cause != Sent::Passed && *count > 0)
+            .map(|(cause, count)| (cause.name(), count))
+            .collect();
+        if refused.is_empty() {
+            return;
+        }
+        let mut values: Vec<(&str, &dyn Display)> = vec![("application", &number)];
+        values.extend(refused.iter().map(|(name, count)| (*name, count as _)));
+        self.log.write(Level::Warning, "frames-refused", &values);
     }
 
     fn log_ended(&mut self, application: Option<u16>) {

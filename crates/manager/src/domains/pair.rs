@@ -69,7 +69,9 @@ impl Pairs {
     }
 
     fn make_keeper(&mut self) -> io::Result<()> {
-        let keeper = self.make_numbered(KEEPER)?;
+        let Some(keeper) = self.make_numbered(KEEPER)? else {
+            return Ok(());
+        };
         let added = self
             .netlink
             .add_block_filter(self.block(), self.programs.sent());
@@ -114,18 +116,27 @@ impl Pairs {
     /// # Errors
     /// What the kernel reports. Nothing is left then.
     pub fn make(&mut self) -> io::Result<Pair> {
-        let number = self.next;
-        self.next += 1;
-        self.make_numbered(number)
+        loop {
+            let number = self.next;
+            self.next += 1;
+            if let Some(pair) = self.make_numbered(number)? {
+                return Ok(pair);
+            }
+        }
     }
 
-    fn make_numbered(&mut self, number: u32) -> io::Result<Pair> {
+    /// `None` where another maker of this device's pairs has the number.
+    fn make_numbered(&mut self, number: u32) -> io::Result<Option<Pair>> {
         let [near, far] = self.names(number);
-        self.netlink.make_veth(&VethPair {
+        let made = self.netlink.make_veth(&VethPair {
             names: [&near, &far],
             group: self.block(),
             mtu: self.mtu,
-        })?;
+        });
+        match made {
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => return Ok(None),
+            made => made?,
+        }
         let finished = self.finish(&near, &far);
         if finished.is_err()
             && let Ok(near) = interface::index(&near)
@@ -133,7 +144,7 @@ impl Pairs {
             // What cannot be deleted now is when the device is opened next.
             let _ = self.netlink.delete_link(near);
         }
-        finished
+        finished.map(Some)
     }
 
     fn finish(&mut self, near: &str, far: &str) -> io::Result<Pair> {

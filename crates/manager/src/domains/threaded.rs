@@ -6,6 +6,7 @@
 
 use std::io;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, setpriority_process};
 use tidewall_sys::netlink::{Napi, Netdev};
 
@@ -47,16 +48,21 @@ pub fn read(interface: &str, index: u32) -> io::Result<Before> {
     })
 }
 
-/// Has threads poll an interface, of low priority. May be repeated: the kernel makes
-/// threads anew when the interface goes down and up, and they forget their priority.
+/// Has threads poll an interface, of low priority where CAP_SYS_NICE is there. May be
+/// repeated: the kernel makes threads anew when the interface goes down and up, and they
+/// forget their priority.
 ///
 /// # Errors
 /// EOPNOTSUPP for an interface without NAPI, as a veth without a program; EPERM or EACCES
-/// without CAP_NET_ADMIN, CAP_SYS_NICE, and before Linux 6.17 user 0; what the kernel reports.
+/// without CAP_NET_ADMIN, and before Linux 6.17 user 0; what the kernel reports.
 pub fn set(interface: &str, index: u32) -> io::Result<()> {
     switch(interface, index, true)?;
     for thread in threads(interface, index) {
-        setpriority_process(Some(thread), NICE)?;
+        match setpriority_process(Some(thread), NICE) {
+            // It works without, and takes more from the applications.
+            Ok(()) | Err(Errno::PERM | Errno::ACCESS) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
 }

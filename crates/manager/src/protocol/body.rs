@@ -44,7 +44,7 @@ bodies! {
         frames: u32,
         /// Places of each receive ring; 0: as the manager likes.
         receive_ring: u32,
-        /// 0 or [`JOIN_WITHOUT_QUEUES`].
+        /// [`JOIN_WITHOUT_QUEUES`] and [`JOIN_PRIVATE`].
         flags: u32,
     }
 
@@ -170,6 +170,11 @@ bodies! {
         mode: u8,
         /// 1: frames may come with checksums that their sender left to its device.
         checksum_offload_possible: u8,
+        /// 1: private mode: the queues are on virtual pairs, nobody has them polled, and
+        /// only what the application may send leaves. 0: direct mode.
+        private: u8,
+        /// Zero.
+        pad: [u8; 7],
     }
 
     /// A queue of an application.
@@ -282,6 +287,8 @@ pub const STATUS_CLEARING: u32 = 3;
 
 /// Of [`Join`]: to have ports and no queues. Frames of these ports go to the kernel.
 pub const JOIN_WITHOUT_QUEUES: u32 = 1;
+/// Of [`Join`]: to be in private mode, also as a user that is trusted.
+pub const JOIN_PRIVATE: u32 = 2;
 
 /// The device interrupts with each frame.
 pub const MODERATION_ENABLED: u32 = 0;

@@ -82,7 +82,7 @@ impl Device for FakeDevice {
         result
     }
 
-    fn make(&mut self, application: u16, join: &Join) -> io::Result<(u32, ())> {
+    fn make(&mut self, application: u16, join: &Join, _: bool) -> io::Result<(u32, ())> {
         let queues = join.flags & JOIN_WITHOUT_QUEUES == 0;
         if queues && self.queues.is_some() {
             return Err(io::ErrorKind::ResourceBusy.into());

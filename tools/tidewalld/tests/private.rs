@@ -1,0 +1,274 @@
+//! Applications in private mode: without privileges, without trust, several on one device.
+
+mod support;
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use support::*;
+use tidewall_manager::client::Client;
+use tidewall_manager::domains::threaded;
+use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
+use tidewall_socket::{EmbeddedConfig, Stack};
+
+const ADDRESS: &str = "10.77.0.1";
+const NOBODY: u32 = 65_534;
+/// Of the first application; the second has the next.
+const PORT: u16 = 7007;
+const LIMIT: Duration = Duration::from_secs(20);
+const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes";
+
+#[test]
+fn private_applications_serve_side_by_side() {
+    run_with_peer("private_applications_serve_side_by_side", 60);
+}
+
+#[test]
+fn private_domains_come_and_go() {
+    run_with_peer("private_domains_come_and_go", 60);
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn time_of_private_domains() {
+    run_within("time_of_private_domains", 300);
+}
+
+/// A process of its own that echoes datagrams and answers requests.
+struct Application(Child);
+
+impl Application {
+    fn start(port: u16) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "inside::serve", "--ignored", "--nocapture"])
+            .env("TW_PORT", port.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        while !lines.next().unwrap().unwrap().contains("serves") {}
+        // Nobody stops on a full pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        Application(child)
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn echo(port: u16, text: &[u8]) -> std::io::Result<Vec<u8>> {
+    let socket = UdpSocket::bind("10.77.0.2:0")?;
+    socket.set_read_timeout(Some(LIMIT))?;
+    socket.connect((ADDRESS, port))?;
+    socket.send(text)?;
+    let mut buffer = [0; 2048];
+    let length = socket.recv(&mut buffer)?;
+    Ok(buffer[..length].to_vec())
+}
+
+fn get(port: u16) -> std::io::Result<Vec<u8>> {
+    let server: SocketAddr = format!("{ADDRESS}:{port}").parse().unwrap();
+    let mut stream = TcpStream::connect_timeout(&server, LIMIT)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")?;
+    let mut answer = vec![0; ANSWER.len()];
+    stream.read_exact(&mut answer)?;
+    Ok(answer)
+}
+
+fn start_private() -> Daemon {
+    start_with(command().args(["--private", &NOBODY.to_string()])).0
+}
+
+/// Interfaces that are none of the test's own.
+fn pairs() -> usize {
+    let entries = std::fs::read_dir("/sys/class/net").unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names
+        .filter(|name| !["lo", INTERFACE, "tw-peer"].contains(&name.as_str()))
+        .count()
+}
+
+/// Whether a thread polls the interface.
+fn is_threaded() -> bool {
+    let index = tidewall_sys::interface::index(INTERFACE).unwrap();
+    threaded::read(INTERFACE, index).unwrap().threaded
+}
+
+mod inside {
+    use super::*;
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn private_applications_serve_side_by_side() {
+        let daemon = start_private();
+        let mut first = Application::start(PORT);
+        let second = Application::start(PORT + 1);
+        assert!(is_threaded());
+        at_peer(|| {
+            for port in [PORT, PORT + 1] {
+                for number in 0..100u32 {
+                    let text = number.to_ne_bytes();
+                    assert_eq!(echo(port, &text).unwrap(), text);
+                }
+                for _ in 0..5 {
+                    assert_eq!(get(port).unwrap(), ANSWER);
+                }
+            }
+        });
+        // Nobody takes the device's queues from those who share them.
+        let direct = Join { flags: 0, ..join() };
+        let refused = Client::join(&socket(), &direct).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ResourceBusy, "{refused}");
+
+        // One ends, without a word: the kernel answers, and the other goes on.
+        first.kill();
+        wait_until("it is cleared away", || counters().cleared > 0);
+        at_peer(|| {
+            assert_eq!(
+                echo(PORT, b"anybody?").unwrap_err().kind(),
+                ErrorKind::ConnectionRefused
+            );
+            assert_eq!(echo(PORT + 1, b"still").unwrap(), b"still");
+        });
+        let third = Application::start(PORT);
+        at_peer(|| assert_eq!(echo(PORT, b"again").unwrap(), b"again"));
+
+        // What is there goes on without the daemon, and with the next one.
+        drop(daemon);
+        at_peer(|| assert_eq!(echo(PORT, b"nobody there").unwrap(), b"nobody there"));
+        let daemon = start_private();
+        wait_until("they have presented themselves", || {
+            counters().presented == 2
+        });
+        at_peer(|| {
+            assert_eq!(echo(PORT, b"back").unwrap(), b"back");
+            assert_eq!(get(PORT + 1).unwrap(), ANSWER);
+        });
+        drop((second, third));
+        wait_until("no thread polls it", || !is_threaded());
+        drop(daemon);
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert_eq!(pairs(), 0);
+        assert!(!pins().exists());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn private_domains_come_and_go() {
+        let daemon = start_private();
+        let private = Join {
+            queues: 0,
+            frames: 256,
+            receive_ring: 256,
+            flags: JOIN_PRIVATE,
+        };
+        for _ in 0..20 {
+            let (client, handed) = Client::join(&socket(), &private).unwrap();
+            assert_eq!((client.joined().private, handed.queues.len()), (1, 1));
+        }
+        // As many at once as one user may have.
+        let several: Vec<_> = (0..8)
+            .map(|_| Client::join(&socket(), &private).unwrap())
+            .collect();
+        let error = Client::join(&socket(), &private).map(drop).unwrap_err();
+        assert!(error.to_string().contains("too many"), "{error}");
+        drop(several);
+        // Who is not listed gets nothing.
+        let error = as_user(TRUSTED + 1, || {
+            Client::join(&socket(), &private).map(drop).unwrap_err()
+        });
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert!(error.to_string().contains("--private"), "{error}");
+        // The keeper and four in stock.
+        wait_until("the rest is taken away", || pairs() == 10);
+        assert!(!is_threaded());
+        drop(daemon);
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert_eq!(pairs(), 0);
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn time_of_private_domains() {
+        let daemon = start_private();
+        let private = Join {
+            queues: 0,
+            frames: 0,
+            receive_ring: 0,
+            flags: JOIN_PRIVATE,
+        };
+        wait_until("the stock is full", || pairs() == 10);
+        let begin = Instant::now();
+        let mut made: Vec<Duration> = (0..1_000)
+            .map(|_| {
+                let begin = Instant::now();
+                let joined = Client::join(&socket(), &private).unwrap();
+                let time = begin.elapsed();
+                drop(joined);
+                time
+            })
+            .collect();
+        wait_until("the last is cleared away", || counters().cleared == 1_000);
+        wait_until("the surplus is taken away", || pairs() == 10);
+        let whole = begin.elapsed();
+        made.sort();
+        println!(
+            "made in {:?} (p50), {:?} (p99), {:?} (most); made and killed in {:?} each; {} interfaces left",
+            made[500],
+            made[990],
+            made[999],
+            whole / 1_000,
+            pairs()
+        );
+        drop(daemon);
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert_eq!(pairs(), 0);
+    }
+
+    #[test]
+    #[ignore = "a process of the other tests"]
+    fn serve() {
+        let port: u16 = std::env::var("TW_PORT").unwrap().parse().unwrap();
+        set_thread_groups(&[]).unwrap();
+        let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+        set_thread_res_gid(gid, gid, gid).unwrap();
+        set_thread_res_uid(uid, uid, uid).unwrap();
+        let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
+        let at = ([0, 0, 0, 0], port).into();
+        let datagrams = tidewall_socket::UdpSocket::bind(&stack, at).unwrap();
+        let listener = tidewall_socket::TcpListener::bind(&stack, at).unwrap();
+        println!("serves");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut buffer = [0; 2048];
+                loop {
+                    let (length, from) = datagrams.recv_from(&mut buffer).unwrap();
+                    datagrams.send_to(&buffer[..length], from).unwrap();
+                }
+            });
+            loop {
+                let (mut stream, _) = listener.accept().unwrap();
+                scope.spawn(move || {
+                    let mut buffer = [0; 2048];
+                    while let Ok(1..) = stream.read(&mut buffer) {
+                        stream.write_all(ANSWER).unwrap();
+                    }
+                });
+            }
+        });
+    }
+}
