@@ -80,6 +80,7 @@ impl Stack {
             snapshot: Some(snapshot),
             owner: DeviceOwner::managed(device.client),
         };
-        Self::configured(parts, false, (config.tcp_memory, config.tcp_orphans))
+        let limits = (config.tcp_memory, config.tcp_orphans);
+        Self::configured(parts, config.control, limits)
     }
 }
