@@ -134,7 +134,7 @@ mod inside {
         assert_eq!(others().len(), 8);
         pairs.set_mtu(MTU);
 
-        // A successor finds them, spares what is in use, and gives no name twice.
+        // A successor finds them, leaves what is in use, and gives no name twice.
         drop(pairs);
         let mut pairs = open().unwrap();
         let fourth = pairs.make().unwrap();

@@ -329,7 +329,7 @@ mod tests {
         fn reports_are_true(steps in prop::collection::vec((0u8..4, 0u64..60, 1u64..9), 1..80)) {
             let mut blocks = Blocks::default();
             let (mut received, mut reported) = ([false; 80], [false; 80]);
-            let (mut acked, mut told) = (1, 1);
+            let (mut acked, mut confirmed) = (1, 1);
             for (act, start, length) in steps {
                 let end = start + length;
                 match act {
@@ -350,13 +350,13 @@ mod tests {
                     _ => {}
                 }
                 let acknowledged = blocks.acknowledged(acked);
-                prop_assert!((told..=acked).contains(&acknowledged), "{} {} {}", told, acknowledged, acked);
-                if acknowledged > told {
+                prop_assert!((confirmed..=acked).contains(&acknowledged), "{} {} {}", confirmed, acknowledged, acked);
+                if acknowledged > confirmed {
                     prop_assert!(!reported[acknowledged as usize]);
                 }
-                told = acknowledged;
+                confirmed = acknowledged;
                 for &(start, end) in blocks.report(numbers(), Some(acked + 3)).as_slice() {
-                    prop_assert!(u64::from(start) > told && start < end);
+                    prop_assert!(u64::from(start) > confirmed && start < end);
                     for place in start as usize..end as usize {
                         prop_assert!(received[place] || (place as u64) < acked);
                         reported[place] = true;

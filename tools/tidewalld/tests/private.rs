@@ -2,13 +2,11 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Gid, Uid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use support::application::{Application, drop_privileges};
 use support::*;
 use tidewall_manager::client::Client;
 use tidewall_manager::domains::threaded;
@@ -38,35 +36,9 @@ fn time_of_private_domains() {
     run_within("time_of_private_domains", 300);
 }
 
-/// A process of its own that echoes datagrams and answers requests.
-struct Application(Child);
-
-impl Application {
-    fn start(port: u16) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "inside::serve", "--ignored", "--nocapture"])
-            .env("TW_PORT", port.to_string())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        while !lines.next().unwrap().unwrap().contains("serves") {}
-        // Nobody stops on a full pipe.
-        std::thread::spawn(move || lines.for_each(drop));
-        Application(child)
-    }
-
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Application {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A process that echoes datagrams and answers requests.
+fn start(port: u16) -> Application {
+    Application::start(&[("TW_PORT", port.to_string())])
 }
 
 fn echo(port: u16, text: &[u8]) -> std::io::Result<Vec<u8>> {
@@ -115,8 +87,8 @@ mod inside {
     #[ignore = "started by the test of this name"]
     fn private_applications_serve_side_by_side() {
         let daemon = start_private();
-        let mut first = Application::start(PORT);
-        let second = Application::start(PORT + 1);
+        let mut first = start(PORT);
+        let second = start(PORT + 1);
         assert!(is_threaded());
         at_peer(|| {
             for port in [PORT, PORT + 1] {
@@ -144,7 +116,7 @@ mod inside {
             );
             assert_eq!(echo(PORT + 1, b"still").unwrap(), b"still");
         });
-        let third = Application::start(PORT);
+        let third = start(PORT);
         at_peer(|| assert_eq!(echo(PORT, b"again").unwrap(), b"again"));
 
         // What is there goes on without the daemon, and with the next one.
@@ -243,10 +215,7 @@ mod inside {
     #[ignore = "a process of the other tests"]
     fn serve() {
         let port: u16 = std::env::var("TW_PORT").unwrap().parse().unwrap();
-        set_thread_groups(&[]).unwrap();
-        let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
-        set_thread_res_gid(gid, gid, gid).unwrap();
-        set_thread_res_uid(uid, uid, uid).unwrap();
+        drop_privileges(NOBODY);
         let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
         let at = ([0, 0, 0, 0], port).into();
         let datagrams = tidewall_socket::UdpSocket::bind(&stack, at).unwrap();

@@ -3,14 +3,12 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Gid, Uid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use support::application::{Application, drop_privileges};
 use support::*;
 use tidewall_device::demux::DriverCounters;
 use tidewall_device::demux::layout::Counter;
@@ -41,54 +39,6 @@ fn what_is_handed_over_is_not_the_managers() {
 #[ignore = "prints figures, and judges nothing"]
 fn a_successor_takes_over() {
     run_with_peer("a_successor_takes_over", 100);
-}
-
-/// A process of its own that serves, in a body of this test.
-struct Application(Child);
-
-impl Application {
-    fn begin() -> Child {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "inside::serve", "--ignored", "--nocapture"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap()
-    }
-
-    /// One that says that it serves.
-    fn start() -> Self {
-        Self::of(Self::begin())
-    }
-
-    fn of(mut child: Child) -> Self {
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        while !lines.next().unwrap().unwrap().contains("serves") {}
-        // Nobody stops on a full pipe.
-        std::thread::spawn(move || lines.for_each(drop));
-        Application(child)
-    }
-
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Application {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// This thread, and those that it starts, have no privilege any more.
-fn drop_privileges() {
-    set_thread_groups(&[]).unwrap();
-    let (uid, gid) = (Uid::from_raw(TRUSTED), Gid::from_raw(TRUSTED));
-    set_thread_res_gid(gid, gid, gid).unwrap();
-    set_thread_res_uid(uid, uid, uid).unwrap();
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-    assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
 }
 
 /// What a datagram to the echo is answered with.
@@ -148,7 +98,7 @@ mod inside {
     fn an_application_without_privileges_serves() {
         let before = settings();
         let (mut daemon, _) = start();
-        let mut application = Application::start();
+        let mut application = Application::start(&[]);
         let tables = trusted();
         let channel = || tables.counter(0, Counter::Channel);
         let owned = channel();
@@ -196,7 +146,7 @@ mod inside {
             .and_then(|()| (&stream).read(&mut rest));
         assert!(ended.is_err() || ended.is_ok_and(|length| length == 0));
 
-        let successor = Application::start();
+        let successor = Application::start(&[]);
         at_peer(|| {
             assert_eq!(echo(b"again").unwrap(), b"again");
             assert_eq!(get(&connect().unwrap()), "HTTP/1.1 200 OK");
@@ -242,11 +192,11 @@ mod inside {
     #[ignore = "started by the test of this name"]
     fn a_successor_takes_over() {
         let (_daemon, _) = start();
-        let mut application = Application::start();
+        let mut application = Application::start(&[]);
         let (mut gaps, mut joins) = (Vec::new(), Vec::new());
         for _ in 0..20 {
             let before = counters().refused;
-            let successor = Application::begin();
+            let successor = Application::begin(&[]);
             wait_until("it waits for the queue", || counters().refused > before + 2);
             let killed = Instant::now();
             application.kill();
@@ -282,7 +232,7 @@ mod inside {
     #[test]
     #[ignore = "a process of the other test"]
     fn serve() {
-        drop_privileges();
+        drop_privileges(TRUSTED);
         let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
         let datagrams =
             tidewall_socket::UdpSocket::bind(&stack, ([0, 0, 0, 0], UDP).into()).unwrap();

@@ -319,7 +319,7 @@ impl DirectDevice {
     }
 
     /// Makes what a private application asked for. The queues are no longer polled by
-    /// whoever receives, but by a thread of the kernel's.
+    /// their receiver, but by a thread of the kernel's.
     fn make_private(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
         if join.flags & JOIN_WITHOUT_QUEUES != 0 {
             return Ok(Vec::new());

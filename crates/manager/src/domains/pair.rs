@@ -12,7 +12,7 @@ use super::programs::PairPrograms;
 use super::stock::Maker;
 
 /// How long a request may take: one that deletes hundreds of pairs waits for all
-/// processors, and for whoever else changes interfaces.
+/// processors, and for others that change interfaces.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Groups of pairs (ip-link(8)): those of a device are in the one of this number plus the
 /// device's, those that are about to be deleted in the same with this bit set.

@@ -90,18 +90,18 @@ fn switch(interface: &str, index: u32, threaded: bool) -> io::Result<()> {
     }
 }
 
-/// The threads, as netlink tells (Linux 6.8), or by their names.
+/// The threads, as netlink reports them (Linux 6.8), or by their names.
 fn threads(interface: &str, index: u32) -> Vec<Pid> {
-    let told = Netdev::open().and_then(|mut netdev| netdev.napi_states(index));
-    let told: Vec<Pid> = told
+    let states = Netdev::open().and_then(|mut netdev| netdev.napi_states(index));
+    let threads: Vec<Pid> = states
         .unwrap_or_default()
         .iter()
         .filter_map(|napi| Pid::from_raw(napi.thread? as i32))
         .collect();
-    if told.is_empty() {
+    if threads.is_empty() {
         named(interface)
     } else {
-        told
+        threads
     }
 }
 

@@ -35,7 +35,7 @@ impl World {
             }
         }
         assert_eq!(device.reserved, leased);
-        // What a process was told stays true while it is connected and its socket is there.
+        // What the manager answered a process stays true while it is connected and its socket is there.
         for process in self
             .processes
             .iter()

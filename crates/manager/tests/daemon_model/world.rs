@@ -25,9 +25,9 @@ pub struct Socket {
 pub struct Process {
     pub uid: u32,
     pub client: Option<ClientId>,
-    /// What it was told when it joined.
+    /// The manager's answer when it joined.
     pub joined: Option<Joined>,
-    /// Ports that it was told it owns, in this connection.
+    /// Ports that the manager confirmed, in this connection.
     pub owned: BTreeMap<u64, PortKey>,
     pub blocks: Vec<Block>,
 }

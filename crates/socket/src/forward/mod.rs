@@ -59,7 +59,7 @@ const ADMITTED_PART: u32 = 4;
 const BATCH: usize = 64;
 /// A wait polls for as long as so many wake-ups take, or what was configured if that is
 /// longer. More than one, since a sleep costs more than the wake-up: until it is polled
-/// again the device interrupts whoever sends, for each frame.
+/// again the device interrupts the sender's processor, for each frame.
 const WAKE_UPS: u32 = 4;
 /// Segments that came through the kernel, while polls were unknown, and wait.
 const KERNEL_DELIVERED: usize = 64;

@@ -131,7 +131,7 @@ impl Receiver {
     }
 
     /// As [`Receiver::round_and_return`], by a thread that polls until something comes: the
-    /// processor of whoever sends is spared what the device's interrupt would do.
+    /// device then does not interrupt the sender's processor.
     pub(crate) fn poll_and_return(&self, core: &Core) -> io::Result<Progress> {
         self.rounds(core, Caller::Spinner)
     }

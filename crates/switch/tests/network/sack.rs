@@ -224,8 +224,8 @@ fn losses_of_two_members_are_repaired_at_the_same_time() {
     let mut second = raw.blocks_to(raw.members[1].0, &heard);
     second.sort_unstable();
     assert_eq!(second, [(at(1), at(2)), (at(3), at(4))]);
-    // b2 alone comes: the acknowledgment of the second does not lead to what it was told
-    // to be there, which would mean that the peer has discarded it.
+    // b2 alone comes: the acknowledgment of the second does not lead to what was
+    // reported to it, which would mean that the peer has discarded it.
     raw.member(0, at(0), 1, ACK, &frame());
     let acked = raw.peer(1, at(5), ACK, &[]);
     let to_second = acked

@@ -1,6 +1,8 @@
 //! A daemon on a veth in a network namespace of its own, with a bpffs of its own.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod application;
+
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::PathBuf;

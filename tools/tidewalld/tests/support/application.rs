@@ -1,0 +1,58 @@
+//! Processes of the tests' own that serve, with and without privileges.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+/// A process that serves, in the body `inside::serve` of this test; killed at the end.
+pub struct Application(Child);
+
+impl Application {
+    /// One that says that it serves.
+    pub fn start(variables: &[(&str, String)]) -> Self {
+        Self::of(Self::begin(variables))
+    }
+
+    /// A process that does not serve yet.
+    pub fn begin(variables: &[(&str, String)]) -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "inside::serve", "--ignored", "--nocapture"])
+            .envs(variables.iter().cloned())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// It, once it serves.
+    pub fn of(mut child: Child) -> Self {
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        while !lines.next().unwrap().unwrap().contains("serves") {}
+        // Nobody stops on a full pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        Application(child)
+    }
+
+    pub fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// This thread, and those that it starts, are a user's who has no privilege.
+pub fn drop_privileges(user: u32) {
+    set_thread_groups(&[]).unwrap();
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+    set_thread_res_gid(gid, gid, gid).unwrap();
+    set_thread_res_uid(uid, uid, uid).unwrap();
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
+}
