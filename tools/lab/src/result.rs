@@ -409,6 +409,21 @@ pub(crate) mod tests {
         }
     }
 
+    /// Asserts that these are the claims, with these figures, and that each with a
+    /// bound holds.
+    pub(crate) fn all_hold(claims: &[Claim], expected: &[(&str, f64)]) {
+        assert_eq!(claims.len(), expected.len());
+        for (claim, (id, measured)) in claims.iter().zip(expected) {
+            assert_eq!(claim.id, *id);
+            let got = claim.measured.unwrap();
+            assert!(
+                (got / measured - 1.0).abs() < 1e-9,
+                "{id}: {got}, not {measured}"
+            );
+            assert_eq!(claim.holds, claim.bound.map(|_| true), "{id}");
+        }
+    }
+
     pub(crate) fn sample() -> ResultFile {
         let mut series = vec![
             curve("ni-lrp", None, &[(1e5, 1e5), (1e6, 9.9e5), (1.5e6, 1.2e6)]),

@@ -188,7 +188,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::tests::curve;
+    use crate::result::tests::{all_hold, curve};
 
     fn series() -> Vec<Series> {
         let mut idle = curve("ni-lrp", Some(IDLE), &[(0.0, 9e4), (1e5, 8.7e4)]);
@@ -216,13 +216,7 @@ mod tests {
             ("idle-memory", 1200.0),
             ("idle-beside", 8.7 / 9.0),
         ];
-        assert_eq!(claims.len(), expected.len());
-        for (claim, (id, measured)) in claims.iter().zip(expected) {
-            assert_eq!(claim.id, id);
-            let got = claim.measured.unwrap();
-            assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
-            assert!(claim.holds == Some(true), "{id}");
-        }
+        all_hold(&claims, &expected);
     }
 
     #[test]

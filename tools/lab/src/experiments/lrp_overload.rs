@@ -364,7 +364,7 @@ fn work_above(series: &[Series]) -> Option<f64> {
 mod tests {
     use super::*;
     use crate::capacity::tests::MILLION;
-    use crate::result::tests::curve;
+    use crate::result::tests::{all_hold, curve};
     use crate::testbed::Config;
 
     /// Figures as the prototypes had them.
@@ -438,16 +438,7 @@ mod tests {
             ("ring-losses", 0.0005),
         ];
         let claims = claims(&series);
-        assert_eq!(claims.len(), expected.len());
-        for (claim, (id, measured)) in claims.iter().zip(expected) {
-            assert_eq!(claim.id, id);
-            let got = claim.measured.unwrap();
-            assert!(
-                (got / measured - 1.0f64).abs() < 1e-9,
-                "{id}: {got}, not {measured}"
-            );
-            assert_eq!(claim.holds, claim.bound.map(|_| true), "{id}");
-        }
+        all_hold(&claims, &expected);
     }
 
     #[test]

@@ -250,7 +250,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::tests::curve;
+    use crate::result::tests::{all_hold, curve};
 
     fn series() -> Vec<Series> {
         let mut own = curve("ni-lrp", Some(OWN), &[(0.0, 4e4), (4e5, 2.4e4)]);
@@ -279,13 +279,7 @@ mod tests {
             ("own-kept", 0.6),
             ("own-new-clients", 0.995),
         ];
-        assert_eq!(claims.len(), expected.len());
-        for (claim, (id, measured)) in claims.iter().zip(expected) {
-            assert_eq!(claim.id, id);
-            let got = claim.measured.unwrap();
-            assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
-            assert!(claim.holds == Some(true), "{id}");
-        }
+        all_hold(&claims, &expected);
     }
 
     #[test]

@@ -209,7 +209,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::tests::curve;
+    use crate::result::tests::{all_hold, curve};
 
     fn series() -> Vec<Series> {
         let small = Some(SMALL_DOCUMENT);
@@ -245,13 +245,7 @@ mod tests {
             ("gain-8192", 1.4),
             ("gain-32-clients", 0.9),
         ];
-        assert_eq!(claims.len(), expected.len());
-        for (claim, (id, measured)) in claims.iter().zip(expected) {
-            assert_eq!(claim.id, id);
-            let got = claim.measured.unwrap();
-            assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
-            assert_ne!(claim.holds, Some(false), "{id}");
-        }
+        all_hold(&claims, &expected);
     }
 
     #[test]

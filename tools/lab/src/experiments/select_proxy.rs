@@ -68,6 +68,7 @@ mod tests {
     use super::super::select_static::REALISTIC_LARGE;
     use super::super::select_static::tests::risen;
     use super::*;
+    use crate::result::tests::all_hold;
     use crate::testbed::Config;
 
     #[test]
@@ -95,13 +96,7 @@ mod tests {
             ("gain-1259", 2.0),
             ("gain-8192", 1.5),
         ];
-        assert_eq!(claims.len(), expected.len());
-        for (claim, (id, measured)) in claims.iter().zip(expected) {
-            assert_eq!(claim.id, id);
-            let got = claim.measured.unwrap();
-            assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
-            assert!(claim.holds == Some(true), "{id}");
-        }
+        all_hold(&claims, &expected);
     }
 
     #[test]

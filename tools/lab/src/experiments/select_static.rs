@@ -232,7 +232,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 pub(crate) mod tests {
     use super::super::select::LOOP;
     use super::*;
-    use crate::result::tests::curve;
+    use crate::result::tests::{all_hold, curve};
 
     /// A curve whose points have a rate and an idle processor.
     pub(crate) fn risen(system: &str, panels: Panels, points: &[(f64, f64)]) -> Series {
@@ -279,13 +279,7 @@ pub(crate) mod tests {
             ("gain-8192", 1.5),
             ("s-clients", 0.01),
         ];
-        assert_eq!(claims.len(), expected.len());
-        for (claim, (id, measured)) in claims.iter().zip(expected) {
-            assert_eq!(claim.id, id);
-            let got = claim.measured.unwrap();
-            assert!((got / measured - 1.0).abs() < 1e-9, "{id}: {got}");
-            assert!(claim.holds == Some(true), "{id}");
-        }
+        all_hold(&claims, &expected);
     }
 
     #[test]
