@@ -69,6 +69,8 @@ impl EtherType {
     pub const VLAN: Self = Self(0x8100);
     /// IPv6 (RFC 2464).
     pub const IPV6: Self = Self(0x86dd);
+    /// MPLS, unicast (RFC 5332 §3).
+    pub const MPLS: Self = Self(0x8847);
     /// IEEE 802.1ad service tag.
     pub const SERVICE_VLAN: Self = Self(0x88a8);
 

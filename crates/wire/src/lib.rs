@@ -1,5 +1,5 @@
-//! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, TCP, ACP, ICMP and ICMPv6, parsed and
-//! emitted; and of RESP, which is read to steer frames by.
+//! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, TCP, ACP, ICMP, ICMPv6 and ATM, parsed
+//! and emitted; and of RESP, which is read to steer frames by.
 //!
 //! What may not live here: state, sockets, clocks, allocation on the way of a
 //! packet, and any decision about what to do with a packet (that is
@@ -13,7 +13,8 @@
 //!
 //! ```text
 //! ethernet::Frame ─► ipv4::Packet ───────────────────► udp::Packet, tcp::Packet ─► acp::Frames
-//!                └─► ipv6::Packet ─► ipv6::Extensions ─► icmp::Message ─► quoted datagram
+//!                ├─► ipv6::Packet ─► ipv6::Extensions ─► icmp::Message ─► quoted datagram
+//!                └─► atm (a map of its own)
 //! ```
 //!
 //! Read first: RFC 791 and 1122 (IPv4), RFC 8200 (IPv6), RFC 768 and 6935 (UDP),
@@ -22,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acp;
+pub mod atm;
 pub mod checksum;
 pub mod ethernet;
 mod fast_open;

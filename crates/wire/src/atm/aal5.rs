@@ -1,0 +1,237 @@
+//! AAL5's common part (ITU-T I.363.5 §9.2): a payload of 1 to 65,535 bytes, zeros, and a
+//! trailer, together whole cells.
+//!
+//! ```text
+//! +--------- - - ---------+-------------+--------+-----+--------+--------+
+//! | payload, 1 to 65,535  | pad, 0 to 47| UU (1) | CPI | length | CRC-32 |
+//! +--------- - - ---------+-------------+--------+-----+--------+--------+
+//! ```
+
+use super::{CELL_PAYLOAD_LEN, split};
+use crate::EmitError;
+
+/// Bytes of the trailer.
+pub const TRAILER_LEN: usize = 8;
+
+/// The most payload that the length field can say.
+pub const PAYLOAD_MAX: usize = u16::MAX as usize;
+
+/// The longest PDU, 1,366 cells.
+pub const PDU_MAX: usize = pdu_len(PAYLOAD_MAX);
+
+/// Bytes of the PDU of a payload: whole cells.
+#[must_use]
+pub const fn pdu_len(payload: usize) -> usize {
+    (payload + TRAILER_LEN).div_ceil(CELL_PAYLOAD_LEN) * CELL_PAYLOAD_LEN
+}
+
+/// Why bytes are not a PDU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Not a number of whole cells, none, or more than the longest PDU has.
+    #[error("{0} bytes are not an AAL5 PDU, which is 1 to 1,366 times 48")]
+    Size(usize),
+    /// The CRC-32 does not match: cells were lost, damaged or of another PDU.
+    #[error("the PDU's CRC-32 is {found:#010x} and not {expected:#010x}")]
+    Crc {
+        /// What the bytes need.
+        expected: u32,
+        /// What the trailer says.
+        found: u32,
+    },
+    /// The common part indicator is not 0, the one value there is.
+    #[error("the PDU's common part indicator is {0} and not 0")]
+    CommonPart(u8),
+    /// The length needs another number of cells.
+    #[error("the PDU's trailer says {length} bytes, and it has {pdu}")]
+    Length {
+        /// What the trailer says.
+        length: u16,
+        /// Bytes of the PDU.
+        pdu: usize,
+    },
+    /// Length 0: the sender has given the PDU up (I.363.5 §9.2.1.2).
+    #[error("the sender has given the PDU up")]
+    Aborted,
+}
+
+/// A checked view of a PDU.
+#[derive(Clone, Copy, Debug)]
+pub struct Pdu<'a> {
+    payload: &'a [u8],
+    user_to_user: u8,
+}
+
+impl<'a> Pdu<'a> {
+    /// Checks size, CRC-32, common part indicator and length, in this order.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn new(bytes: &'a [u8]) -> Result<Self, Error> {
+        Self::with_crc(bytes, |covered| Crc32::new().update(covered))
+    }
+
+    /// As [`Pdu::new`], where the CRC-32 of all but the last cell is known.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn continued(bytes: &'a [u8], of_earlier_cells: Crc32) -> Result<Self, Error> {
+        Self::with_crc(bytes, |covered| {
+            let earlier = bytes.len() - CELL_PAYLOAD_LEN;
+            of_earlier_cells.update(covered.get(earlier..).unwrap_or_default())
+        })
+    }
+
+    fn with_crc(bytes: &'a [u8], crc: impl Fn(&[u8]) -> Crc32) -> Result<Self, Error> {
+        let pdu = bytes.len();
+        if !pdu.is_multiple_of(CELL_PAYLOAD_LEN) || pdu > PDU_MAX {
+            return Err(Error::Size(pdu));
+        }
+        let (covered, trailer) = bytes.split_last_chunk::<4>().ok_or(Error::Size(pdu))?;
+        let expected = crc(covered).value();
+        let found = u32::from_be_bytes(*trailer);
+        if found != expected {
+            return Err(Error::Crc { expected, found });
+        }
+        let (rest, &[user_to_user, common_part, high, low]) =
+            covered.split_last_chunk::<4>().ok_or(Error::Size(pdu))?;
+        if common_part != 0 {
+            return Err(Error::CommonPart(common_part));
+        }
+        let length = u16::from_be_bytes([high, low]);
+        if length == 0 {
+            return Err(Error::Aborted);
+        }
+        match rest.get(..length.into()) {
+            Some(payload) if pdu_len(length.into()) == pdu => Ok(Self {
+                payload,
+                user_to_user,
+            }),
+            _ => Err(Error::Length { length, pdu }),
+        }
+    }
+
+    /// The payload, 1 to 65,535 bytes.
+    #[must_use]
+    pub const fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+
+    /// What the user at the other end put into its byte of the trailer.
+    #[must_use]
+    pub const fn user_to_user(&self) -> u8 {
+        self.user_to_user
+    }
+}
+
+/// Puts pad and trailer behind a payload that lies at the start of `buffer`, and returns
+/// the PDU's bytes.
+///
+/// # Errors
+/// [`EmitError`], [`EmitError::PayloadTooLong`] for an empty payload too: a length of 0
+/// would say that the PDU is given up.
+pub fn seal(buffer: &mut [u8], payload: usize, user_to_user: u8) -> Result<usize, EmitError> {
+    if payload == 0 || payload > PAYLOAD_MAX {
+        return Err(EmitError::PayloadTooLong {
+            limit: PAYLOAD_MAX,
+            length: payload,
+        });
+    }
+    let (pdu, _) = split(buffer, pdu_len(payload))?;
+    let length = pdu.len();
+    let trailer = length - TRAILER_LEN;
+    pdu[payload..trailer].fill(0);
+    pdu[trailer] = user_to_user;
+    pdu[trailer + 1] = 0;
+    pdu[trailer + 2..trailer + 4].copy_from_slice(&(payload as u16).to_be_bytes());
+    let crc = Crc32::new().update(&pdu[..length - 4]).value();
+    pdu[length - 4..].copy_from_slice(&crc.to_be_bytes());
+    Ok(length)
+}
+
+/// Writes the PDU of a payload at the start of `buffer`, and returns its bytes.
+///
+/// # Errors
+/// As [`seal`].
+pub fn emit(payload: &[u8], user_to_user: u8, buffer: &mut [u8]) -> Result<usize, EmitError> {
+    if payload.len() <= PAYLOAD_MAX {
+        let (pdu, _) = split(buffer, pdu_len(payload.len()))?;
+        pdu[..payload.len()].copy_from_slice(payload);
+    }
+    seal(buffer, payload.len(), user_to_user)
+}
+
+/// The CRC-32 of bytes so far (I.363.5 §9.2.1.2: highest bit first, from ones,
+/// complemented).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crc32(u32);
+
+impl Default for Crc32 {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Crc32 {
+    /// Of nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(u32::MAX)
+    }
+
+    /// With more bytes behind those so far.
+    #[must_use]
+    pub fn update(self, bytes: &[u8]) -> Self {
+        let mut crc = self.0;
+        let (eights, rest) = bytes.as_chunks::<8>();
+        for &[a, b, c, d, e, f, g, h] in eights {
+            // Eight bytes at a time: each through the table of its distance to the end.
+            let [a, b, c, d] = (crc ^ u32::from_be_bytes([a, b, c, d])).to_be_bytes();
+            crc = 0;
+            for (table, byte) in TABLES.iter().zip([h, g, f, e, d, c, b, a]) {
+                crc ^= table[usize::from(byte)];
+            }
+        }
+        for byte in rest {
+            crc = crc << 8 ^ TABLES[0][usize::from((crc >> 24) as u8 ^ byte)];
+        }
+        Self(crc)
+    }
+
+    /// The value that goes into a trailer.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        !self.0
+    }
+}
+
+/// Remainders by the polynomial of IEEE 802.3: of a byte with `index` bytes of zero
+/// behind it.
+static TABLES: [[u32; 256]; 8] = {
+    let mut tables = [[0; 256]; 8];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = (byte as u32) << 24;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = crc << 1 ^ if crc >> 31 != 0 { 0x04c1_1db7 } else { 0 };
+            bit += 1;
+        }
+        tables[0][byte] = crc;
+        byte += 1;
+    }
+    let mut index = 1;
+    while index < 8 {
+        let mut byte = 0;
+        while byte < 256 {
+            let shorter = tables[index - 1][byte];
+            tables[index][byte] = shorter << 8 ^ tables[0][(shorter >> 24) as usize];
+            byte += 1;
+        }
+        index += 1;
+    }
+    tables
+};
+
+#[cfg(test)]
+mod tests;

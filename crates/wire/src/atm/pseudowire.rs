@@ -1,0 +1,312 @@
+//! ATM over MPLS (RFC 4717) in two of its modes, behind a label stack entry (RFC 3032):
+//! whole AAL5 PDUs, a label for each circuit (the *AAL5 PDU frame mode*), and cells of any
+//! circuits of a link (the *N-to-one cell mode*), both with a control word.
+//!
+//! ```text
+//! +-------+----+-+-----+--------------+
+//! | label | TC |S| TTL | control word |  AAL5 PDU, or cells of 4 + 48 bytes
+//! +-------+----+-+-----+--------------+
+//! ```
+
+use super::{CELL_PAYLOAD_LEN, Circuit, PayloadType, split};
+use crate::EmitError;
+
+/// Bytes of a label stack entry.
+pub const LABEL_LEN: usize = 4;
+
+/// Bytes of a control word.
+pub const CONTROL_WORD_LEN: usize = 4;
+
+/// Bytes of label and control word.
+pub const HEADER_LEN: usize = LABEL_LEN + CONTROL_WORD_LEN;
+
+/// Bytes of a cell in the N-to-one mode: it has no header error control.
+pub const CELL_LEN: usize = 4 + CELL_PAYLOAD_LEN;
+
+/// Why bytes are not what a pseudowire carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Fewer bytes than label and control word.
+    #[error("the frame ends before its control word does")]
+    Truncated,
+    /// More labels follow.
+    #[error("the label is not the last of its stack")]
+    NotBottom,
+    /// The control word does not begin with four zero bits (RFC 4385 §3).
+    #[error("the control word is {0:#010x}: not that of data")]
+    ControlWord(u32),
+    /// A cell where a PDU was expected.
+    #[error("a cell on a circuit that carries AAL5 PDUs")]
+    NotFrame,
+    /// Not a number of whole cells, or none.
+    #[error("{0} bytes of cells, which have 52 each")]
+    Cells(usize),
+}
+
+/// A label, 0 to 1,048,575 (RFC 3032 §2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Label(u32);
+
+impl Label {
+    /// The first that is not reserved (RFC 7274 §2).
+    pub const FIRST: u32 = 16;
+
+    /// `None` for more than 20 bits.
+    #[must_use]
+    pub const fn new(value: u32) -> Option<Self> {
+        if value >> 20 != 0 {
+            return None;
+        }
+        Some(Self(value))
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+
+    /// The stack entry, the last of its stack.
+    const fn entry(self) -> [u8; LABEL_LEN] {
+        // A pseudowire is one hop here, and 2 is the least that RFC 4717 recommends.
+        (self.0 << 12 | 1 << 8 | 2).to_be_bytes()
+    }
+}
+
+/// A checked view of what is behind the Ethernet header.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    label: Label,
+    control_word: u32,
+    payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Checks that one label and a control word of data are there.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`], [`Error::NotBottom`], [`Error::ControlWord`].
+    pub fn new(bytes: &'a [u8]) -> Result<Self, Error> {
+        let (entry, rest) = bytes.split_first_chunk().ok_or(Error::Truncated)?;
+        let entry = u32::from_be_bytes(*entry);
+        if entry & 1 << 8 == 0 {
+            return Err(Error::NotBottom);
+        }
+        let (control_word, payload) = rest.split_first_chunk().ok_or(Error::Truncated)?;
+        let control_word = u32::from_be_bytes(*control_word);
+        if control_word >> 28 != 0 {
+            return Err(Error::ControlWord(control_word));
+        }
+        Ok(Self {
+            label: Label(entry >> 12),
+            control_word,
+            payload,
+        })
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub const fn label(&self) -> Label {
+        self.label
+    }
+
+    /// In the frame mode: the PDU, or the part of it that is here.
+    ///
+    /// # Errors
+    /// [`Error::NotFrame`] and [`Error::Cells`].
+    pub fn frame(&self) -> Result<Frame<'a>, Error> {
+        let specific = self.control_word as u8;
+        if specific & FRAME == 0 {
+            return Err(Error::NotFrame);
+        }
+        let length = self.payload.len();
+        if length == 0 || !length.is_multiple_of(CELL_PAYLOAD_LEN) {
+            return Err(Error::Cells(length));
+        }
+        Ok(Frame {
+            header: FrameHeader {
+                label: self.label,
+                sequence: (self.control_word >> 8) as u16,
+                last: specific & LAST != 0,
+                congested: specific & CONGESTED != 0,
+                low_priority: specific & LOW_PRIORITY != 0,
+            },
+            bytes: self.payload,
+        })
+    }
+
+    /// In the cell mode: the cells.
+    ///
+    /// # Errors
+    /// [`Error::Cells`].
+    pub fn cells(&self) -> Result<Cells<'a>, Error> {
+        let (cells, rest) = self.payload.as_chunks::<CELL_LEN>();
+        if cells.is_empty() || !rest.is_empty() {
+            return Err(Error::Cells(self.payload.len()));
+        }
+        Ok(Cells(cells.iter()))
+    }
+}
+
+/// The bits of the frame mode's control word (RFC 4717).
+const FRAME: u8 = 0x80;
+const LAST: u8 = 0x04;
+const CONGESTED: u8 = 0x02;
+const LOW_PRIORITY: u8 = 0x01;
+
+/// What stands before a PDU in the frame mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// Whose it is.
+    pub label: Label,
+    /// Number of the packet; 0 where they are not counted (RFC 4385 §3).
+    pub sequence: u16,
+    /// The last cell of the PDU is here (U); without it, more of the PDU follows.
+    pub last: bool,
+    /// Some cell met congestion (E).
+    pub congested: bool,
+    /// All of it is dropped first (C).
+    pub low_priority: bool,
+}
+
+impl FrameHeader {
+    /// Of a whole PDU.
+    #[must_use]
+    pub const fn whole(label: Label) -> Self {
+        Self {
+            label,
+            sequence: 0,
+            last: true,
+            congested: false,
+            low_priority: false,
+        }
+    }
+
+    /// Writes label and control word at the start of `buffer`, and returns the rest of it.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
+    pub fn emit<'b>(&self, buffer: &'b mut [u8]) -> Result<&'b mut [u8], EmitError> {
+        let (header, rest) = split(buffer, HEADER_LEN)?;
+        let flag = |set, bit| if set { bit } else { 0 };
+        let specific = FRAME
+            | flag(self.last, LAST)
+            | flag(self.congested, CONGESTED)
+            | flag(self.low_priority, LOW_PRIORITY);
+        let word = u32::from(self.sequence) << 8 | u32::from(specific);
+        header[..LABEL_LEN].copy_from_slice(&self.label.entry());
+        header[LABEL_LEN..].copy_from_slice(&word.to_be_bytes());
+        Ok(rest)
+    }
+}
+
+/// A PDU, or a part of one, in the frame mode.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// What stands before it.
+    pub header: FrameHeader,
+    /// Whole cells' payloads, 48 bytes each.
+    pub bytes: &'a [u8],
+}
+
+/// A cell in the N-to-one mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cell<'a> {
+    /// Whose it is; the VPI has 12 bits here (RFC 4717).
+    pub circuit: Circuit,
+    /// What it carries.
+    pub payload_type: PayloadType,
+    /// Dropped first.
+    pub low_priority: bool,
+    /// The payload.
+    pub payload: &'a [u8; CELL_PAYLOAD_LEN],
+}
+
+impl<'a> Cell<'a> {
+    fn parse(bytes: &'a [u8; CELL_LEN]) -> Option<Self> {
+        let (header, payload) = bytes.split_first_chunk()?;
+        let word = u32::from_be_bytes(*header);
+        Some(Self {
+            circuit: Circuit {
+                vpi: (word >> 20) as u16,
+                vci: (word >> 4) as u16,
+            },
+            payload_type: PayloadType::from_bits((word >> 1) as u8),
+            low_priority: word & 1 != 0,
+            payload: payload.try_into().ok()?,
+        })
+    }
+}
+
+/// The cells of a packet in their order.
+#[derive(Clone, Debug)]
+pub struct Cells<'a>(core::slice::Iter<'a, [u8; CELL_LEN]>);
+
+impl<'a> Iterator for Cells<'a> {
+    type Item = Cell<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        Cell::parse(self.0.next()?)
+    }
+}
+
+/// Puts cells one behind the other into a buffer, which is what follows the Ethernet
+/// header.
+#[derive(Debug)]
+pub struct CellBuilder<'a> {
+    buffer: &'a mut [u8],
+    used: usize,
+}
+
+impl<'a> CellBuilder<'a> {
+    /// Writes label and control word.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
+    pub fn new(label: Label, sequence: u16, buffer: &'a mut [u8]) -> Result<Self, EmitError> {
+        let (header, _) = split(buffer, HEADER_LEN)?;
+        header[..LABEL_LEN].copy_from_slice(&label.entry());
+        // Flags and length are 0: each cell has its own header, and no packet is so short
+        // that Ethernet pads it.
+        header[LABEL_LEN..].copy_from_slice(&u32::from(sequence).to_be_bytes());
+        Ok(Self {
+            buffer,
+            used: HEADER_LEN,
+        })
+    }
+
+    /// Appends a cell. Of the VPI 12 bits go.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`]; the buffer holds what it held.
+    pub fn push(&mut self, cell: &Cell<'_>) -> Result<(), EmitError> {
+        let (place, _) = split(
+            self.buffer.get_mut(self.used..).unwrap_or_default(),
+            CELL_LEN,
+        )?;
+        let word = u32::from(cell.circuit.vpi) << 20
+            | u32::from(cell.circuit.vci) << 4
+            | u32::from(cell.payload_type.bits()) << 1
+            | u32::from(cell.low_priority);
+        place[..4].copy_from_slice(&word.to_be_bytes());
+        place[4..].copy_from_slice(cell.payload);
+        self.used += CELL_LEN;
+        Ok(())
+    }
+
+    /// Bytes that are in the buffer, label and control word included.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.used
+    }
+
+    /// True while there is no cell.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.used == HEADER_LEN
+    }
+}
+
+#[cfg(test)]
+mod tests;
