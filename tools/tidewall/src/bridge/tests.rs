@@ -1,5 +1,7 @@
 //! The two sides against each other, without sockets.
 
+mod fuzz;
+
 use std::collections::VecDeque;
 
 use tidewall_wire::acp::{Frames, Kind};

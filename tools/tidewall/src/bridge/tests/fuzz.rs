@@ -1,0 +1,301 @@
+//! Fuzz targets of what a bridge reads: frames of the switch's, a program's bytes, a
+//! server's (`tidewall_fuzz` says how they are tried; `BOLERO_RANDOM_TEST_TIME_MS` for how
+//! long).
+
+use std::time::Duration;
+
+use bolero::check;
+use tidewall_fuzz::{Seed, Target, check_corpus};
+use tidewall_wire::acp::{self, Frames};
+use tidewall_wire::resp;
+
+use super::super::client::Client;
+use super::super::member::Member;
+use super::super::queue::{HEADER_LEN, Header, Messages, Queue, push_frames};
+use super::FRAME_MAX;
+
+/// Time for random inputs to one target in an ordinary test run.
+const TIME: Duration = Duration::from_millis(400);
+/// In the first byte of a client's or server's script: messages are of RESP. The rest of the
+/// byte says how many bytes come at once, less one.
+const RESP: u8 = 128;
+/// Requests that a server may answer.
+const REQUESTS: u32 = 4;
+
+#[test]
+fn fuzz_bridge_frame() {
+    fuzz("bridge_frame", frame);
+}
+
+#[test]
+fn fuzz_bridge_client() {
+    fuzz("bridge_client", client);
+}
+
+#[test]
+fn fuzz_bridge_member() {
+    fuzz("bridge_member", member);
+}
+
+#[test]
+fn the_corpus_is_what_the_code_makes() {
+    check_corpus(concat!(env!("CARGO_MANIFEST_DIR"), "/src/bridge"), &seeds());
+}
+
+fn fuzz(name: &'static str, test: fn(&[u8])) {
+    let target = Target::new(name, &seeds(), test);
+    let time = std::env::var("BOLERO_RANDOM_TEST_TIME_MS").ok();
+    let time = time.and_then(|time| time.parse().ok());
+    check!(name = name)
+        .with_test_time(time.map_or(TIME, Duration::from_millis))
+        .with_max_len(600)
+        .for_each(|bytes: &[u8]| target.input(bytes));
+    target.finish();
+}
+
+fn seeds() -> Vec<Seed> {
+    let header = |id, last, route: &[u8], bytes: &[u8]| {
+        let route_len = route.len() as u16;
+        let header = Header {
+            id,
+            last,
+            route: route_len,
+        };
+        [&header.bytes()[..], route, bytes].concat()
+    };
+    let frames = [
+        ("reply", header(0, true, b"", b"\0\0\0\x03one")),
+        (
+            "part",
+            header(1, false, b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$5\r\nab"),
+        ),
+        ("unasked", header(9, true, b"", b"+OK\r\n")),
+    ];
+    let clients = [
+        (
+            "length",
+            [&[2][..], b"\0\0\0\x03one\0\0\0\0\0\0\0\x02to"].concat(),
+        ),
+        ("length-too-long", [&[9][..], b"\x20\0\0\x01x"].concat()),
+        (
+            "length-beyond-frame",
+            [&[60][..], &[0, 0, 0, 89], &[7; 89]].concat(),
+        ),
+        (
+            "commands",
+            [
+                &[RESP | 7][..],
+                b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n*3\r\n$4\r\nMGET\r\n$1\r\na\r\n$1\r\nb\r\n",
+            ]
+            .concat(),
+        ),
+        (
+            "long-command",
+            [
+                &[RESP | 30][..],
+                b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$150\r\n",
+                &[b'x'; 150],
+                b"\r\n",
+            ]
+            .concat(),
+        ),
+        (
+            "inline",
+            [&[RESP][..], b"PING\r\nGET k\r\nMULTI\r\nQUIT\r\n"].concat(),
+        ),
+    ];
+    let members = [
+        ("length", [&[3][..], b"\0\0\0\x03one\0\0\0\0"].concat()),
+        (
+            "long-length",
+            [&[100][..], &[0, 0, 0, 250], &[7; 250]].concat(),
+        ),
+        (
+            "replies",
+            [&[RESP | 4][..], b"+OK\r\n$3\r\none\r\n*2\r\n:1\r\n$-1\r\n"].concat(),
+        ),
+        (
+            "unasked",
+            [&[RESP | 60][..], &b"+OK\r\n".repeat(6)].concat(),
+        ),
+    ];
+    let of = |target, seeds: Vec<(&'static str, Vec<u8>)>| {
+        let seeds = seeds.into_iter();
+        seeds.map(move |(name, bytes)| Seed::from((target, name, bytes)))
+    };
+    of("bridge_frame", frames.to_vec())
+        .chain(of("bridge_client", clients.to_vec()))
+        .chain(of("bridge_member", members.to_vec()))
+        .collect()
+}
+
+/// A frame's payload at both sides: a header that is understood is made again of its parts, and
+/// what is behind it goes on as it is.
+fn frame(payload: &[u8]) {
+    let parsed = Header::parse(payload);
+    if let Some((header, bytes)) = parsed {
+        let route = usize::from(header.route);
+        let route = payload.get(HEADER_LEN..HEADER_LEN + route).unwrap();
+        assert_eq!([&header.bytes()[..], route, bytes].concat(), payload);
+    }
+    let mut server = Queue::default();
+    let mut member = Member::new(Messages::Length, FRAME_MAX);
+    let taken = member.frame(payload, &mut server);
+    assert_eq!(taken.is_ok(), parsed.is_some());
+    assert_eq!(
+        server.as_slice(),
+        parsed.map_or(&b""[..], |(_, bytes)| bytes)
+    );
+    let [mut frames, mut program] = [Queue::default(), Queue::default()];
+    let mut client = Client::new(Messages::Length, FRAME_MAX);
+    client.bytes(&[0; 4], &mut frames, &mut program).unwrap();
+    let taken = client.frame(payload, &mut program);
+    let reply = parsed.filter(|(header, _)| header.id == 0);
+    assert_eq!(taken.is_ok(), reply.is_some());
+    assert_eq!(
+        program.as_slice(),
+        reply.map_or(&b""[..], |(_, bytes)| bytes)
+    );
+    if reply.is_some_and(|(header, _)| header.last) {
+        assert!(
+            client.frame(payload, &mut program).is_err(),
+            "nothing is owed"
+        );
+    }
+}
+
+/// What a script says: of which kind messages are, and bytes as they come.
+fn script(bytes: &[u8]) -> Option<(Messages, std::slice::Chunks<'_, u8>)> {
+    let (&first, bytes) = bytes.split_first()?;
+    let messages = match first & RESP {
+        0 => Messages::Length,
+        _ => Messages::Resp,
+    };
+    Some((messages, bytes.chunks(1 + usize::from(first & !RESP))))
+}
+
+/// The frames in a queue that is emptied: header of each, and the bytes behind it.
+fn sent(frames: &mut Queue) -> Vec<(Header, Vec<u8>)> {
+    let length = frames.len();
+    let sent = Frames::new(frames.as_slice()).map(|frame| {
+        let frame = frame.expect("whole frames");
+        assert!(frame.kind == acp::Kind::Data && frame.payload.len() <= FRAME_MAX);
+        let (header, bytes) = Header::parse(frame.payload).expect("a bridge's header");
+        (header, bytes.to_vec())
+    });
+    let sent = sent.collect();
+    frames.consume(length);
+    sent
+}
+
+/// A program's bytes. Each frame that comes of them is answered at once.
+fn client(bytes: &[u8]) {
+    let Some((messages, chunks)) = script(bytes) else {
+        return;
+    };
+    let mut client = Client::new(messages, FRAME_MAX);
+    let [mut frames, mut program, mut fed, mut reached] = [(); 4].map(|()| Queue::default());
+    for chunk in chunks {
+        fed.push(chunk);
+        let taken = client.bytes(chunk, &mut frames, &mut program);
+        for (header, bytes) in sent(&mut frames) {
+            reached.push(&bytes);
+            if !header.last {
+                continue;
+            }
+            let reply = match messages {
+                Messages::Length => bytes,
+                Messages::Resp => b":1\r\n".to_vec(),
+            };
+            let mut back = Queue::default();
+            assert!(push_frames(
+                &mut back,
+                FRAME_MAX,
+                header.id,
+                true,
+                &[],
+                &reply
+            ));
+            let back = Frames::new(back.as_slice()).next().unwrap().unwrap();
+            client
+                .frame(back.payload, &mut program)
+                .expect("it was asked");
+        }
+        if messages == Messages::Length {
+            // Message by message as they were, up to the first that cannot go.
+            let (whole, bad) = whole(fed.as_slice());
+            assert_eq!((reached.as_slice(), taken.is_err()), (whole, bad));
+            assert_eq!(program.as_slice(), whole);
+        }
+        if taken.is_err() {
+            return;
+        }
+    }
+    if messages == Messages::Resp {
+        // Whatever was asked, what the program gets is values and nothing else.
+        values(program.as_slice());
+    }
+}
+
+/// The whole messages behind their lengths that are no longer than a frame takes, and whether
+/// one that no bridge takes is what ends them.
+fn whole(bytes: &[u8]) -> (&[u8], bool) {
+    let mut at = 0;
+    while let Some((length, rest)) = bytes.get(at..).and_then(<[u8]>::split_first_chunk::<4>) {
+        let length = u32::from_be_bytes(*length) as usize;
+        let size = 4 + length;
+        let is_there = rest.len() >= length;
+        if length as u64 > resp::BULK_MAX || is_there && size + HEADER_LEN > FRAME_MAX {
+            return (&bytes[..at], true);
+        }
+        if !is_there {
+            break;
+        }
+        at += size;
+    }
+    (&bytes[..at], false)
+}
+
+/// Checks that these bytes are values of RESP, each whole.
+fn values(mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        let (length, ended) = resp::Scanner::new().scan(bytes).expect("values");
+        assert!(ended, "a value that has no end: {}", bytes.escape_ascii());
+        bytes = &bytes[length..];
+    }
+}
+
+/// A server's bytes, to so many requests.
+fn member(bytes: &[u8]) {
+    let Some((messages, chunks)) = script(bytes) else {
+        return;
+    };
+    let mut member = Member::new(messages, FRAME_MAX);
+    let mut server = Queue::default();
+    for id in 0..REQUESTS {
+        let header = Header {
+            id,
+            last: true,
+            route: 0,
+        };
+        member.frame(&header.bytes(), &mut server).unwrap();
+    }
+    let [mut frames, mut fed, mut reached] = [(); 3].map(|()| Queue::default());
+    // The reply that is under way, and how many have ended.
+    let mut ended = 0;
+    for chunk in chunks {
+        fed.push(chunk);
+        let taken = member.bytes(chunk, &mut frames);
+        for (header, bytes) in sent(&mut frames) {
+            assert_eq!((header.id, header.route), (ended, 0), "in the order asked");
+            ended += u32::from(header.last);
+            reached.push(&bytes);
+        }
+        assert!(fed.as_slice().starts_with(reached.as_slice()));
+        match taken {
+            Ok(()) => assert_eq!(reached.len(), fed.len()),
+            Err(_) => return,
+        }
+        assert_eq!(member.is_idle(), ended == REQUESTS);
+    }
+}
