@@ -299,7 +299,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 27] = [
+pub static EXPERIMENTS: [Experiment; 28] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -319,6 +319,7 @@ pub static EXPERIMENTS: [Experiment; 27] = [
     select_static::EXPERIMENT,
     select_cold::EXPERIMENT,
     anypoint::bandwidth::EXPERIMENT,
+    anypoint::limit::EXPERIMENT,
     anypoint::split::EXPERIMENT,
     anypoint::steer::EXPERIMENT,
     anypoint::storage::EXPERIMENT,

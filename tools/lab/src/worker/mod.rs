@@ -20,6 +20,7 @@ mod load;
 mod program;
 mod segments;
 mod service;
+mod splicing;
 mod splitting;
 mod storage;
 mod streams;
@@ -53,6 +54,7 @@ pub use frames::{FrameJob, FrameRole, FrameSegment};
 pub use program::Program;
 pub use segments::{SegmentCounts, SegmentJob};
 pub(crate) use service::{Account, Drops};
+pub use splicing::SpliceJob;
 pub use splitting::{SplitJob, SplitWaiting};
 pub use storage::{Mix, Responses, StorageJob, StorageRole};
 pub use switching::{SwitchJob, SwitchModule};
@@ -90,6 +92,8 @@ pub enum Job {
     Storage(StorageJob),
     /// Be a proxy of connections of frames.
     Split(SplitJob),
+    /// Be a proxy that looks at no byte.
+    Splice(SpliceJob),
     /// Run a program of somebody else's at a port.
     Program(Program, u16),
     /// Be a transport switch.
@@ -306,6 +310,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Segments(job) => segments::run(&job),
         Job::Storage(job) => storage::run(&job),
         Job::Split(job) => splitting::run(&job),
+        Job::Splice(job) => splicing::run(&job),
         Job::Program(program, port) => program::run(&program, port),
         Job::Switch(job) => switching::run(&job),
         Job::Flow(job, ahead) => flows::run(&job, ahead),
@@ -471,6 +476,10 @@ mod tests {
                 waiting: SplitWaiting::Select,
                 by_block: true,
             }),
+            Job::Splice(SpliceJob {
+                listen: "10.79.0.1:6000".parse().unwrap(),
+                members: vec!["10.79.1.2:6001".parse().unwrap()],
+            }),
             Job::Switch(SwitchJob {
                 interfaces: ["tw-i".into(), "tw-o".into()],
                 address: "10.79.0.99:6000".parse().unwrap(),
@@ -478,6 +487,7 @@ mod tests {
                 local: "10.79.1.1".parse().unwrap(),
                 segment: 1460,
                 module: SwitchModule::Speed,
+                ring: Some(992),
                 copies: 2,
                 sleeps: true,
             }),

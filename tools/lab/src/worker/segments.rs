@@ -1,6 +1,6 @@
-//! The worker that is both ends of connections whose every segment is one small frame (ACP,
-//! docs/acp.md), over the device crate alone: what a kernel's TCP sends of these does not
-//! keep up with who forwards them.
+//! The worker that is both ends of connections whose every segment is the same (frames of
+//! ACP, docs/acp.md), over the device crate alone: what a kernel's TCP sends of these does not
+//! keep up with what lies between, be that a switch or a kernel's TCP itself.
 //!
 //! It makes no more of TCP than such a transfer needs: peers open connections, give the same
 //! frame again and again as far as windows allow, and begin again at the first
@@ -28,15 +28,20 @@ use super::forwarding::{ForwardSide, Side, flush};
 use super::frames::FrameSegment;
 use super::service::until_input_ends;
 
-/// Frames that are under way at once, of all connections: fewer than a veth's ring holds
+/// Segments that are under way at once, of all connections: fewer than a veth's ring holds
 /// (256), so that none is lost on the way.
 const UNDER_WAY: u32 = 192;
-/// Frames of a connection that are acknowledged together.
+/// Segments of a connection that are acknowledged together.
 const ACKNOWLEDGE: u32 = 8;
 /// After so long without an acknowledgment a peer begins again at the first frame without.
 const REPEAT: Duration = Duration::from_millis(20);
 /// How long connections may take to open.
 const OPENING: Duration = Duration::from_secs(5);
+/// The longest packet of a link: the largest MTU of a veth with a driver program on it, and
+/// Ethernet's header.
+const LONGEST: u16 = 3498 + 14;
+/// Of Ethernet's MTU; ends of longer segments say theirs.
+const SEGMENT_SIZE: u16 = 1460;
 /// Initial sequence numbers of peers and of members.
 const INITIAL: u32 = 1 << 20;
 
@@ -70,6 +75,7 @@ pub(super) fn run(job: &SegmentJob) -> anyhow::Result<()> {
     let mut ends = Ends::open(job)?;
     ends.connect()?;
     let counts = ends.counts.clone();
+    let frame = u64::from(job.segment.size);
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let mut thread = Some(std::thread::spawn(move || ends.run(&stopped)));
@@ -81,7 +87,7 @@ pub(super) fn run(job: &SegmentJob) -> anyhow::Result<()> {
             thread.join().map_err(|_| anyhow!("the ends panicked"))??;
         }
         if line == "frames" {
-            println!("{}", serde_json::to_string(&counts.read())?);
+            println!("{}", serde_json::to_string(&counts.read(frame))?);
         }
         Ok(())
     });
@@ -91,15 +97,16 @@ pub(super) fn run(job: &SegmentJob) -> anyhow::Result<()> {
 
 #[derive(Default)]
 struct Counts {
-    frames: AtomicU64,
+    /// Bytes of frames that members took: a kernel's TCP between does not keep to frames.
+    bytes: AtomicU64,
     repeated: AtomicU64,
     idle: AtomicU64,
 }
 
 impl Counts {
-    fn read(&self) -> SegmentCounts {
+    fn read(&self, frame: u64) -> SegmentCounts {
         SegmentCounts {
-            frames: self.frames.load(Ordering::Relaxed),
+            frames: self.bytes.load(Ordering::Relaxed) / frame.max(1),
             repeated: self.repeated.load(Ordering::Relaxed),
             idle: self.idle.load(Ordering::Relaxed),
         }
@@ -155,16 +162,18 @@ fn header(flow: &FourTuple, sequence: u32, acknowledgment: u32, flags: Flags) ->
         acknowledgment,
         flags,
         window: u16::MAX,
-        options: match flags.contains(Flags::SYN) {
-            true => Options {
-                maximum_segment_size: Some(1460),
-                ..Options::default()
-            }
-            .with_acp(Some(acp::VERSION)),
-            false => Options::default(),
-        },
         ..Header::default()
     }
+}
+
+/// The options of a SYN from where segments of so many bytes are sent and taken.
+fn syn_options(segment: usize) -> Options {
+    let longest = u16::try_from(segment).unwrap_or(u16::MAX);
+    Options {
+        maximum_segment_size: Some(longest.max(SEGMENT_SIZE)),
+        ..Options::default()
+    }
+    .with_acp(Some(acp::VERSION))
 }
 
 impl Port {
@@ -208,7 +217,7 @@ impl Port {
             traffic_class: 0,
         };
         let headroom = queue.transmit.headroom();
-        frame.set_extent(headroom, 1514);
+        frame.set_extent(headroom, LONGEST);
         let length = tcp::output(queue.memory.packet_mut(&mut frame), &link, flow, &outgoing)?;
         frame.set_extent(headroom, length as u16);
         let refused = queue.transmit.transmit(frame, None).err();
@@ -271,28 +280,34 @@ impl Peer {
         }
     }
 
-    /// Takes an acknowledgment, or the answer to its SYN; true when that is to be
-    /// acknowledged.
-    fn hear(&mut self, header: &Header, now: Instant) -> anyhow::Result<bool> {
-        ensure!(!header.flags.contains(Flags::RST), "a connection was reset");
-        let answers = header.flags.contains(Flags::SYN | Flags::ACK);
+    /// Takes an acknowledgment, or the answer to its SYN; what that is to be answered with.
+    fn hear(&mut self, heard: &Header, now: Instant) -> anyhow::Result<Option<Header>> {
+        if !self.open && !heard.flags.contains(Flags::SYN) {
+            // The kernel still knows a connection of these ports, of ends that are gone: it
+            // forgets it by this (RFC 9293, 3.10.7.3), and the next SYN begins a new one.
+            let reset = header(&self.flow, heard.acknowledgment, 0, Flags::RST);
+            return Ok(Some(reset).filter(|_| !heard.flags.contains(Flags::RST)));
+        }
+        ensure!(!heard.flags.contains(Flags::RST), "a connection was reset");
+        let answers = heard.flags.contains(Flags::SYN | Flags::ACK);
         if answers {
-            self.received = header.sequence.wrapping_add(1);
+            self.received = heard.sequence.wrapping_add(1);
             if !self.open {
                 (self.open, self.next) = (true, INITIAL + 1);
             }
         }
-        let newly = header.acknowledgment.wrapping_sub(self.acked);
+        let newly = heard.acknowledgment.wrapping_sub(self.acked);
         if self.open && newly <= self.next.wrapping_sub(self.acked) {
             if newly > 0 {
-                (self.acked, self.since) = (header.acknowledgment, now);
+                (self.acked, self.since) = (heard.acknowledgment, now);
             }
-            let edge = header.acknowledgment.wrapping_add(header.window.into());
+            let edge = heard.acknowledgment.wrapping_add(heard.window.into());
             if edge.wrapping_sub(self.edge) < 1 << 31 {
                 self.edge = edge;
             }
         }
-        Ok(answers)
+        let ack = header(&self.flow, INITIAL + 1, self.received, Flags::ACK);
+        Ok(answers.then_some(ack))
     }
 
     /// The next segment, if no more than `most` bytes are then under way.
@@ -324,6 +339,7 @@ impl Ends {
     fn connect(&mut self) -> anyhow::Result<()> {
         let end = Instant::now() + OPENING;
         let mut asked = None::<Instant>;
+        let options = syn_options(self.payload.len());
         while self.giving.iter().any(|peer| !peer.open) {
             let now = Instant::now();
             ensure!(now < end, "connections do not open within {OPENING:?}");
@@ -331,6 +347,7 @@ impl Ends {
                 asked = Some(now);
                 for peer in self.giving.iter().filter(|peer| !peer.open) {
                     let syn = header(&peer.flow, INITIAL, 0, Flags::SYN);
+                    let syn = Header { options, ..syn };
                     self.peers.send(&peer.flow, syn, &[])?;
                 }
                 self.peers.flush()?;
@@ -394,13 +411,13 @@ impl Ends {
         let heard = self.peers.receive(|port, segment| {
             let peer = giving.iter_mut().find(|peer| peer.flow == segment.flow);
             let Some(peer) = peer else { return Ok(()) };
-            if peer.hear(&segment.header, now)? {
-                let ack = header(&peer.flow, INITIAL + 1, peer.received, Flags::ACK);
-                port.send(&peer.flow, ack, &[])?;
+            if let Some(answer) = peer.hear(&segment.header, now)? {
+                port.send(&peer.flow, answer, &[])?;
             }
             Ok(())
         })?;
         let (taking, counts) = (&mut self.taking, &self.counts);
+        let options = syn_options(self.payload.len());
         let took = self.members.receive(|port, segment| {
             let known = taking.iter().position(|it| it.flow == segment.flow);
             if segment.header.flags.contains(Flags::SYN) {
@@ -410,13 +427,13 @@ impl Ends {
                 if known.is_none() {
                     taking.push(Member { flow, next, due: 0 });
                 }
-                port.send(&flow, answer, &[])?;
+                port.send(&flow, Header { options, ..answer }, &[])?;
             } else if let Some(member) = known.and_then(|known| taking.get_mut(known))
                 && !segment.payload.is_empty()
             {
-                let frames = member.take(segment);
-                counts.frames.fetch_add(frames, Ordering::Relaxed);
-                if frames == 0 || member.due >= ACKNOWLEDGE {
+                let bytes = member.take(segment);
+                counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+                if bytes == 0 || member.due >= ACKNOWLEDGE {
                     member.acknowledge(port)?;
                 }
             }
@@ -434,14 +451,14 @@ impl Ends {
 }
 
 impl Member {
-    /// How many frames a segment has brought that were to come.
+    /// How many bytes a segment has brought that were to come.
     fn take(&mut self, segment: &Segment<'_>) -> u64 {
         if segment.header.sequence != self.next {
             return 0;
         }
         self.next = self.next.wrapping_add(segment.payload.len() as u32);
         self.due += 1;
-        acp::Frames::new(segment.payload).flatten().count() as u64
+        segment.payload.len() as u64
     }
 
     fn acknowledge(&mut self, port: &mut Port) -> anyhow::Result<()> {

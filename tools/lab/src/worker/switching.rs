@@ -35,6 +35,9 @@ pub struct SwitchJob {
     pub segment: u16,
     /// Which module steers.
     pub module: SwitchModule,
+    /// Frames of a connection and direction that are not acknowledged; `None`: as usual.
+    #[serde(default)]
+    pub ring: Option<u16>,
     /// Copies of each payload that are made and thrown away.
     pub copies: u32,
     /// It sleeps whenever there is nothing to do, and does not poll first as it usually
@@ -72,11 +75,13 @@ impl SwitchModule {
 /// connections have.
 pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
     let [peers, members] = &job.interfaces;
+    let usual = Config::new(job.address);
     let config = Config {
+        ring: job.ring.unwrap_or(usual.ring),
         segment_size: job.segment,
         ports: PORTS,
         kernel_ends: true,
-        ..Config::new(job.address)
+        ..usual
     };
     let module = job.module;
     let mut driver = Driver::open(

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use super::star::{INTERFACES, PORT, PROXY, VIRTUAL, ip, mac, peer_ports};
 use super::{Case, Load};
 use crate::worker::{
-    ForwardJob, ForwardSide, Job, Program, SplitJob, SplitWaiting, SwitchJob, SwitchModule,
+    ForwardJob, ForwardSide, Job, Program, SpliceJob, SplitJob, SplitWaiting, SwitchJob,
+    SwitchModule,
 };
 
 /// Headers of IPv4 and TCP.
@@ -18,6 +19,8 @@ pub(super) enum Between {
     Switch(SwitchModule, Manner),
     /// A proxy.
     Proxy(SplitWaiting),
+    /// A proxy that looks at no byte, and gives each connection to one member.
+    Splice,
     /// A program of somebody else's.
     Program(Installed),
     /// The kernel's forwarding: a connection to the first member alone.
@@ -36,6 +39,7 @@ impl Between {
             Between::Switch(_, Manner::Copying) => "switch-copies",
             Between::Proxy(SplitWaiting::Select) => "select-proxy",
             Between::Proxy(SplitWaiting::Epoll) => "epoll-proxy",
+            Between::Splice => "splice-proxy",
             Between::Program(Installed::Haproxy) => "haproxy",
             Between::Program(Installed::Twemproxy) => "twemproxy",
             Between::Nobody => "direct",
@@ -71,6 +75,11 @@ impl Between {
                  whole frames written on, blocking; receiving steered to its processor (RPS)"
             }
             Between::Proxy(SplitWaiting::Epoll) => "the same with epoll(7)",
+            Between::Splice => {
+                "kernel TCP ended on both sides; one thread, edge-triggered epoll(7), splice(2) \
+                 through a pipe of 256 KiB a direction: no byte is copied or looked at, so a \
+                 connection is one member's; receiving steered to its processor (RPS)"
+            }
             Between::Program(Installed::Haproxy) => {
                 "Debian's, one thread, mode tcp, splice(2) where it chooses it, no logs; a \
                  connection is one member's"
@@ -135,6 +144,7 @@ pub(super) fn middle(
             local: ip(1, 1),
             segment: case.mtu.saturating_sub(HEADERS),
             module,
+            ring: case.ring,
             copies: if manner == Manner::Copying { 2 } else { 0 },
             sleeps: manner != Manner::Usual,
         }),
@@ -143,6 +153,10 @@ pub(super) fn middle(
             members: members.to_vec(),
             waiting,
             by_block: case.load != Load::Frames,
+        }),
+        Between::Splice => Job::Splice(SpliceJob {
+            listen: PROXY,
+            members: members.to_vec(),
         }),
         Between::Program(program) => Job::Program(program.with(members), PROXY.port()),
         Between::Bare => {

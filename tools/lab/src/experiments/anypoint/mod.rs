@@ -4,6 +4,7 @@ pub(super) mod bandwidth;
 mod between;
 mod ends;
 pub(super) mod frames;
+pub(super) mod limit;
 pub(super) mod memory;
 pub(super) mod redis;
 pub(super) mod split;
@@ -64,6 +65,8 @@ struct Case {
     /// Of the path between peer and intermediary, there and back; `None`: they are joined
     /// by a link alone.
     round_trip_ms: Option<u64>,
+    /// Frames of a switch's ring; `None`: as many as usual.
+    ring: Option<u16>,
 }
 
 /// What the ends do.

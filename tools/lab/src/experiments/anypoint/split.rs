@@ -21,12 +21,15 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 
 const IN: &str = "inbound, four members";
 const OUT: &str = "outbound, four members";
+const WIDE: &str = "outbound, four members, a ring for the path";
 /// The paper's proxy wins at 2 ms.
 const ROUND_TRIPS_MS: [u64; 4] = [2, 20, 50, 100];
 /// The largest of a quick run.
 const LARGE_MS: u64 = 20;
-/// Here the path holds more than the ring does, 384 frames.
+/// Here the path holds more than the usual ring does, 384 frames.
 const BEYOND_RING_MS: u64 = 100;
+/// Bytes of a segment's frame.
+const SEGMENT: u16 = 1440;
 const SYSTEMS: [Between; 3] = [
     Between::Switch(SwitchModule::RoundRobin, Manner::Usual),
     Between::Proxy(SplitWaiting::Select),
@@ -36,32 +39,44 @@ const SYSTEMS: [Between; 3] = [
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let quick = run.options.quick;
     let mut cases = Vec::new();
-    for (setting, outbound) in [(OUT, true), (IN, false)] {
+    for (setting, outbound) in [(OUT, true), (IN, false), (WIDE, true)] {
+        let is_wide = setting == WIDE;
         for round_trip in ROUND_TRIPS_MS {
-            if quick && ![2, LARGE_MS].contains(&round_trip) {
+            if quick && !is_wide && ![2, LARGE_MS].contains(&round_trip)
+                || is_wide && round_trip != BEYOND_RING_MS
+            {
                 continue;
             }
             cases.push(Case {
                 setting: setting.to_owned(),
                 x: round_trip as f64,
                 mtu: 1500,
-                segment: 1440,
+                segment: SEGMENT,
                 frames: 1,
                 connections: 1,
                 members: 4,
                 outbound,
                 round_trip_ms: Some(round_trip),
+                ring: is_wide.then(|| ring(round_trip)),
                 ..Case::default()
             });
         }
     }
     run.note(format!(
         "The path between peer and intermediary carries {} Mbit/s each way, which is what the bridge \
-         that delays forwards without being noticed; direct is one connection of one member.",
-        RATE / 1_000_000
+         that delays forwards without being noticed; direct is one connection of one member. A ring for the path has {} frames at \
+         {BEYOND_RING_MS} ms, by the formula of docs/switch.md.",
+        RATE / 1_000_000,
+        ring(BEYOND_RING_MS)
     ));
     let plan = run.options.plan(6);
     super::measure(run, &cases, &SYSTEMS, plan)
+}
+
+/// Frames that the path holds at a round trip, and those beyond that the peer is never offered.
+fn ring(round_trip_ms: u64) -> u16 {
+    let bytes = RATE / 8 * round_trip_ms / 1000 * 8 / 7;
+    u16::try_from(bytes / u64::from(SEGMENT)).unwrap_or(u16::MAX)
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
@@ -82,9 +97,15 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             over("direct", OUT, LARGE_MS),
             0.95,
         ),
+        Claim::at_least(
+            "outbound-wide",
+            "the same at 100 ms, with a ring of as many frames as the path holds",
+            over("direct", WIDE, BEYOND_RING_MS),
+            0.95,
+        ),
         Claim::new(
             "outbound-100ms",
-            "the same at 100 ms, where the path holds more than a ring of 384 frames",
+            "the same at 100 ms, where the path holds more than the usual ring of 384 frames",
             over("direct", OUT, BEYOND_RING_MS),
         ),
         Claim::new(
@@ -116,13 +137,18 @@ mod tests {
             curve("switch", Some(OUT), &[(2.0, 11.0), (20.0, 10.0)]),
             curve("select-proxy", Some(OUT), &[(2.0, 22.0)]),
             curve("direct", Some(OUT), &[(2.0, 11.0), (20.0, 10.0)]),
+            curve("switch", Some(WIDE), &[(100.0, 9.6)]),
+            curve("direct", Some(WIDE), &[(100.0, 10.0)]),
         ];
         let claims = claims(&series);
         assert_eq!(
             (claims[0].measured, claims[0].holds),
             (Some(1.0), Some(true))
         );
-        assert_eq!(claims[2].measured, Some(0.5));
-        assert_eq!(claims[3].measured, None);
+        let by = |id: &str| claims.iter().find(|it| it.id == id).unwrap().measured;
+        assert_eq!(by("outbound-wide"), Some(0.96));
+        assert_eq!(by("outbound-2ms"), Some(0.5));
+        assert_eq!(by("inbound-2ms"), None);
+        assert_eq!(ring(BEYOND_RING_MS), 992);
     }
 }
