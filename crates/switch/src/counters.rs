@@ -58,6 +58,9 @@ counters! {
         /// Connections reset because a module panicked, asked for it, or named a
         /// member that takes no frames.
         reset_module,
+        /// Connections reset because a module looked at more than one frame allows: it
+        /// loops.
+        reset_module_work,
         /// Connections reset because a member died, or none was left.
         reset_member,
         /// Connections reset because they were silent for too long, or a handshake was

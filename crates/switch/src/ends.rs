@@ -437,6 +437,7 @@ impl Flow {
         *match reason {
             Reset::Framing => &mut counters.reset_framing,
             Reset::Module => &mut counters.reset_module,
+            Reset::ModuleWork => &mut counters.reset_module_work,
             Reset::Member => &mut counters.reset_member,
             Reset::Timeout => &mut counters.reset_timeout,
             Reset::Acknowledgment => &mut counters.reset_acknowledgment,

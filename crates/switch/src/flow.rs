@@ -52,6 +52,7 @@ pub(crate) struct Context<'a> {
 pub(crate) enum Reset {
     Framing,
     Module,
+    ModuleWork,
     Member,
     Timeout,
     Acknowledgment,

@@ -7,8 +7,8 @@ use tidewall_wire::acp::{self, Frames, Kind};
 use tidewall_wire::tcp::{Flags, Header};
 
 use crate::emission::Payload;
-use crate::flow::{Context, Flow, Phase, Reset};
-use crate::modules::{self, Members, Verdict};
+use crate::flow::{Context, End, Flow, Phase, Reset};
+use crate::modules::{self, Members, TooMuch, Verdict, Work};
 use crate::ring::Frame;
 
 /// What one segment carries to a member: frames that are neighbours in both sequences.
@@ -367,8 +367,7 @@ impl Flow {
         context: &mut Context<'_>,
         frame: &acp::Frame<'_>,
     ) -> Result<Option<(u8, u32)>, Reset> {
-        let members = Members::new(&self.ends);
-        let Some(first) = members.at_or_after(0) else {
+        let Some(first) = self.ends.iter().position(End::takes_frames) else {
             let connecting = self.any(|end| end.stage == crate::flow::Stage::Connecting);
             return if connecting {
                 Ok(None)
@@ -378,24 +377,30 @@ impl Flow {
         };
         if frame.kind == Kind::Null {
             // It takes room in the peer's sequence and means nothing to anybody.
-            return Ok(Some((first.id.0, 0)));
+            return Ok(Some((first as u8, 0)));
         }
-        let frame = modules::Frame {
-            payload: frame.payload,
-            now: context.now,
-        };
+        let work = Work::new(frame.payload.len(), self.ends.len());
+        let frame = modules::Frame::new(frame.payload, &work, context.now);
+        let members = Members::new(&self.ends, &work);
         let Some(module) = &mut self.module else {
             return Err(Reset::Module);
         };
         let verdict = catch_unwind(AssertUnwindSafe(|| module.frame(frame, members)));
         match verdict {
-            Ok(Verdict::Send(member, state)) if members.get(member).is_some() => {
-                Ok(Some((member.0, state)))
+            Ok(Verdict::Send(member, state)) => {
+                let end = self.ends.get(usize::from(member.0));
+                match end.is_some_and(End::takes_frames) {
+                    true => Ok(Some((member.0, state))),
+                    false => Err(Reset::Module),
+                }
             }
-            Ok(_) => Err(Reset::Module),
-            Err(_) => {
+            Ok(Verdict::Reset) => Err(Reset::Module),
+            Err(cause) => {
                 self.module = None;
-                Err(Reset::Module)
+                match cause.is::<TooMuch>() {
+                    true => Err(Reset::ModuleWork),
+                    false => Err(Reset::Module),
+                }
             }
         }
     }

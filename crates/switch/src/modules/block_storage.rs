@@ -42,7 +42,7 @@ pub fn block_of(payload: &[u8]) -> Option<u64> {
 
 impl Module for BlockStorage {
     fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict {
-        let chosen = match block_of(frame.payload) {
+        let chosen = match block_of(frame.get(..frame.len().min(HEADER)).unwrap_or_default()) {
             None => Some(self.coordinator),
             Some(block) => {
                 let nodes = || {

@@ -36,7 +36,7 @@ pub fn hash_of(key: &[u8]) -> u64 {
 
 impl Module for HashOfKey {
     fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict {
-        let key = frame.payload.get(self.key.clone()).unwrap_or_default();
+        let key = frame.get(self.key.clone()).unwrap_or_default();
         match members.for_key(hash_of(key)) {
             Some(member) => Verdict::Send(member.id, 0),
             None => Verdict::Reset,

@@ -29,7 +29,7 @@ impl KeyValue {
 
 impl Module for KeyValue {
     fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict {
-        let key = frame.payload.get(self.skip..).and_then(key);
+        let key = frame.get(self.skip..).and_then(key);
         match key.and_then(|key| members.for_key(hash_of(key))) {
             Some(member) => Verdict::Send(member.id, 0),
             None => Verdict::Reset,

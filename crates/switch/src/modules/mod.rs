@@ -6,8 +6,11 @@
 //! where they went before, and keeps one word a frame for the module meanwhile.
 //!
 //! A module that panics, or names a member that takes no frames, costs its connection
-//! a reset and others nothing. One that never returns cannot be stopped from within the
-//! process that it runs in; a module must be a loop over the frame's bytes at most.
+//! a reset and others nothing. So does one that loops over what it is shown: each look at a
+//! frame's bytes or at a member counts as [work](Work), and the look that is beyond a frame's
+//! bound ends the event by unwinding. What a loop does with its own memory alone is not
+//! seen here, and no thread can be stopped from within its process: `tidewall switch` finds
+//! that out and ends (docs/switch.md).
 
 mod block_storage;
 mod hash;
@@ -15,6 +18,9 @@ mod key_value;
 mod least_outstanding;
 mod round_robin;
 mod speed;
+mod work;
+
+use core::ops::RangeBounds;
 
 use tidewall_protocol::tcp::Time;
 
@@ -27,14 +33,51 @@ pub use key_value::KeyValue;
 pub use least_outstanding::LeastOutstanding;
 pub use round_robin::RoundRobin;
 pub use speed::Speed;
+pub(crate) use work::{TooMuch, Work};
 
-/// A frame as a module sees it.
+/// A frame as a module sees it. What it asks for counts as work.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// What is behind its header.
-    pub payload: &'a [u8],
+    payload: &'a [u8],
+    work: &'a Work,
     /// The switch's time.
     pub now: Time,
+}
+
+impl<'a> Frame<'a> {
+    pub(crate) const fn new(payload: &'a [u8], work: &'a Work, now: Time) -> Self {
+        Self { payload, work, now }
+    }
+
+    /// Bytes behind its header.
+    #[must_use]
+    pub const fn len(self) -> usize {
+        self.payload.len()
+    }
+
+    /// True when nothing is behind its header.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.payload.is_empty()
+    }
+
+    /// All that is behind its header.
+    #[must_use]
+    pub fn payload(self) -> &'a [u8] {
+        self.work.spend(1 + self.payload.len());
+        self.payload
+    }
+
+    /// A part of what is behind its header; `None` if it is not all there. A module that
+    /// reads field by field asks for each with this: a length of the peer's that leads
+    /// nowhere then cannot make it go on for ever.
+    #[must_use]
+    pub fn get(self, range: impl RangeBounds<usize>) -> Option<&'a [u8]> {
+        let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
+        let part = self.payload.get(bounds);
+        self.work.spend(1 + part.map_or(0, <[u8]>::len));
+        part
+    }
 }
 
 /// What a module wants done with a frame.
@@ -69,7 +112,9 @@ pub enum Windows {
 
 /// Chooses members for the frames of one connection.
 pub trait Module: Send {
-    /// A new frame of the peer; `members` are never none.
+    /// A new frame of the peer; `members` are never none. Each byte of the frame can be looked
+    /// at eight times, each member 64 times, and 1,024 looks more are free; beyond, the
+    /// connection is reset.
     fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict;
 
     /// A member has acknowledged up to a frame, or has opened its window.
@@ -119,26 +164,32 @@ pub struct MemberView {
     pub outstanding_bytes: u32,
 }
 
-/// The members of a connection that take frames.
+/// The members of a connection that take frames. Each look at one counts as work.
 #[derive(Clone, Copy)]
 pub struct Members<'a> {
     ends: &'a [End],
+    work: &'a Work,
 }
 
 impl<'a> Members<'a> {
-    pub(crate) const fn new(ends: &'a [End]) -> Self {
-        Self { ends }
+    pub(crate) const fn new(ends: &'a [End], work: &'a Work) -> Self {
+        Self { ends, work }
     }
 
     /// They, by number.
     pub fn iter(self) -> impl Iterator<Item = MemberView> + 'a {
-        let usable = |(slot, end): (usize, &End)| end.takes_frames().then(|| end.view(slot));
+        self.work.spend(1);
+        let usable = move |(slot, end): (usize, &End)| {
+            self.work.spend(1);
+            end.takes_frames().then(|| end.view(slot))
+        };
         self.ends.iter().enumerate().filter_map(usable)
     }
 
     /// One of them.
     #[must_use]
     pub fn get(self, id: MemberId) -> Option<MemberView> {
+        self.work.spend(1);
         let slot = usize::from(id.0);
         let end = self.ends.get(slot)?;
         end.takes_frames().then(|| end.view(slot))

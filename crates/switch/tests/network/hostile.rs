@@ -123,6 +123,76 @@ fn a_module_that_fails_costs_its_connection() {
     assert_eq!(raw.resets(&emissions), 2);
 }
 
+/// Loops in each way in which a peer could make a module loop; a frame without bytes is good.
+struct Endless(u8);
+
+impl Module for Endless {
+    fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict {
+        let mut at = 0;
+        while !frame.is_empty() {
+            match self.0 {
+                // The peer's length: none, so the next field is this one.
+                0 => at += usize::from(frame.get(at..=at).map_or(0, |it| it[0])),
+                1 => at = frame.payload().len().min(at),
+                2 => at += members.get(MemberId(250)).map_or(0, |_| 1),
+                3 => at += members.iter().filter(|it| it.room == u64::MAX).count(),
+                4 => at += members.at_or_after(200).map_or(1, |_| 0),
+                _ => at += members.for_key(at as u64).map_or(1, |_| 0),
+            }
+        }
+        Verdict::Send(MemberId(0), 0)
+    }
+}
+
+#[test]
+fn a_module_that_loops_costs_its_connection_and_no_other() {
+    for how in 0..6 {
+        let mut raw = Raw::open_with(
+            config(),
+            move || Box::new(Endless(how)) as Box<dyn Module>,
+            2,
+        );
+        let (looping, isn) = (raw.peer, raw.isn);
+        let syns = raw.syn_from("198.51.100.7:40001".parse().expect("an address"));
+        raw.answer(&syns);
+        raw.peer(1, 1, Flags::ACK, &[]);
+        let other = (raw.peer, raw.isn);
+        (raw.peer, raw.isn) = (looping, isn);
+        let emissions = raw.peer(1, 1, Flags::ACK, &data(&[0; 40]));
+        assert_eq!(raw.resets(&emissions), 3, "{how}");
+        let counters = raw.switch.counters();
+        assert_eq!((counters.reset_module_work, counters.reset_module), (1, 0));
+        assert_eq!(raw.switch.len(), 1);
+        (raw.peer, raw.isn) = other;
+        let emissions = raw.peer(1, 1, Flags::ACK, &data(&[]));
+        assert_eq!(raw.to_member(2, &emissions).len(), 1);
+        assert_eq!(raw.resets(&emissions), 0);
+    }
+}
+
+#[test]
+fn what_a_module_has_to_look_at_is_within_its_bounds() {
+    // Each byte of the longest frame, one by one, and each member beside each.
+    struct Thorough;
+    impl Module for Thorough {
+        fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict {
+            let sum: usize = (0..frame.len())
+                .filter_map(|at| frame.get(at..=at))
+                .map(|it| usize::from(it[0]))
+                .sum();
+            let pairs = members
+                .iter()
+                .flat_map(|one| members.iter().map(move |it| (one, it)));
+            let count = pairs.count().isqrt();
+            let id = members.iter().nth(sum % count).map(|it| it.id);
+            id.map_or(Verdict::Reset, |id| Verdict::Send(id, 0))
+        }
+    }
+    let mut raw = Raw::open_with(config(), || Box::new(Thorough) as Box<dyn Module>, 64);
+    let emissions = raw.peer(1, 1, Flags::ACK, &data(&[1; 800]));
+    assert_eq!(raw.to_member(800 % 64, &emissions).len(), 1);
+}
+
 #[test]
 fn a_member_that_withholds_acknowledgments_fills_the_ring_and_no_more() {
     let mut limited = config();

@@ -4,6 +4,7 @@
 mod status;
 mod sweep;
 mod trace;
+mod watchdog;
 
 use std::fmt;
 use std::fs::File;
@@ -21,6 +22,7 @@ use tidewall_wire::tcp::Flags;
 
 pub use status::counter_names;
 use sweep::Sweep;
+pub use watchdog::watched;
 
 /// Place of the interface that peers come by.
 const PEERS: usize = 0;

@@ -261,6 +261,13 @@ const SWITCH: &[Entry] = &[
     ),
     entry(
         Switch,
+        "reset-module-work",
+        Loss,
+        "A connection reset because its module looked at more bytes and members than one frame allows.",
+        "The module loops over what this peer sends: it is to be mended. Other connections go on.",
+    ),
+    entry(
+        Switch,
         "reset-member",
         Loss,
         "A connection reset because a member died, or none was left.",

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidewall_service::switch::{Driver, OpenError};
+use tidewall_service::switch::{Driver, OpenError, watched};
 use tidewall_switch::{Config, Member};
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
@@ -48,7 +48,7 @@ const HEADERS: [usize; 2] = [40, 60];
     [health]                        # optional: connect to each member now and then\n  \
     interval = \"1s\"\n  \
     failures = 3                    # in a row before it counts as dead\n\n\
-    Exit codes: 0 ended by a signal; 1 a device failed; 2 it could not begin.")]
+    Exit codes: 0 ended by a signal; 1 a device failed, or the module loops; 2 it could not begin.")]
 pub struct Arguments {
     /// The configuration file
     #[arg(value_name = "FILE")]
@@ -216,7 +216,16 @@ fn start(setup: &Setup, interfaces: &[String], segment_size: u16) -> Result<Driv
         ..Config::new(setup.address)
     };
     let has_members = |interface: &str| setup.members.iter().any(|it| it.interface == interface);
-    let modules = Box::new(move || module.make());
+    let named = module.to_string();
+    let modules = watched(Box::new(move || module.make()), move |spent| {
+        eprintln!(
+            "tidewall: module {named} has not returned from one event in {} ms of processor time; \
+             the switch ends, its connections with it, and its ports go back to the kernel",
+            spent.as_millis()
+        );
+        std::process::exit(1);
+    })
+    .map_err(|error| Failure::io("watching the module", &error))?;
     let mut driver = Driver::open(interfaces, has_members, config, modules).map_err(failure)?;
     for warning in driver.forwarder().stacks().flat_map(|it| it.warnings()) {
         eprintln!("tidewall: {warning}");
