@@ -137,12 +137,14 @@ fn commands_go_through_both_bridges_and_replies_come_back_in_order() {
         }
         output.shutdown(std::net::Shutdown::Write).unwrap();
     });
+    writing.join().unwrap();
+    // Time for replies to fill whatever is on their way.
+    thread::sleep(Duration::from_millis(500));
     expect(&mut stream, b"+OK\r\n");
     let reply = [b"$300000\r\n", &value[..], b"\r\n"].concat();
     for _ in 0..50 {
         expect(&mut stream, &reply);
     }
-    writing.join().unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     for service in [client, member] {
         let totals = service.end();

@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use tidewall_wire::resp;
 
 use super::commands::{Merge, Plan, array, error, merge, plan};
-use super::queue::{Header, Messages, QUEUE_MAX, Queue, Scanner, push_frames};
+use super::queue::{HEADER_LEN, Messages, QUEUE_MAX, Queue, Scanner};
+use super::requests::{Reply, Requests};
 
 /// The most bytes of one command, and so of what is read and not sent.
 pub const COMMAND_MAX: usize = 4 << 20;
@@ -14,8 +15,8 @@ pub const COMMAND_MAX: usize = 4 << 20;
 const PARTS_MAX: usize = 1024;
 /// Bytes of replies that wait for earlier ones; beyond, no command is read.
 const HELD_PAUSE: usize = 1 << 20;
-/// The most bytes of replies that wait for earlier ones.
-const HELD_MAX: usize = 64 << 20;
+/// The most bytes of replies that wait for earlier ones, or to be read.
+pub const HELD_MAX: usize = 64 << 20;
 
 /// What a request waits for.
 #[derive(Debug)]
@@ -35,12 +36,13 @@ struct Request {
 #[derive(Debug)]
 pub struct Client {
     messages: Messages,
-    frame_max: usize,
+    /// Its number among programs.
+    number: u64,
     input: Queue,
     scanner: Scanner,
     /// Bytes of the input that the scanner has seen: all of one message that has not ended.
     scanned: usize,
-    /// The id of the next part.
+    /// The number of the next part.
     next: u32,
     requests: VecDeque<Request>,
     parts: VecDeque<Part>,
@@ -55,10 +57,10 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(messages: Messages, frame_max: usize) -> Self {
+    pub fn new(messages: Messages, number: u64) -> Self {
         Self {
             messages,
-            frame_max,
+            number,
             input: Queue::default(),
             scanner: Scanner::new(messages),
             scanned: 0,
@@ -87,30 +89,30 @@ impl Client {
         self.ended = true;
     }
 
-    /// Segments became known only when the connection stood.
-    pub const fn set_frame_max(&mut self, frame_max: usize) {
-        self.frame_max = frame_max;
+    /// Limits may keep messages in the input.
+    pub const fn is_paused(&self) -> bool {
+        self.paused
     }
 
     /// Takes bytes of the program's.
     pub fn bytes(
         &mut self,
         bytes: &[u8],
-        frames: &mut Queue,
+        requests: &mut Requests,
         program: &mut Queue,
     ) -> Result<(), String> {
         self.input.push(bytes);
-        self.resume(frames, program)
+        self.resume(requests, program)
     }
 
     /// Makes frames of messages that have come, as far as limits allow.
-    pub fn resume(&mut self, frames: &mut Queue, program: &mut Queue) -> Result<(), String> {
+    pub fn resume(&mut self, requests: &mut Requests, program: &mut Queue) -> Result<(), String> {
         loop {
-            self.paused = frames.len() >= QUEUE_MAX
+            self.paused = requests.frames.len() >= QUEUE_MAX
                 || program.len() >= QUEUE_MAX
                 || self.parts.len() >= PARTS_MAX
                 || self.held >= HELD_PAUSE;
-            if self.paused || self.closing || !self.message(frames)? {
+            if self.paused || self.closing || !self.message(requests)? {
                 break;
             }
             self.answer(program);
@@ -121,11 +123,11 @@ impl Client {
     }
 
     /// Takes a message out of the input; false if no whole one is there.
-    fn message(&mut self, frames: &mut Queue) -> Result<bool, String> {
+    fn message(&mut self, requests: &mut Requests) -> Result<bool, String> {
         let input = self.input.as_slice();
         let inline = self.messages == Messages::Resp && !input.starts_with(b"*");
         if inline {
-            return Ok(self.inline(frames));
+            return Ok(self.inline(requests));
         }
         let (taken, ended) = match self
             .scanner
@@ -154,16 +156,15 @@ impl Client {
             return Ok(false);
         }
         match self.messages {
-            Messages::Resp => self.command(length, frames),
+            Messages::Resp => self.command(length, requests),
             Messages::Length => {
                 let message = self.input.as_slice().get(..length).unwrap_or_default();
-                if message.len() + super::queue::HEADER_LEN > self.frame_max {
+                if message.len() + HEADER_LEN > requests.frame_max {
                     return Err(format!(
                         "a message of {length} bytes is longer than a frame"
                     ));
                 }
-                let id = self.next;
-                push_frames(frames, self.frame_max, id, true, &[], message);
+                requests.push(self.number, self.next, &[], message);
                 self.ask(Merge::One, 1);
             }
         }
@@ -172,7 +173,7 @@ impl Client {
     }
 
     /// A command as people type it: words on a line.
-    fn inline(&mut self, frames: &mut Queue) -> bool {
+    fn inline(&mut self, requests: &mut Requests) -> bool {
         let input = self.input.as_slice();
         let Some(length) = input.iter().position(|&byte| byte == b'\n') else {
             if input.len() > QUEUE_MAX {
@@ -188,34 +189,34 @@ impl Client {
             .collect();
         let command = array(&words);
         if !words.is_empty() {
-            self.carry_out(plan(&command), &command, frames);
+            self.carry_out(plan(&command), &command, requests);
         }
         self.input.consume(length + 1);
         true
     }
 
     /// The command that the input begins with.
-    fn command(&mut self, length: usize, frames: &mut Queue) {
+    fn command(&mut self, length: usize, requests: &mut Requests) {
         let input = std::mem::take(&mut self.input);
         let command = input.as_slice().get(..length).unwrap_or_default();
-        self.carry_out(plan(command), command, frames);
+        self.carry_out(plan(command), command, requests);
         self.input = input;
     }
 
-    fn carry_out(&mut self, plan: Plan, command: &[u8], frames: &mut Queue) {
+    fn carry_out(&mut self, plan: Plan, command: &[u8], requests: &mut Requests) {
         match plan {
-            Plan::Whole => match self.send(command, 0, frames) {
+            Plan::Whole => match self.send(command, 0, requests) {
                 true => self.ask(Merge::One, 1),
                 false => self.say(error("the key is longer than a frame")),
             },
             Plan::Parts(merge, parts) => {
                 // All or none: a request that was sent in part would have done a part.
-                if parts.iter().any(|part| !self.fits(part)) {
+                if parts.iter().any(|part| !fits(part, requests.frame_max)) {
                     self.say(error("a key is longer than a frame"));
                     return;
                 }
                 for (ahead, part) in (0..).zip(&parts) {
-                    self.send(part, ahead, frames);
+                    self.send(part, ahead, requests);
                 }
                 self.ask(merge, parts.len());
             }
@@ -227,25 +228,11 @@ impl Client {
         }
     }
 
-    /// What goes before each part of a command that is longer than a frame: one that
-    /// the switch sends where it sends the command.
-    fn route(&self, command: &[u8]) -> Vec<u8> {
-        if command.len() + super::queue::HEADER_LEN <= self.frame_max {
-            return Vec::new();
-        }
-        let key = resp::key(command).unwrap_or_default();
-        array(&[b"GET", key])
-    }
-
-    fn fits(&self, command: &[u8]) -> bool {
-        self.route(command).len() + super::queue::HEADER_LEN < self.frame_max
-    }
-
     /// Sends a command as the part that is `ahead` behind the next.
-    fn send(&self, command: &[u8], ahead: u32, frames: &mut Queue) -> bool {
-        let id = self.next.wrapping_add(ahead);
-        let route = self.route(command);
-        push_frames(frames, self.frame_max, id, true, &route, command)
+    fn send(&self, command: &[u8], ahead: u32, requests: &mut Requests) -> bool {
+        let part = self.next.wrapping_add(ahead);
+        let route = route(command, requests.frame_max);
+        requests.push(self.number, part, &route, command)
     }
 
     /// Waits for the replies of a request that was sent.
@@ -260,7 +247,7 @@ impl Client {
         }
     }
 
-    /// A reply that is known already, in its turn. It takes an id that is never sent.
+    /// A reply that is known already, in its turn. It takes a number that is never sent.
     fn say(&mut self, reply: Vec<u8>) {
         self.ask(Merge::One, 1);
         if let Some(part) = self.parts.back_mut() {
@@ -275,17 +262,16 @@ impl Client {
         self.closing = true;
     }
 
-    /// Takes a frame of the switch's: (a part of) a reply.
-    pub fn frame(&mut self, payload: &[u8], program: &mut Queue) -> Result<(), String> {
-        let (header, bytes) = Header::parse(payload).ok_or("a frame without a bridge's header")?;
-        // Ids go on by one; what is not among those that wait is a great number.
+    /// Takes (a part of) a reply.
+    pub fn reply(&mut self, reply: &Reply<'_>, program: &mut Queue) -> Result<(), String> {
+        // Numbers go on by one; what is not among those that wait is a great number.
         let oldest = self.next.wrapping_sub(self.parts.len() as u32);
-        let place = header.id.wrapping_sub(oldest) as usize;
+        let place = reply.part.wrapping_sub(oldest) as usize;
         let part = self.parts.get_mut(place).filter(|part| !part.ended);
         let part = part.ok_or("a reply that nothing was asked for")?;
-        part.reply.extend_from_slice(bytes);
-        part.ended = header.last;
-        self.held += bytes.len();
+        part.reply.extend_from_slice(reply.bytes);
+        part.ended = reply.last;
+        self.held += reply.bytes.len();
         self.answer(program);
         if self.held > HELD_MAX {
             return Err(format!(
@@ -318,4 +304,18 @@ impl Client {
             self.requests.pop_front();
         }
     }
+}
+
+/// What goes before each part of a command that is longer than a frame: one that
+/// the switch sends where it sends the command.
+fn route(command: &[u8], frame_max: usize) -> Vec<u8> {
+    if command.len() + HEADER_LEN <= frame_max {
+        return Vec::new();
+    }
+    let key = resp::key(command).unwrap_or_default();
+    array(&[b"GET", key])
+}
+
+fn fits(command: &[u8], frame_max: usize) -> bool {
+    route(command, frame_max).len() + HEADER_LEN < frame_max
 }

@@ -1,14 +1,19 @@
 //! `tidewall acp-bridge`: programs that know nothing of frames, at both ends of a switch.
 //!
 //! `client` and `member` are the two sides, without I/O; `commands` knows what is done
-//! with which command of Redis, `queue` has the header between bridges, `pair` joins two
-//! sockets, and here one thread waits for all of them.
+//! with which command of Redis, `queue` has the header between bridges, and `requests`
+//! whose requests share a connection. `ends` are the sockets: `shared` has programs' and
+//! the one to the switch, `pair` the switch's and the one to the member's server. Here
+//! one thread waits for all of them.
 
 mod client;
 mod commands;
+mod ends;
 mod member;
 mod pair;
 mod queue;
+mod requests;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +22,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
@@ -33,8 +38,10 @@ use tidewall_acp::limit_segments;
 
 use crate::end::{Failure, Outcome, say_line, stop_flag};
 use crate::units::count;
-use pair::{End, Next, Pair};
+use ends::{Event, Next};
+use pair::Pair;
 use queue::Messages;
+use shared::{Over, Shared};
 
 /// How often it looks for signals.
 const LOOK: Timespec = Timespec {
@@ -43,7 +50,12 @@ const LOOK: Timespec = Timespec {
 };
 /// Connections that the kernel keeps until they are taken.
 const BACKLOG: i32 = 512;
-/// The event of the listener; pairs count from 0.
+/// What one read takes at most.
+const READ: usize = 64 << 10;
+/// Connections to the switch that programs of Redis share. Fewer fill segments better;
+/// with one, a frame that is lost keeps every program waiting.
+const SHARED: u32 = 2;
+/// The event of the listener; connections count from 0.
 const LISTENER: u64 = u64::MAX;
 /// Errors that are printed; after so many it only counts.
 const ERRORS_SHOWN: u64 = 20;
@@ -54,7 +66,9 @@ const ERRORS_SHOWN: u64 = 20;
 /// several keys (MGET, MSET, DEL, EXISTS, UNLINK, TOUCH) are cut by key, and replies come in the order
 /// asked. What needs all members at once, or several keys in one (MULTI, SUBSCRIBE, SELECT, KEYS,
 /// RENAME …), is refused with an error. On the member's side it connects to the member's
-/// server for each connection of the switch's. One thread; needs no privileges. The switch needs
+/// server for each connection of the switch's. Programs share a few connections to the switch, so that
+/// their requests share segments: if one of these ends, all programs on it are broken off. One
+/// thread; needs no privileges. The switch needs
 /// `kernel-ends = true`, its module key-value `key = [8, 9]`, since a header of 8 bytes precedes commands;
 /// segmentation offloads are to be off on the switch's way (docs/acp.md).
 #[derive(clap::Args)]
@@ -81,6 +95,10 @@ pub struct Arguments {
     /// first one
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(128..=32_767))]
     segment: Option<u16>,
+    /// Connections to the switch that all programs share; 0: one for each program
+    /// [default: 2 for resp, 0 for length, whose servers may keep something for a connection]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    shared: Option<u32>,
     /// Connections at a time; others wait
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     connections: u32,
@@ -156,12 +174,59 @@ struct Bridge<'a> {
     listener: TcpListener,
     /// There may be connections that wait to be taken.
     acceptable: bool,
-    pairs: HashMap<u64, Pair>,
-    /// Those with something to do at once.
+    /// Connections of frames with those of bytes that use them.
+    groups: HashMap<u64, Group>,
+    /// The group of each connection that was taken and lives.
+    owners: HashMap<u64, u64>,
+    /// The next connection's number.
+    next: u64,
+    /// Groups with something to do at once.
     again: Vec<u64>,
     events: Vec<epoll::Event>,
+    buffer: Vec<u8>,
     taken: u64,
     errors: u64,
+}
+
+enum Group {
+    Client(Shared),
+    Member(Pair),
+}
+
+impl Group {
+    fn frames_event(&mut self, event: Event) -> Result<(), String> {
+        match self {
+            Self::Client(shared) => shared.frames_event(event),
+            Self::Member(pair) => {
+                pair.frames_event(event);
+                Ok(())
+            }
+        }
+    }
+
+    fn bytes_event(&mut self, number: u64, event: Event) -> Result<(), String> {
+        match self {
+            Self::Client(shared) => {
+                shared.program_event(number, event);
+                Ok(())
+            }
+            Self::Member(pair) => pair.server_event(event),
+        }
+    }
+
+    fn turn(&mut self, buffer: &mut [u8], over: &mut Over) -> Result<Next, String> {
+        match self {
+            Self::Client(shared) => shared.turn(buffer, over),
+            Self::Member(pair) => pair.turn(buffer),
+        }
+    }
+
+    fn reset(&self) {
+        match self {
+            Self::Client(shared) => shared.frames().reset(),
+            Self::Member(pair) => pair.frames().reset(),
+        }
+    }
 }
 
 impl<'a> Bridge<'a> {
@@ -186,9 +251,12 @@ impl<'a> Bridge<'a> {
             epoll,
             listener: TcpListener::from(socket),
             acceptable: true,
-            pairs: HashMap::new(),
+            groups: HashMap::new(),
+            owners: HashMap::new(),
+            next: 0,
             again: Vec::new(),
             events: Vec::with_capacity(256),
+            buffer: vec![0; READ],
             taken: 0,
             errors: 0,
         })
@@ -209,53 +277,84 @@ impl<'a> Bridge<'a> {
             Err(error) => return Err(error.into()),
         }
         let mut due = std::mem::take(&mut self.again);
-        for event in self.events.drain(..) {
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
             let token = event.data.u64();
             self.acceptable |= token == LISTENER;
-            let Some(pair) = self.pairs.get_mut(&(token / 2)) else {
+            let number = token / 2;
+            let is_frames = token.is_multiple_of(2);
+            let group = match is_frames {
+                true => Some(number),
+                false => self.owners.get(&number).copied(),
+            };
+            let Some((group, it)) = group.and_then(|it| Some((it, self.groups.get_mut(&it)?)))
+            else {
                 continue;
             };
             use epoll::EventFlags as Flags;
             let any = |flags| { event.flags }.intersects(flags);
             let broken = Flags::ERR | Flags::HUP;
-            let readable = any(Flags::IN | Flags::RDHUP | broken);
-            let writable = any(Flags::OUT | broken);
-            let end = match token % 2 {
-                0 => End::Frames,
-                _ => End::Bytes,
+            let event = Event {
+                readable: any(Flags::IN | Flags::RDHUP | broken),
+                writable: any(Flags::OUT | broken),
+                hung_up: any(Flags::RDHUP | broken),
             };
-            match pair.event(end, readable, writable) {
-                Ok(()) => due.push(token / 2),
-                Err(what) => {
-                    pair.reset();
-                    self.pairs.remove(&(token / 2));
+            let result = match is_frames {
+                true => it.frames_event(event),
+                false => it.bytes_event(number, event),
+            };
+            match result {
+                Ok(()) => due.push(group),
+                Err(what) => self.break_off(group, &what),
+            }
+        }
+        self.events = events;
+        due.sort_unstable();
+        due.dedup();
+        let mut over = Over::new();
+        for group in due {
+            let Some(it) = self.groups.get_mut(&group) else {
+                continue;
+            };
+            let next = it.turn(&mut self.buffer, &mut over);
+            for (number, why) in over.drain(..) {
+                self.owners.remove(&number);
+                if let Some(what) = why {
                     report(&mut self.errors, &what);
                 }
             }
-        }
-        due.sort_unstable();
-        due.dedup();
-        for number in due {
-            let Some(pair) = self.pairs.get_mut(&number) else {
-                continue;
-            };
-            match pair.turn() {
+            match next {
                 Ok(Next::Wait) => {}
-                Ok(Next::Again) => self.again.push(number),
-                Ok(Next::Over) => drop(self.pairs.remove(&number)),
-                Err(what) => {
-                    pair.reset();
-                    self.pairs.remove(&number);
-                    report(&mut self.errors, &what);
+                Ok(Next::Again) => self.again.push(group),
+                Ok(Next::Over) => {
+                    self.groups.remove(&group);
+                    self.owners.remove(&group);
                 }
+                Err(what) => self.break_off(group, &what),
             }
         }
         Ok(())
     }
 
+    /// Ends a connection of frames, and what uses it.
+    fn break_off(&mut self, group: u64, what: &str) {
+        let Some(it) = self.groups.remove(&group) else {
+            return;
+        };
+        it.reset();
+        let numbers: Vec<u64> = match &it {
+            Group::Client(shared) => shared.programs().collect(),
+            Group::Member(_) => vec![group],
+        };
+        for number in numbers {
+            self.owners.remove(&number);
+            report(&mut self.errors, what);
+        }
+    }
+
     /// Takes the connections that wait, as many as there may be.
     fn accept(&mut self) {
-        while self.acceptable && self.pairs.len() < self.arguments.connections as usize {
+        while self.acceptable && self.owners.len() < self.arguments.connections as usize {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -264,25 +363,82 @@ impl<'a> Bridge<'a> {
                     return;
                 }
             };
-            let number = self.taken;
             self.taken += 1;
-            match self.join(number, stream) {
-                Ok(pair) => drop(self.pairs.insert(number, pair)),
-                Err(error) => report(
-                    &mut self.errors,
-                    &format!("connecting to {}: {error}", self.arguments.to),
-                ),
+            if let Err(error) = self.join(stream) {
+                let what = format!("connecting to {}: {error}", self.arguments.to);
+                report(&mut self.errors, &what);
             }
         }
     }
 
-    /// Connects for a connection that was taken. One that fails is reset, so that a
-    /// switch takes its member for dead and not for one that has nothing to say.
-    fn join(&self, number: u64, stream: TcpStream) -> io::Result<Pair> {
+    /// Joins a connection that was taken to one that goes on. One for which that fails is
+    /// reset, so that a switch takes its member for dead and not for one that has nothing
+    /// to say.
+    fn join(&mut self, stream: TcpStream) -> io::Result<()> {
         sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        let socket = match &self.arguments.to {
+        let number = self.next;
+        self.next += 1;
+        match self.arguments.side {
+            Side::Client => self.share(number, stream),
+            Side::Member => {
+                let server = File::from(self.connect()?);
+                let stream_end = stream.as_fd().try_clone_to_owned()?;
+                let pair = Pair::new(stream, server, self.arguments.messages)?;
+                self.watch(2 * number, pair.frames().socket())?;
+                self.watch(2 * number + 1, pair.server().socket())?;
+                sockopt::set_socket_linger(&stream_end, None)?;
+                self.groups.insert(number, Group::Member(pair));
+                self.owners.insert(number, number);
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives a program a connection to the switch: one of its own, or that of those which
+    /// may be shared that the fewest use.
+    fn share(&mut self, number: u64, program: TcpStream) -> io::Result<()> {
+        let messages = self.arguments.messages;
+        let default = match messages {
+            Messages::Resp => SHARED,
+            Messages::Length => 0,
+        };
+        let most = self.arguments.shared.unwrap_or(default) as usize;
+        let loads = || {
+            self.groups.iter().filter_map(|(&group, it)| match it {
+                Group::Client(shared) => Some((shared.load()?, group)),
+                Group::Member(_) => None,
+            })
+        };
+        let group = match most {
+            0 => None,
+            _ if loads().count() < most => None,
+            _ => loads().min().map(|it| it.1),
+        };
+        let group = match group {
+            Some(group) => group,
+            None => {
+                let shared = Shared::new(TcpStream::from(self.connect()?), messages)?;
+                let group = self.next;
+                self.next += 1;
+                self.watch(2 * group, shared.frames().socket())?;
+                self.groups.insert(group, Group::Client(shared));
+                group
+            }
+        };
+        self.watch(2 * number + 1, program.as_fd())?;
+        sockopt::set_socket_linger(&program, None)?;
+        if let Some(Group::Client(shared)) = self.groups.get_mut(&group) {
+            shared.add(number, File::from(OwnedFd::from(program)));
+            self.owners.insert(number, group);
+        }
+        Ok(())
+    }
+
+    /// A connection that goes on, which may not stand yet.
+    fn connect(&self) -> io::Result<OwnedFd> {
+        match &self.arguments.to {
             Target::Tcp(address) => {
                 let socket = tcp_socket(*address)?;
                 if let (Side::Client, Some(bytes)) = (self.arguments.side, self.arguments.segment) {
@@ -290,31 +446,27 @@ impl<'a> Bridge<'a> {
                 }
                 sockopt::set_tcp_nodelay(&socket, true)?;
                 begun(connect(&socket, address))?;
-                socket
+                Ok(socket)
             }
             Target::Unix(path) => {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
                 connect(&socket, &SocketAddrUnix::new(path)?)?;
-                socket
+                Ok(socket)
             }
-        };
-        let stream_end = stream.as_fd().try_clone_to_owned()?;
-        let client = self.arguments.side == Side::Client;
-        let (frames, plain) = if client {
-            (TcpStream::from(socket), File::from(OwnedFd::from(stream)))
-        } else {
-            (stream, File::from(socket))
-        };
-        let pair = Pair::new(frames, plain, client, self.arguments.messages)?;
-        for (token, end) in [(2 * number, End::Frames), (2 * number + 1, End::Bytes)] {
-            use epoll::EventFlags as Flags;
-            let flags = Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET;
-            let data = epoll::EventData::new_u64(token);
-            epoll::add(&self.epoll, pair.socket(end), data, flags)?;
         }
-        sockopt::set_socket_linger(&stream_end, None)?;
-        Ok(pair)
+    }
+
+    /// Has the events of a socket come with this number.
+    fn watch(&self, token: u64, socket: BorrowedFd<'_>) -> io::Result<()> {
+        use epoll::EventFlags as Flags;
+        let flags = Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET;
+        Ok(epoll::add(
+            &self.epoll,
+            socket,
+            epoll::EventData::new_u64(token),
+            flags,
+        )?)
     }
 }
 

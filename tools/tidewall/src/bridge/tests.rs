@@ -10,7 +10,8 @@ use tidewall_wire::resp;
 use super::client::{COMMAND_MAX, Client};
 use super::commands::array;
 use super::member::Member;
-use super::queue::{Header, Messages, Queue};
+use super::queue::{Messages, Queue};
+use super::requests::Requests;
 
 /// The least that a frame may be here, so that commands are cut.
 const FRAME_MAX: usize = 100;
@@ -48,7 +49,7 @@ impl Server {
 /// A client, a switch that keeps order only for each member, members and servers.
 struct System {
     client: Client,
-    frames: Queue,
+    requests: Requests,
     program: Queue,
     members: Vec<(Member, Server, VecDeque<Vec<u8>>)>,
     random: u64,
@@ -61,8 +62,8 @@ impl System {
             (member, Server::default(), VecDeque::new())
         };
         Self {
-            client: Client::new(Messages::Resp, FRAME_MAX),
-            frames: Queue::default(),
+            client: Client::new(Messages::Resp, 0),
+            requests: Requests::new(FRAME_MAX),
             program: Queue::default(),
             members: (0..MEMBERS).map(|_| member()).collect(),
             random: seed | 1,
@@ -78,7 +79,7 @@ impl System {
 
     /// The switch: each frame to the member of its key.
     fn switch(&mut self) {
-        let frames = std::mem::take(&mut self.frames);
+        let frames = std::mem::take(&mut self.requests.frames);
         for frame in Frames::new(frames.as_slice()) {
             let frame = frame.unwrap();
             assert!(frame.kind == Kind::Data && frame.payload.len() <= FRAME_MAX);
@@ -100,9 +101,10 @@ impl System {
             let (member, server, replies) = &mut self.members[at];
             server.run();
             if let Some(payload) = replies.pop_front() {
-                self.client.frame(&payload, &mut self.program).unwrap();
+                let reply = self.requests.reply(&payload).unwrap();
+                self.client.reply(&reply, &mut self.program).unwrap();
                 self.client
-                    .resume(&mut self.frames, &mut self.program)
+                    .resume(&mut self.requests, &mut self.program)
                     .unwrap();
                 return true;
             }
@@ -117,7 +119,7 @@ impl System {
                 return true;
             }
         }
-        !self.frames.is_empty()
+        !self.requests.frames.is_empty()
     }
 
     fn said(&mut self) -> Vec<u8> {
@@ -129,7 +131,7 @@ impl System {
 
     fn type_in(&mut self, bytes: &[u8]) {
         self.client
-            .bytes(bytes, &mut self.frames, &mut self.program)
+            .bytes(bytes, &mut self.requests, &mut self.program)
             .unwrap();
     }
 }
@@ -229,7 +231,7 @@ fn a_key_that_fills_a_frame_is_refused() {
     let key = [b'k'; FRAME_MAX];
     system.type_in(&array(&[b"GET", &key]));
     system.type_in(&array(&[b"MGET", b"a", &key]));
-    assert!(system.frames.is_empty());
+    assert!(system.requests.frames.is_empty());
     let said = String::from_utf8(system.said()).unwrap();
     assert_eq!(said.matches("longer than a frame").count(), 2, "{said}");
 }
@@ -273,17 +275,7 @@ fn what_is_kept_is_bounded() {
 
 #[test]
 fn frames_that_nobody_asked_for_are_an_error() {
-    let header = |id, last| Header { id, last, route: 0 }.bytes();
-    let mut client = Client::new(Messages::Resp, FRAME_MAX);
     let (mut frames, mut program) = (Queue::default(), Queue::default());
-    client
-        .bytes(&array(&[b"GET", b"a"]), &mut frames, &mut program)
-        .unwrap();
-    for payload in [&header(1, true)[..], &header(u32::MAX, true), b"short"] {
-        assert!(client.frame(payload, &mut program).is_err());
-    }
-    client.frame(&header(0, true), &mut program).unwrap();
-    assert!(client.frame(&header(0, true), &mut program).is_err());
     let mut member = Member::new(Messages::Resp, FRAME_MAX);
     assert!(member.frame(b"\0\0\0\0\x02\0\0\0", &mut program).is_err());
     assert!(
@@ -296,15 +288,17 @@ fn frames_that_nobody_asked_for_are_an_error() {
 
 #[test]
 fn messages_behind_their_length_go_as_they_are() {
-    let mut client = Client::new(Messages::Length, FRAME_MAX);
+    let mut client = Client::new(Messages::Length, 0);
     let mut member = Member::new(Messages::Length, FRAME_MAX);
-    let (mut frames, mut program) = (Queue::default(), Queue::default());
+    let (mut requests, mut program) = (Requests::new(FRAME_MAX), Queue::default());
     let asked = b"\0\0\0\x03one\0\0\0\0\0\0\0\x03two";
     for byte in asked {
-        client.bytes(&[*byte], &mut frames, &mut program).unwrap();
+        client.bytes(&[*byte], &mut requests, &mut program).unwrap();
     }
     let mut server = Queue::default();
-    let sent: Vec<_> = Frames::new(frames.as_slice()).map(Result::unwrap).collect();
+    let sent: Vec<_> = Frames::new(requests.frames.as_slice())
+        .map(Result::unwrap)
+        .collect();
     assert_eq!(sent.len(), 3);
     for frame in sent {
         member.frame(frame.payload, &mut server).unwrap();
@@ -319,9 +313,10 @@ fn messages_behind_their_length_go_as_they_are() {
     }
     assert!(member.is_idle());
     for frame in Frames::new(replies.as_slice()) {
-        client.frame(frame.unwrap().payload, &mut program).unwrap();
+        let reply = requests.reply(frame.unwrap().payload).unwrap();
+        client.reply(&reply, &mut program).unwrap();
     }
     assert_eq!(program.as_slice(), answer);
     let long = [&[0, 0, 0, 200][..], &[b'x'; 200]].concat();
-    assert!(client.bytes(&long, &mut frames, &mut program).is_err());
+    assert!(client.bytes(&long, &mut requests, &mut program).is_err());
 }

@@ -124,7 +124,8 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     run.described = Some(described.collect());
     run.note(
         "The intermediary has one processor; the benchmark and all servers, and bridges where they \
-         are at the ends, share the other one, which is what is busy first. HAProxy sends a \
+         are at the ends, share the other one, which is what is busy first. The client's bridge has two \
+         connections to the switch, and twemproxy one to each server. HAProxy sends a \
          connection to one server, whatever its keys: that is another service, shown for its cost.",
     );
     Ok(())

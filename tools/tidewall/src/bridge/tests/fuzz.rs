@@ -12,6 +12,7 @@ use tidewall_wire::resp;
 use super::super::client::Client;
 use super::super::member::Member;
 use super::super::queue::{HEADER_LEN, Header, Messages, Queue, push_frames};
+use super::super::requests::Requests;
 use super::FRAME_MAX;
 
 /// Time for random inputs to one target in an ordinary test run.
@@ -146,10 +147,12 @@ fn frame(payload: &[u8]) {
         server.as_slice(),
         parsed.map_or(&b""[..], |(_, bytes)| bytes)
     );
-    let [mut frames, mut program] = [Queue::default(), Queue::default()];
-    let mut client = Client::new(Messages::Length, FRAME_MAX);
-    client.bytes(&[0; 4], &mut frames, &mut program).unwrap();
-    let taken = client.frame(payload, &mut program);
+    let (mut requests, mut program) = (Requests::new(FRAME_MAX), Queue::default());
+    let mut client = Client::new(Messages::Length, 0);
+    client.bytes(&[0; 4], &mut requests, &mut program).unwrap();
+    let taken = requests
+        .reply(payload)
+        .and_then(|reply| client.reply(&reply, &mut program));
     let reply = parsed.filter(|(header, _)| header.id == 0);
     assert_eq!(taken.is_ok(), reply.is_some());
     assert_eq!(
@@ -157,10 +160,7 @@ fn frame(payload: &[u8]) {
         reply.map_or(&b""[..], |(_, bytes)| bytes)
     );
     if reply.is_some_and(|(header, _)| header.last) {
-        assert!(
-            client.frame(payload, &mut program).is_err(),
-            "nothing is owed"
-        );
+        assert!(requests.reply(payload).is_err(), "nothing is owed");
     }
 }
 
@@ -193,12 +193,12 @@ fn client(bytes: &[u8]) {
     let Some((messages, chunks)) = script(bytes) else {
         return;
     };
-    let mut client = Client::new(messages, FRAME_MAX);
-    let [mut frames, mut program, mut fed, mut reached] = [(); 4].map(|()| Queue::default());
+    let (mut client, mut requests) = (Client::new(messages, 0), Requests::new(FRAME_MAX));
+    let [mut program, mut fed, mut reached] = [(); 3].map(|()| Queue::default());
     for chunk in chunks {
         fed.push(chunk);
-        let taken = client.bytes(chunk, &mut frames, &mut program);
-        for (header, bytes) in sent(&mut frames) {
+        let taken = client.bytes(chunk, &mut requests, &mut program);
+        for (header, bytes) in sent(&mut requests.frames) {
             reached.push(&bytes);
             if !header.last {
                 continue;
@@ -217,9 +217,8 @@ fn client(bytes: &[u8]) {
                 &reply
             ));
             let back = Frames::new(back.as_slice()).next().unwrap().unwrap();
-            client
-                .frame(back.payload, &mut program)
-                .expect("it was asked");
+            let back = requests.reply(back.payload).expect("it was asked");
+            client.reply(&back, &mut program).expect("in its turn");
         }
         if messages == Messages::Length {
             // Message by message as they were, up to the first that cannot go.

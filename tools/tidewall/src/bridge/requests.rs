@@ -1,0 +1,108 @@
+//! Requests of several programs over one connection, and whose replies come back.
+
+use super::queue::{Header, Queue, push_frames};
+
+/// Frames on their way to members, and who waits for what they answer.
+///
+/// Ids are places here, taken again once answered: so what is kept is bounded by what is
+/// unanswered, however long one of many requests waits.
+#[derive(Debug, Default)]
+pub struct Requests {
+    pub frames: Queue,
+    /// The most payload of a frame.
+    pub frame_max: usize,
+    waiting: Vec<Option<Waiting>>,
+    /// Places where nobody waits.
+    free: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    program: u64,
+    part: u32,
+}
+
+/// (A part of) a reply.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply<'a> {
+    /// Who asked, and for which part of its requests.
+    pub program: u64,
+    pub part: u32,
+    pub last: bool,
+    pub bytes: &'a [u8],
+}
+
+impl Requests {
+    /// With frames of at most so much payload, which may become known later.
+    pub fn new(frame_max: usize) -> Self {
+        Self {
+            frame_max,
+            ..Self::default()
+        }
+    }
+
+    /// Nobody waits for anything.
+    pub const fn is_idle(&self) -> bool {
+        self.waiting.len() == self.free.len()
+    }
+
+    /// As [`push_frames`], of a part of a program's requests.
+    pub fn push(&mut self, program: u64, part: u32, route: &[u8], bytes: &[u8]) -> bool {
+        let id = self.free.last().copied();
+        let id = id.unwrap_or(self.waiting.len() as u32);
+        let pushed = push_frames(&mut self.frames, self.frame_max, id, true, route, bytes);
+        if pushed {
+            let waiting = Some(Waiting { program, part });
+            match self.free.pop().and(self.waiting.get_mut(id as usize)) {
+                Some(place) => *place = waiting,
+                None => self.waiting.push(waiting),
+            }
+        }
+        pushed
+    }
+
+    /// Whose the reply in a frame is.
+    pub fn reply<'a>(&mut self, payload: &'a [u8]) -> Result<Reply<'a>, String> {
+        let (header, bytes) = Header::parse(payload).ok_or("a frame without a bridge's header")?;
+        let place = self.waiting.get_mut(header.id as usize);
+        let unasked = "a reply that nothing was asked for";
+        let place = place.filter(|it| it.is_some()).ok_or(unasked)?;
+        let Waiting { program, part } = place.ok_or(unasked)?;
+        if header.last {
+            *place = None;
+            self.free.push(header.id);
+        }
+        Ok(Reply {
+            program,
+            part,
+            last: header.last,
+            bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_taken_again_once_answered() {
+        let mut requests = Requests::new(100);
+        let reply = |id, last| Header { id, last, route: 0 }.bytes();
+        assert!(!requests.push(7, 0, &[b'k'; 100], b"GET"));
+        assert!(requests.push(7, 0, &[], b"GET") && requests.push(8, 5, &[], b"GET"));
+        // A reply in two frames, out of turn.
+        for last in [false, true] {
+            let payload = reply(1, last);
+            let came = requests.reply(&payload).unwrap();
+            assert_eq!((came.program, came.part, came.last), (8, 5, last));
+        }
+        for payload in [&reply(1, true)[..], &reply(2, true), b"short"] {
+            assert!(requests.reply(payload).is_err());
+        }
+        assert!(requests.push(9, 1, &[], b"GET"));
+        assert_eq!(requests.reply(&reply(1, true)).unwrap().program, 9);
+        assert_eq!(requests.reply(&reply(0, true)).unwrap().program, 7);
+        assert_eq!(requests.waiting.len(), 2);
+    }
+}
