@@ -7,7 +7,7 @@
 //!
 //! A module that panics, or names a member that takes no frames, costs its connection
 //! a reset and others nothing. So does one that loops over what it is shown: each look at a
-//! frame's bytes or at a member counts as [work](Work), and the look that is beyond a frame's
+//! frame's bytes or at a member counts, and the look that is beyond a frame's
 //! bound ends the event by unwinding. What a loop does with its own memory alone is not
 //! seen here, and no thread can be stopped from within its process: `tidewall switch` finds
 //! that out and ends (docs/switch.md).
