@@ -33,6 +33,7 @@ pub mod ethtool;
 mod input;
 mod moderation;
 pub mod pinned;
+pub mod places;
 mod program;
 pub mod protocol;
 #[allow(unsafe_code)]

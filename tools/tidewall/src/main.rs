@@ -20,6 +20,7 @@ mod end;
 mod impair;
 mod lab;
 mod load;
+mod run;
 mod serve;
 mod stat;
 mod switch;
@@ -41,7 +42,7 @@ use clap::{Parser, Subcommand};
     max_term_width = 100,
     after_help = "Exit codes: 0 done; 1 it ran, and the answer is no (a claim failed, a problem was \
                   found, no stack is live, the device went away); 2 it could not begin (wrong \
-                  arguments, missing privileges, no such interface).\n\n\
+                  arguments, missing privileges, no such interface). `run` ends with its program's.\n\n\
                   First steps: `tidewall demo` shows what it is for. `tidewall doctor --interface IF` \
                   says whether this machine suits. `tidewall serve echo --interface IF` is a service \
                   to try by hand."
@@ -56,6 +57,7 @@ enum Command {
     Serve(serve::Arguments),
     Switch(switch::Arguments),
     AcpBridge(bridge::Arguments),
+    Run(run::Arguments),
     Load(load::Arguments),
     Blast(blast::Arguments),
     Lab(lab::Arguments),
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Switch(arguments) => switch::run(&arguments),
         Command::AcpBridge(arguments) => bridge::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
         Command::Load(arguments) => load::run(&arguments),
         Command::Blast(arguments) => blast::run(&arguments),
         Command::Lab(arguments) => lab::run(arguments),

@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use tidewall_manager::places;
 use tidewall_service::linux::{Linux, Options, Receive};
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{Host, Kind, ServiceCounts, ServiceSpec, serve};
@@ -65,6 +66,7 @@ pub struct Arguments {
     #[arg(long, value_name = "IF")]
     interface: Option<String>,
     /// Be an application of the manager that listens here (tidewalld), which has the privileges
+    /// [default: TIDEWALL_MANAGER, which tidewall run sets]
     #[arg(long, value_name = "PATH")]
     manager: Option<PathBuf>,
     /// UDP port, or TCP port of http and proxy [default: 7 for echo (RFC 862), 9 for discard (RFC 863),
@@ -469,10 +471,11 @@ fn stack(arguments: &Arguments) -> Result<Stack, Failure> {
     if let Some(interface) = interface {
         check_interface(interface)?;
     }
-    match (&arguments.manager, interface) {
+    let manager = arguments.manager.clone().or_else(places::of_environment);
+    match (manager, interface) {
         (Some(manager), interface) => {
             let what = format!("joining the manager at {}", manager.display());
-            Stack::managed(manager, config(interface.unwrap_or_default()))
+            Stack::managed(&manager, config(interface.unwrap_or_default()))
                 .map_err(|error| Failure::io(&what, &error))
         }
         (None, Some(interface)) => Stack::embedded(config(interface))

@@ -28,6 +28,7 @@ use tidewall_manager::daemon::metrics::{Endpoint, Metrics};
 use tidewall_manager::daemon::server::Server;
 use tidewall_manager::daemon::{Limits, Users};
 use tidewall_manager::pinned::PinDirectory;
+use tidewall_manager::places;
 
 /// Owns a network interface for applications without privileges.
 ///
@@ -72,13 +73,13 @@ fn main() -> ExitCode {
     let pins = arguments
         .pins
         .clone()
-        .unwrap_or_else(|| PathBuf::from("/sys/fs/bpf/tidewall").join(&arguments.interface));
+        .unwrap_or_else(|| places::pins(&arguments.interface));
     let mut log = Log::default();
     // What systemd has passed comes before anything that is opened here.
     let passed = systemd::listener();
     let ended =
         privileges::reduce(!arguments.private.is_empty()).and_then(|()| match arguments.remove {
-            true => remove(&arguments, &pins),
+            true => remove(&arguments, &pins).map(|()| ExitCode::SUCCESS),
             false => {
                 start(&arguments, &pins, passed?, &mut log).map(|mut server| serve(&mut server))
             }
@@ -100,17 +101,21 @@ fn private_user(text: &str) -> Result<Option<u32>, std::num::ParseIntError> {
     }
 }
 
-fn remove(arguments: &Arguments, pins: &Path) -> io::Result<ExitCode> {
-    if !pins.exists() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    let directory = PinDirectory::take(pins)?;
-    if directory.is_whole() {
-        DirectDevice::open(directory, &arguments.interface, arguments.xdp)?.remove()?;
-    } else {
-        directory.remove()?;
-    }
-    Ok(ExitCode::SUCCESS)
+fn remove(arguments: &Arguments, pins: &Path) -> io::Result<()> {
+    DirectDevice::remove_left(pins, &arguments.interface)?;
+    remove_ephemeral(&arguments.interface)
+}
+
+/// What a `tidewall run` left that was killed.
+fn remove_ephemeral(interface: &str) -> io::Result<()> {
+    let pins = places::ephemeral_pins(interface);
+    DirectDevice::remove_left(&pins, interface).map_err(|error| match error.kind() {
+        io::ErrorKind::ResourceBusy => {
+            let text = format!("{interface} is a `tidewall run`'s until its program ends");
+            io::Error::new(io::ErrorKind::ResourceBusy, text)
+        }
+        _ => error,
+    })
 }
 
 fn start(
@@ -119,6 +124,7 @@ fn start(
     passed: Option<systemd::Passed>,
     log: &mut Log,
 ) -> io::Result<Server> {
+    remove_ephemeral(&arguments.interface)?;
     // Before the socket: who has the directory has that, too.
     let directory = PinDirectory::take(pins)?;
     let mut device = DirectDevice::open(directory, &arguments.interface, arguments.xdp)?;
@@ -169,9 +175,8 @@ fn socket_path(arguments: &Arguments) -> io::Result<PathBuf> {
         // As a socket's name is compared, whatever directory a daemon begins in.
         return std::path::absolute(path);
     }
-    let directory = PathBuf::from("/run/tidewall");
-    std::fs::create_dir_all(&directory)?;
-    Ok(directory.join(format!("{}.manager", arguments.interface)))
+    std::fs::create_dir_all(places::SOCKETS)?;
+    Ok(places::socket(&arguments.interface))
 }
 
 fn serve(server: &mut Server) -> ExitCode {

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -35,7 +36,8 @@ use crate::domains::threaded;
 use crate::pinned::{PinDirectory, PinnedProgram};
 use crate::program::random_bytes;
 use crate::protocol::{
-    Answer, Blocks, Empty, JOIN_WITHOUT_QUEUES, Join, Joined, QueueCounters, Request, address, text,
+    Answer, Blocks, Empty, JOIN_WITHOUT_QUEUES, Join, Joined, QueueCounters, Request, Status,
+    address, text,
 };
 
 /// What an application is handed beside [`Joined`].
@@ -186,6 +188,20 @@ impl DirectDevice {
         self.program.departures(application)
     }
 
+    /// The same of all that have sent something.
+    pub(super) fn all_departures(
+        &self,
+        applications: impl Iterator<Item = Status>,
+    ) -> Vec<(u32, [u64; DEPARTURES])> {
+        applications
+            .filter_map(|of| {
+                let counts = self.departures(of.application as u16).ok()?;
+                let has_sent = counts.iter().any(|&count| count > 0);
+                has_sent.then_some((of.application, counts))
+            })
+            .collect()
+    }
+
     /// What the stock of private pairs has counted; `None` without private mode.
     pub fn stock(&self) -> Option<StockCounters> {
         self.private.as_ref().map(Private::counters)
@@ -292,6 +308,22 @@ impl DirectDevice {
     /// The interface's name.
     pub fn interface(&self) -> &str {
         &self.interface
+    }
+
+    /// Gives back what an earlier process has pinned and left, if it did.
+    ///
+    /// # Errors
+    /// ResourceBusy where a process has it; as [`DirectDevice::remove`].
+    pub fn remove_left(pins: &Path, name: &str) -> io::Result<()> {
+        if !pins.exists() {
+            return Ok(());
+        }
+        let directory = PinDirectory::take(pins)?;
+        // With an interface went its settings and pairs.
+        match directory.is_whole() && interface::index(name).is_ok() {
+            true => DirectDevice::open(directory, name, None)?.remove(),
+            false => directory.remove(),
+        }
     }
 
     /// Detaches the program and gives everything back.

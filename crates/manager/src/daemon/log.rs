@@ -32,6 +32,8 @@ impl Level {
 #[derive(Debug)]
 pub struct Log {
     for_systemd: bool,
+    /// The least grave that is written.
+    least: Level,
     /// When the present second began, and the lines since.
     second: Instant,
     lines: u32,
@@ -46,6 +48,7 @@ impl Default for Log {
     fn default() -> Self {
         Log {
             for_systemd: std::env::var_os("JOURNAL_STREAM").is_some(),
+            least: Level::Info,
             second: Instant::now(),
             lines: 0,
             left_out: 0,
@@ -54,8 +57,20 @@ impl Default for Log {
 }
 
 impl Log {
+    /// One of events that are at least so grave.
+    pub fn of(least: Level) -> Self {
+        Log {
+            least,
+            ..Log::default()
+        }
+    }
+
     /// Writes an event and its values.
     pub fn write(&mut self, level: Level, event: &str, values: &[(&str, &dyn Display)]) {
+        // The graver, the smaller.
+        if level as u8 > self.least as u8 {
+            return;
+        }
         let now = Instant::now();
         if let Some(left_out) = self.begin_second(now) {
             self.print(Level::Warning, "lines-left-out", &[("lines", &left_out)]);

@@ -19,7 +19,7 @@ use refusal::refused;
 
 use super::journal::{ACTIVE, Entry, FREE, INCOMPLETE};
 use super::ports::{HolderFacts, PortKey, Ports};
-use super::{Device, Limits, PRESENT_WITHIN};
+use super::{Device, Limits, PRESENT_WITHIN, Trust};
 use crate::connection::Credentials;
 use crate::protocol::{
     Answer, Counters, Empty, Failure, Holder, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined,
@@ -74,6 +74,7 @@ pub struct Manager {
 struct Client {
     credentials: Credentials,
     application: Option<u16>,
+    of_program: bool,
 }
 
 #[derive(Debug)]
@@ -200,9 +201,24 @@ impl Manager {
         let taken_in = Client {
             credentials,
             application,
+            of_program: false,
         };
         self.clients.insert(client, taken_in);
         Ok(())
+    }
+
+    /// Notes that a client is a process of the program that the manager is for
+    /// ([`Limits::program`]).
+    pub fn is_of_program(&mut self, client: ClientId) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.of_program = true;
+        }
+    }
+
+    /// What a client may do as a process of that program.
+    fn program_trust(&self, client: ClientId) -> Option<Trust> {
+        let of_program = self.clients.get(&client)?.of_program;
+        self.limits.program.filter(|_| of_program)
     }
 
     /// A client's connection has ended, and with it the application that it was.
@@ -346,16 +362,24 @@ impl Manager {
         if join.flags & !(JOIN_WITHOUT_QUEUES | JOIN_PRIVATE) != 0 {
             return refused(libc::EINVAL, "flags that this manager does not know");
         }
-        let trusted = uid == 0 || self.limits.trusted.contains(&uid);
+        let by_program = self.program_trust(client);
+        let trusted = match by_program {
+            Some(trust) => trust == Trust::Direct,
+            None => uid == 0 || self.limits.trusted.contains(&uid),
+        };
         let private = !trusted || join.flags & JOIN_PRIVATE != 0;
-        if !trusted && !self.limits.private.contains(uid) {
-            return refused(
-                libc::EPERM,
-                format!(
+        if !trusted && by_program.is_none() && !self.limits.private.contains(uid) {
+            let text = match self.limits.program {
+                None => format!(
                     "user {uid} may not join: tidewalld --private {uid}, or --trust {uid} for a \
                      queue of the device, by which any frame can be sent"
                 ),
-            );
+                Some(_) => format!(
+                    "user {uid} may not join: this manager is for the program that `tidewall run` \
+                     has started, and its descendants"
+                ),
+            };
+            return refused(libc::EPERM, text);
         }
         let of_user = |application: &&Application| application.entry.uid == uid;
         let present = self.applications.iter().flatten().filter(of_user).count();
@@ -472,6 +496,13 @@ impl Manager {
         {
             let text = format!("the socket is bound to {:?} {local}", holder.protocol);
             return refused(libc::EINVAL, text);
+        }
+        let granted = self.limits.ports.as_ref();
+        if !self.limits.lease_ports.contains(&port.port)
+            && granted.is_some_and(|granted| granted.iter().all(|of| !of.contains(&port.port)))
+        {
+            let text = format!("port {} is not among those of --ports", port.port);
+            return refused(libc::EACCES, text);
         }
         let key = PortKey::of(holder.protocol, local);
         let owned = Answer::Owned(Holder {
@@ -641,6 +672,7 @@ impl Manager {
             Some(Client {
                 credentials,
                 application: None,
+                ..
             }) => Ok(*credentials),
             _ => refused(libc::EISCONN, "it has joined"),
         }

@@ -5,7 +5,7 @@ mod http;
 use std::fmt::{Display, Write};
 
 use tidewall_device::demux::ClassCounts;
-use tidewall_device::demux::layout::{CLASSES, Class, Counter};
+use tidewall_device::demux::layout::{CLASSES, Class, Counter, DEPARTURES, Sent};
 
 use crate::protocol::{Counters, QueueCounters, Status};
 
@@ -24,6 +24,8 @@ pub struct Values<'a> {
     pub queues: Vec<QueueCounters>,
     /// What became of the kernel's frames, by queue.
     pub classes: Vec<[ClassCounts; CLASSES]>,
+    /// What became of the frames that private applications sent, by application.
+    pub departures: Vec<(u32, [u64; DEPARTURES])>,
 }
 
 /// Text under construction. Writing to a String cannot fail.
@@ -192,6 +194,19 @@ pub fn text(values: &Values<'_>) -> String {
             }
         }
     }
+    let name = "tidewall_private_sent_frames_total";
+    text.family(
+        name,
+        "counter",
+        "Frames that private applications sent, by what became of them.",
+    );
+    for (application, counts) in &values.departures {
+        for (cause, &value) in Sent::ALL.into_iter().zip(counts) {
+            let labels: [(&str, &dyn Display); 2] =
+                [("application", application), ("cause", &cause.name())];
+            text.sample(name, &labels, value);
+        }
+    }
     text.text
 }
 
@@ -219,11 +234,16 @@ mod tests {
             applications: vec![status],
             queues: vec![of_queue],
             classes: vec![[class; CLASSES]],
+            departures: vec![(2, std::array::from_fn(|cause| cause as u64))],
         });
         for line in [
             "tidewall_joined_total{interface=\"a\\\"b\"} 3",
             "tidewall_application_ports{interface=\"a\\\"b\",application=\"2\",user=\"1000\",process=\"0\"} 7",
             "tidewall_driver_frames_total{interface=\"a\\\"b\",queue=\"0\",cause=\"channel-full\"} 41",
+            &format!(
+                "tidewall_private_sent_frames_total{{interface=\"a\\\"b\",application=\"2\",cause=\"{}\"}} 1",
+                Sent::ALL[1].name()
+            ),
             "tidewall_kernel_frames_total{interface=\"a\\\"b\",queue=\"0\",class=\"udp\",result=\"dropped\"} 2",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");

@@ -12,6 +12,7 @@
 //! incomplete first and leaves the journal last. A successor clears what is incomplete at
 //! once, and what nobody presents after [`PRESENT_WITHIN`].
 
+mod descent;
 pub mod direct;
 pub mod journal;
 pub mod log;
@@ -139,6 +140,15 @@ impl Users {
     }
 }
 
+/// What the processes of one program may do, whoever's they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// Have the device's queues, by which any frame can be sent; one of them at a time.
+    Direct,
+    /// Join in private mode.
+    Private,
+}
+
 /// What a manager grants.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -148,6 +158,12 @@ pub struct Limits {
     pub trusted: Vec<u32>,
     /// Who may join beside those, in private mode.
     pub private: Users,
+    /// What the processes of the program that this manager is for may do, beside what
+    /// their users may; `None`: it is for no program ([`Manager::is_of_program`]).
+    pub program: Option<Trust>,
+    /// Ports that applications may own beside those that leases are cut from, by which a
+    /// client goes out; `None`: whatever they can bind a socket to.
+    pub ports: Option<Vec<RangeInclusive<u16>>>,
     /// Connections of all users.
     pub clients: usize,
     /// Connections of one user.
@@ -168,6 +184,8 @@ impl Default for Limits {
         Limits {
             trusted: Vec::new(),
             private: Users::Listed(Vec::new()),
+            program: None,
+            ports: None,
             clients: 256,
             clients_of_user: 64,
             applications_of_user: 8,

@@ -12,6 +12,7 @@ use tidewall_device::demux::layout::Sent;
 use tidewall_sys::monotonic;
 use tidewall_sys::netlink::Monitor;
 
+use super::descent::descends;
 use super::direct::{DirectDevice, Parts};
 use super::log::{Level, Log};
 use super::manager::{ClientId, Manager, Reply};
@@ -46,6 +47,8 @@ pub struct Server {
     next: ClientId,
     log: Log,
     metrics: Option<Metrics>,
+    /// Whose descendants are the program that the manager is for.
+    ancestor: Option<u32>,
 }
 
 impl Server {
@@ -73,10 +76,17 @@ impl Server {
             next: FIRST_CLIENT,
             log,
             metrics: None,
+            ancestor: None,
         };
         server.watch(server.listener.as_fd(), LISTENER)?;
         server.watch(server.changes.as_fd(), CHANGES)?;
         Ok(server)
+    }
+
+    /// Takes the descendants of a process for the program that the manager is for
+    /// ([`Limits::program`]). The process must be their subreaper (prctl(2)).
+    pub fn set_ancestor(&mut self, process: u32) {
+        self.ancestor = Some(process);
     }
 
     /// Answers those who scrape metrics, too.
@@ -119,6 +129,7 @@ impl Server {
                 applications: manager.statuses().collect(),
                 queues: (0..).map_while(|queue| device.counters(queue)).collect(),
                 classes: device.classes(),
+                departures: device.all_departures(manager.statuses()),
             })
         };
         let Some(metrics) = &mut self.metrics else {
@@ -237,6 +248,11 @@ impl Server {
         if let Err(refusal) = self.manager.connected(client, peer) {
             self.log_refused(peer, &refusal.answer());
             return connection.send(&refusal.answer().emit(0), &[]);
+        }
+        // While the peer waits for its first answer: later its number may be another's.
+        let ours = (self.ancestor).is_some_and(|ancestor| descends(peer.pid, ancestor));
+        if ours {
+            self.manager.is_of_program(client);
         }
         self.watch(connection.as_fd(), client)?;
         self.clients.insert(client, connection);

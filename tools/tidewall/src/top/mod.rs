@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tidewall_device::demux::layout::Counter;
+use tidewall_manager::places;
 use tidewall_manager::protocol::{QueueCounters, STATUS_AWAITED, STATUS_CLEARING, Status};
 use tidewall_manager::view::View;
-use tidewall_socket::control::DIRECTORY;
 use tidewall_socket::snapshot::StackSnapshot;
 
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
@@ -20,9 +20,6 @@ use crate::stat::explain::{self, Counts, Place};
 use crate::stat::processor::Watch;
 use crate::stat::view::losses;
 use crate::stat::{Pair, live, pause, period, screen};
-
-/// What a manager's socket ends with.
-const MANAGER: &str = "manager";
 
 /// Show who uses the devices of this host: applications, sockets, rates, drops by cause, Bp and T, processor.
 ///
@@ -124,20 +121,6 @@ pub struct Shown {
     devices: Vec<DeviceRow>,
 }
 
-/// Sockets of managers, with the interface that each has in its name.
-fn managers() -> Vec<(PathBuf, String)> {
-    let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();
-    let paths = entries.map(|entry| entry.path());
-    let managers = paths.filter(|path| path.extension().is_some_and(|of| of == MANAGER));
-    let named = managers.filter_map(|path| {
-        let interface = path.file_stem()?.to_str()?.to_owned();
-        Some((path, interface))
-    });
-    let mut all: Vec<_> = named.collect();
-    all.sort();
-    all
-}
-
 /// A manager; none where it has ended.
 fn ask(path: &Path, interface: String) -> Option<Managed> {
     let view = View::connect(path).ok()?;
@@ -154,7 +137,7 @@ fn ask(path: &Path, interface: String) -> Option<Managed> {
 }
 
 fn look() -> Look {
-    let asked = managers().into_iter();
+    let asked = places::managers().into_iter();
     Look {
         at: Instant::now(),
         managers: asked

@@ -1,0 +1,271 @@
+//! `tidewall run` in a network namespace, with a bpffs and a /run of its own. Needs root;
+//! skipped without.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::bed::Bed;
+use common::{PROGRAM, Running, Service, signal, text};
+
+/// Nobody's on this host.
+const USER: &str = "12345";
+/// What an administrator has set before: not what a device begins with.
+const SET: &str = "3 70000";
+
+/// A bed whose server keeps its mounts.
+struct Host {
+    bed: Bed,
+    keeper: Running,
+}
+
+impl Host {
+    fn or_skip(test: &str, name: &str) -> Option<Self> {
+        if !tidewall_skip::has_programs(test, &["setpriv", "nsenter"]) {
+            return None;
+        }
+        let bed = Bed::or_skip(test, name)?;
+        let script = format!(
+            "mount -t bpf bpf /sys/fs/bpf && mount -t tmpfs tmpfs /run \
+             && echo 3 > /sys/class/net/{0}/napi_defer_hard_irqs \
+             && echo 70000 > /sys/class/net/{0}/gro_flush_timeout \
+             && echo ready && exec sleep 600",
+            bed.interface
+        );
+        let mut keeper = Bed::other(&bed.server, "sh", &["-c", &script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        let mut lines = BufReader::new(keeper.stdout.take().unwrap());
+        lines.read_line(&mut said).unwrap();
+        let keeper = Running(keeper);
+        if said.trim() != "ready" {
+            tidewall_skip::missing(test, "a bpffs of its own (CAP_SYS_ADMIN)");
+            return None;
+        }
+        Some(Host { bed, keeper })
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        let keeper = self.keeper.0.id().to_string();
+        command
+            .args(["-t", &keeper, "-n", "-m", program])
+            .args(arguments)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// `tidewall run` of a program, on the bed's interface.
+    fn run(&self, options: &[&str], program: &[&str]) -> Command {
+        let interface = ["run", "--interface", &self.bed.interface];
+        self.command(PROGRAM, &[&interface, options, &["--"], program].concat())
+    }
+
+    fn output(&self, program: &str, arguments: &[&str]) -> String {
+        text(&self.command(program, arguments).output().unwrap().stdout)
+    }
+
+    /// Exit code and what it says of errors.
+    fn ends(&self, options: &[&str], program: &[&str]) -> (Option<i32>, String) {
+        let output = self.run(options, program).output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    }
+
+    /// What a service answers to a datagram from the peer.
+    fn echo(&self, port: u16, words: &str) -> String {
+        let script = format!(
+            "exec 3<>/dev/udp/10.99.0.2/{port}; echo {words} >&3; timeout 10 dd bs=2048 count=1 status=none <&3"
+        );
+        let output = Bed::other(&self.bed.client, "bash", &["-c", &script]).output();
+        text(&output.unwrap().stdout).trim().to_owned()
+    }
+
+    /// That nothing is left of a manager.
+    fn check_clean(&self) {
+        let interface = &self.bed.interface;
+        let link = self.output("ip", &["-d", "link", "show", "dev", interface]);
+        assert!(!link.contains("xdp"), "{link}");
+        let pins = self.output("ls", &["/sys/fs/bpf/tidewall-run"]);
+        assert_eq!(pins, "");
+        let sockets = self.output("sh", &["-c", "ls /run/tidewall | grep manager"]);
+        assert_eq!(sockets, "");
+        let script = format!(
+            "cd /sys/class/net/{interface}; echo $(cat napi_defer_hard_irqs gro_flush_timeout)"
+        );
+        assert_eq!(self.output("sh", &["-c", &script]).trim(), SET);
+        let reserved = "/proc/sys/net/ipv4/ip_local_reserved_ports";
+        assert_eq!(self.output("cat", &[reserved]).trim(), "");
+        let pairs = self.output("sh", &["-c", "ls /sys/class/net | grep -c ^twD"]);
+        assert_eq!(pairs.trim(), "0");
+    }
+}
+
+/// A service of a user without privileges.
+fn service(port: &str) -> Vec<&str> {
+    let user = [
+        "setpriv",
+        "--reuid",
+        USER,
+        "--regid",
+        USER,
+        "--clear-groups",
+    ];
+    [&user, &[PROGRAM, "serve", "echo", "--port", port][..]].concat()
+}
+
+/// Children of a run, among them those whose parents have ended.
+fn children(run: &Service) -> String {
+    let id = run.id();
+    std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap()
+}
+
+/// Kills those of them that are left.
+fn kill(processes: &str) {
+    let mut kill = Command::new("kill");
+    let kill = kill.arg("-KILL").args(processes.split_whitespace());
+    kill.stderr(Stdio::null()).status().unwrap();
+}
+
+#[test]
+fn a_program_without_privileges_serves_and_leaves_nothing() {
+    let name = "a_program_without_privileges_serves_and_leaves_nothing";
+    let Some(host) = Host::or_skip(name, "rs") else {
+        return;
+    };
+    let mut run = Service::start(host.run(&[], &service("7007")));
+    assert!(run.first.contains("Tidewall"), "{}", run.first);
+    assert_eq!(host.echo(7007, "hello"), "hello");
+    // Another process of that user is not of this program.
+    let manager = format!("/run/tidewall/{}.manager", host.bed.interface);
+    let other = [&service("7008")[1..], &["--manager", &manager]].concat();
+    let other = host.command("setpriv", &other).output().unwrap();
+    let refused = text(&other.stderr);
+    assert!(
+        refused.contains("may not join: this manager is for the program"),
+        "{refused}"
+    );
+    // Nor does another take the interface.
+    let (code, said) = host.ends(&[], &["true"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("another `tidewall run`"), "{said}");
+    assert_eq!(host.echo(7007, "still"), "still");
+    let totals = run.end();
+    assert!(totals.contains('2'), "{totals}");
+    host.check_clean();
+
+    // The program is killed.
+    run = Service::start(host.run(&[], &service("7007")));
+    kill(&children(&run));
+    assert_eq!(run.process.0.wait().unwrap().code(), Some(128 + 9));
+    host.check_clean();
+}
+
+#[test]
+fn a_run_ends_as_its_program_does() {
+    let Some(host) = Host::or_skip("a_run_ends_as_its_program_does", "rc") else {
+        return;
+    };
+    assert_eq!(host.ends(&[], &["true"]), (Some(0), String::new()));
+    assert_eq!(host.ends(&[], &["sh", "-c", "exit 7"]).0, Some(7));
+    assert_eq!(
+        host.ends(&[], &["sh", "-c", "kill -TERM $$"]).0,
+        Some(128 + 15)
+    );
+    let (code, said) = host.ends(&[], &["tw-no-such-program"]);
+    assert_eq!(code, Some(127), "{said}");
+    assert!(said.contains("tw-no-such-program"), "{said}");
+    assert_eq!(host.ends(&[], &["/"]).0, Some(126));
+    host.check_clean();
+
+    let script = "trap 'exit 5' INT; echo waits; while :; do sleep 0.05; done";
+    let run = Service::start(host.run(&[], &["sh", "-c", script]));
+    signal("-INT", &run.process);
+    let mut process = run.process;
+    assert_eq!(process.0.wait().unwrap().code(), Some(5));
+    host.check_clean();
+
+    // Without a manager there is none to join.
+    let output = host
+        .command(PROGRAM, &["run", "--", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--interface IF"));
+}
+
+#[test]
+fn descendants_may_join_and_strangers_may_not() {
+    let Some(host) = Host::or_skip("descendants_may_join_and_strangers_may_not", "rd") else {
+        return;
+    };
+    // One whose parent has ended, as of a program that goes into the background.
+    let serve = service("7007").join(" ");
+    let script = format!("({serve} &); exec sleep 600");
+    let run = Service::start(host.run(&[], &["sh", "-c", &script]));
+    assert!(run.first.contains("Tidewall"), "{}", run.first);
+    assert_eq!(host.echo(7007, "orphan"), "orphan");
+    let orphans = children(&run);
+    assert_eq!(orphans.split_whitespace().count(), 2, "{orphans}");
+    // The shell ends by the signal; what it left, when it is asked to.
+    signal("-TERM", &run.process);
+    let mut process = run.process;
+    assert_eq!(process.0.wait().unwrap().code(), Some(128 + 15));
+    host.check_clean();
+    kill(&orphans);
+}
+
+#[test]
+fn private_programs_have_their_ports_only() {
+    let Some(host) = Host::or_skip("private_programs_have_their_ports_only", "rp") else {
+        return;
+    };
+    let options = ["--private", "--ports", "7007-7008"];
+    let script = format!(
+        "trap 'kill $A $B; wait; exit 0' TERM; {} & A=$!; {} & B=$!; wait",
+        service("7007").join(" "),
+        service("7008").join(" ")
+    );
+    let mut run = Service::start(host.run(&options, &["sh", "-c", &script]));
+    // Both say that they serve.
+    run.first.clear();
+    run.line_with("Tidewall");
+    for port in [7007, 7008] {
+        assert_eq!(host.echo(port, "private"), "private");
+    }
+    run.end();
+    host.check_clean();
+    let (code, said) = host.ends(&options, &service("7009"));
+    assert_ne!(code, Some(0));
+    assert!(said.contains("port 7009 is not among those"), "{said}");
+    host.check_clean();
+}
+
+#[test]
+fn a_killed_run_leaves_its_program_to_the_next() {
+    let Some(host) = Host::or_skip("a_killed_run_leaves_its_program_to_the_next", "rk") else {
+        return;
+    };
+    for _ in 0..2 {
+        let mut run = Service::start(host.run(&[], &service("7007")));
+        let child = children(&run);
+        run.process.0.kill().unwrap();
+        run.process.0.wait().unwrap();
+        assert_eq!(host.echo(7007, "alone"), "alone");
+        kill(&child);
+        let process = format!("/proc/{}", child.trim());
+        let end = Instant::now() + Duration::from_secs(10);
+        while std::path::Path::new(&format!("{process}/exe")).exists() {
+            assert!(Instant::now() < end, "it is not gone");
+        }
+        let pins = host.output("ls", &["/sys/fs/bpf/tidewall-run"]);
+        assert_eq!(pins.trim(), host.bed.interface);
+    }
+    let run = Service::start(host.run(&[], &service("7007")));
+    assert_eq!(host.echo(7007, "again"), "again");
+    run.end();
+    host.check_clean();
+}
