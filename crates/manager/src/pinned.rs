@@ -17,7 +17,7 @@ use aya::programs::Xdp;
 
 use tidewall_device::afxdp::Made;
 use tidewall_device::demux::layout::{
-    APPLICATIONS, Application, DEPARTURES, PRIVATE_SOCKETS, QUEUES, WAITING_SOCKETS,
+    APPLICATIONS, Application, DEPARTURES, PRIVATE_SOCKETS, QUEUES, TraceRecord, WAITING_SOCKETS,
 };
 use tidewall_device::demux::{KernelMaps, TrustedTables, programs};
 use tidewall_device::forked::Unshared;
@@ -27,7 +27,7 @@ use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, freeze, pin, pin
 use crate::XdpMode;
 use crate::daemon::journal::{ENTRY_BYTES, Entry};
 use crate::domains::programs::PairPrograms;
-use crate::program::{attach, random_bytes, xdp_named};
+use crate::program::{Traces, attach, random_bytes, xdp_named};
 use crate::refusal::{check_generic, describe, native};
 
 const MAPS: [&str; 10] = [
@@ -416,6 +416,49 @@ impl PinnedProgram {
     /// What the file system reports.
     pub fn remove(self) -> io::Result<()> {
         self.directory.remove()
+    }
+}
+
+/// Frames that a pinned program samples, for who may open its maps: user 0. Its manager
+/// need not live. Of several who follow at one time each gets a part.
+#[derive(Debug)]
+pub struct PinnedTraces {
+    trusted: TrustedTables,
+    traces: Traces,
+}
+
+impl PinnedTraces {
+    /// Of the program that is pinned in a directory.
+    ///
+    /// # Errors
+    /// NotFound; PermissionDenied to others than user 0; what the kernel reports.
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        let map = |name: &str| pinned(&directory.join(name));
+        let (device, queues) = (map("device")?, map("queues")?);
+        let maps = kernel_maps(directory)?;
+        let traces =
+            MapData::from_fd(map("traces")?).map_err(|error| describe("open map traces", error))?;
+        Ok(PinnedTraces {
+            trusted: TrustedTables::adopt(device.as_fd(), queues.as_fd(), maps)?,
+            traces: Traces::of_map(traces)?,
+        })
+    }
+
+    /// Samples the next frames, whoever's they are. What an earlier trace left is dropped.
+    pub fn start(&mut self, frames: u32) {
+        self.traces.by_ref().for_each(drop);
+        self.trusted.start_trace(frames);
+    }
+
+    /// Frames sampled since the last call.
+    pub fn taken(&mut self) -> impl Iterator<Item = TraceRecord> {
+        self.traces.by_ref()
+    }
+}
+
+impl Drop for PinnedTraces {
+    fn drop(&mut self) {
+        self.trusted.start_trace(0);
     }
 }
 

@@ -76,6 +76,18 @@ impl fmt::Debug for Traces {
     }
 }
 
+impl Traces {
+    /// Of a map that another process has made.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn of_map(map: MapData) -> io::Result<Self> {
+        let ring = RingBuf::try_from(Map::RingBuf(map))
+            .map_err(|error| describe("open map traces", error))?;
+        Ok(Traces { ring })
+    }
+}
+
 impl Iterator for Traces {
     type Item = TraceRecord;
 

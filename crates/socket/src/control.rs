@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tidewall_device::demux::layout::Counter;
+use tidewall_device::demux::layout::{Counter, TraceRecord};
 use tidewall_manager::connection::Credentials;
 use tidewall_manager::restore::Undo;
 
@@ -67,7 +67,30 @@ pub struct TracedFrame {
     pub bytes: Vec<u8>,
 }
 
-/// An answer to `trace`.
+impl TracedFrame {
+    /// Of the driver program's record.
+    pub fn of(record: &TraceRecord) -> Self {
+        TracedFrame {
+            frame: record.trace,
+            nanoseconds: record.time,
+            queue: record.queue,
+            length: record.length,
+            verdict: verdict_name(record.verdict).to_owned(),
+            cause: Counter::from_index(record.cause)
+                .map_or("unknown", Counter::name)
+                .to_owned(),
+            channel: record.channel as u16,
+            bytes: record
+                .bytes
+                .get(..record.captured as usize)
+                .unwrap_or_default()
+                .to_vec(),
+        }
+    }
+}
+
+/// An answer to `trace`. Of a manager's device the frames are its driver program's to show
+/// ([`tidewall_manager::pinned::PinnedTraces`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Trace {
@@ -225,24 +248,8 @@ fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
     let end = Instant::now() + TRACE_TIME;
     while found.len() < frames as usize && Instant::now() < end && !stop.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_millis(5));
-        found.extend(core.netdev.owner.traced().map(|record| {
-            TracedFrame {
-                frame: record.trace,
-                nanoseconds: record.time,
-                queue: record.queue,
-                length: record.length,
-                verdict: verdict_name(record.verdict).to_owned(),
-                cause: Counter::from_index(record.cause)
-                    .map_or("unknown", Counter::name)
-                    .to_owned(),
-                channel: record.channel as u16,
-                bytes: record
-                    .bytes
-                    .get(..record.captured as usize)
-                    .unwrap_or_default()
-                    .to_vec(),
-            }
-        }));
+        let traced = core.netdev.owner.traced();
+        found.extend(traced.map(|record| TracedFrame::of(&record)));
     }
     core.netdev.owner.start_trace(0);
     // Let the last frame reach its socket.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -161,6 +161,60 @@ fn a_program_without_privileges_serves_and_leaves_nothing() {
     run = Service::start(host.run(&[], &service("7007")));
     kill(&children(&run));
     assert_eq!(run.process.0.wait().unwrap().code(), Some(128 + 9));
+    host.check_clean();
+}
+
+#[test]
+fn operators_see_what_a_run_has() {
+    let Some(host) = Host::or_skip("operators_see_what_a_run_has", "ro") else {
+        return;
+    };
+    let run = Service::start(host.run(&[], &service("7007")));
+    let program = children(&run).trim().to_owned();
+    let doctor = |host: &Host| {
+        host.output(PROGRAM, &["doctor"])
+            .replace("\n         ", " ")
+    };
+    let found = doctor(&host);
+    let answers = format!(
+        "manager: that of {} answers; 1 applications",
+        host.bed.interface
+    );
+    assert!(found.contains(&answers), "{found}");
+    // Frames of all users are user 0's to follow.
+    let trace = [PROGRAM, "trace", &program, "-n", "1"];
+    let user = [&service("7007")[1..6], &trace].concat();
+    let refused = host.command("setpriv", &user).output().unwrap();
+    let refused = text(&refused.stderr);
+    assert!(refused.contains("only user 0 may follow them"), "{refused}");
+    let mut trace = host.command(PROGRAM, &["trace", &program, "--for", "10s"]);
+    let trace = trace.stdout(Stdio::piped()).spawn().unwrap();
+    let mut trace = Running(trace);
+    while trace.0.try_wait().unwrap().is_none() {
+        assert_eq!(host.echo(7007, "traced"), "traced");
+    }
+    let mut shown = String::new();
+    trace
+        .0
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut shown)
+        .unwrap();
+    assert!(shown.contains("redirect to channel"), "{shown}");
+    assert!(shown.contains("delivered"), "{shown}");
+
+    // Both killed: what is left has a name.
+    let mut process = run.process;
+    process.0.kill().unwrap();
+    process.0.wait().unwrap();
+    kill(&program);
+    let found = doctor(&host);
+    assert!(
+        found.contains("leftover run: a `tidewall run` that was killed"),
+        "{found}"
+    );
+    assert_eq!(host.ends(&[], &["true"]).0, Some(0));
     host.check_clean();
 }
 

@@ -6,6 +6,7 @@ mod firewall;
 mod host;
 mod interface;
 mod leftovers;
+mod manager;
 mod queues;
 
 use std::collections::BTreeSet;
@@ -133,6 +134,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mut interfaces: BTreeSet<&str> =
         live.iter().map(|stack| stack.interface.as_str()).collect();
     interfaces.extend(arguments.interface.as_deref());
+    all.extend(manager::check(interfaces.iter().copied()));
     for interface in &interfaces {
         all.extend(interface::check(interface, &live));
     }

@@ -5,12 +5,16 @@ mod decode;
 mod pcapng;
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
+use tidewall_manager::pinned::PinnedTraces;
+use tidewall_manager::places;
+use tidewall_manager::protocol::Status;
+use tidewall_manager::view::View;
 use tidewall_socket::control::{self, Trace, TracedFrame};
 use tidewall_socket::snapshot::StackSnapshot;
 use tidewall_socket::trace::Line;
@@ -32,6 +36,7 @@ use crate::units;
     tidewall trace 4711 -n 5           five frames of one process\n  \
     tidewall trace -n 1000 --write out.pcapng && tshark -r out.pcapng\n  \
     tidewall trace --json | jq .       one JSON object a frame\n\n\
+    Of an application of a manager (tidewalld) it shows all frames of the device, and needs root. \
     The driver keeps the first 256 bytes of each frame. Under load only the frames that fit its \
     trace ring at once are seen. Exit code 1: no stack is live, or no frame came in time."
 )]
@@ -79,17 +84,25 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 .map_err(|error| write_failure(name, &error))?,
             None => 0,
         };
+        let mut of_manager = of_manager(&stack)?;
         let deadline = Instant::now() + arguments.time;
         let mut left = arguments.frames;
         while left > 0 && !stop.load(Ordering::Relaxed) {
+            if let Some(frames) = &mut of_manager {
+                frames.start(left);
+            }
             let answer = control::ask(path, &format!("trace {left}"))
                 .map_err(|error| Failure::io(&format!("asking {}", path.display()), &error))?;
-            let trace: Trace = serde_json::from_str(&answer).map_err(|error| {
+            let mut trace: Trace = serde_json::from_str(&answer).map_err(|error| {
                 Failure::answer(format!(
                     "{} answers in another form ({error})",
                     path.display()
                 ))
             })?;
+            if let Some(frames) = &mut of_manager {
+                let taken = frames.taken().take(left as usize);
+                trace.frames = taken.map(|record| TracedFrame::of(&record)).collect();
+            }
             let epoch = epoch_of_monotonic();
             for frame in &trace.frames {
                 let followed = follow(&stack, frame, &trace.lines, epoch);
@@ -126,6 +139,34 @@ pub fn run(arguments: &Arguments) -> Outcome {
         )));
     }
     Ok(())
+}
+
+/// What shows the frames of a stack that is an application of a manager; none of one that
+/// has its device for itself.
+fn of_manager(stack: &StackSnapshot) -> Result<Option<PinnedTraces>, Failure> {
+    let interface = &stack.interface;
+    let view = View::connect(&places::socket(interface));
+    let applications = view.and_then(|view| view.applications());
+    let is_ours = |status: &Status| status.process == stack.process;
+    if !applications.is_ok_and(|all| all.iter().any(is_ours)) {
+        return Ok(None);
+    }
+    let pins = [places::pins(interface), places::ephemeral_pins(interface)];
+    let pins = pins.iter().find(|pins| pins.exists());
+    let opened = pins
+        .ok_or_else(|| io::ErrorKind::NotFound.into())
+        .and_then(|pins| PinnedTraces::open(pins));
+    opened.map(Some).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => Failure::usage(format!(
+            "the frames of process {} come by the driver program of a manager, where those of all users \
+             pass: only user 0 may follow them: sudo tidewall trace {}",
+            stack.process, stack.process
+        )),
+        _ => Failure::io(
+            &format!("opening what the manager of {interface} has pinned in /sys/fs/bpf"),
+            &error,
+        ),
+    })
 }
 
 type PcapngFile = (pcapng::Writer<BufWriter<File>>, PathBuf);
