@@ -15,7 +15,7 @@
 #define TIDEWALL_TABLES_H
 
 #define TW_QUEUES 8             /* receive queues of one device */
-#define TW_APPLICATIONS 16      /* trust domains on one device */
+#define TW_APPLICATIONS 128     /* applications of one device at a time */
 #define TW_CHANNELS 4096        /* channels of one application; index 0 is "none" */
 #define TW_FLOW_BUCKETS 32768   /* a power of two */
 #define TW_FLOW_WAYS 8          /* tags of a bucket are one word; a flow is in one of two buckets */
@@ -25,8 +25,8 @@
 #define TW_OWNERS 4096          /* entries of the hash of owners by address */
 #define TW_FRAGMENTS 4096       /* datagrams under fragmentation that are remembered */
 #define TW_KERNEL_SHARES 512    /* places for shares of kernel-bound frames; a power of two */
-#define TW_WAITING_SOCKETS 128  /* from this place of the map of sockets on: those that nobody sleeps on */
-#define TW_PRIVATE_SOCKETS 256  /* from this place of the map of sockets on: those of private applications, in the same order */
+#define TW_WAITING_SOCKETS 1024 /* from this place of the map of sockets on: those that nobody sleeps on */
+#define TW_PRIVATE_SOCKETS 2048 /* from this place of the map of sockets on: those of private applications, in the same order */
 #define TW_PAIRS 1024           /* near ends of private pairs that are in use */
 #define TW_TICK_SHIFT 22        /* 2^22 ns, 4.2 ms: in these a frame that may wait counts time */
 #define TW_WAIT_TICKS 2         /* so many after a round acknowledgments may still wait for the next */

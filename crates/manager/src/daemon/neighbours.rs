@@ -21,7 +21,7 @@ const MOST: usize = 64;
 const _: () = assert!(APPLICATIONS <= Users::BITS as usize);
 
 /// A bit for each application.
-type Users = u16;
+type Users = u128;
 
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
@@ -117,7 +117,7 @@ impl Neighbours {
 }
 
 fn bit(application: u16) -> Users {
-    1u16.checked_shl(application.into()).unwrap_or(0)
+    1u128.checked_shl(application.into()).unwrap_or(0)
 }
 
 /// Of an interface that is down it fails; when it comes up it is asked for again.
