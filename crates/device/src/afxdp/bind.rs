@@ -51,6 +51,15 @@ pub(super) struct Bound {
     pub(super) tx_metadata: bool,
 }
 
+/// A socket with all that does not need its queue.
+pub(super) struct Unbound {
+    fd: Arc<Unshared<OwnedFd>>,
+    part: Part,
+    file: Option<OwnedFd>,
+    rings: Rings,
+    tx_metadata: bool,
+}
+
 /// The rings of a socket.
 pub(super) struct Rings {
     fill: Ring<u64>,
@@ -98,6 +107,12 @@ impl Rings {
 }
 
 impl Bound {
+    /// Buffers of a card are of whole KiB (igb, ixgbe): of 2 KiB less the headroom it
+    /// would use one, and drop every longer frame.
+    pub(super) fn wants_larger_frames(&self) -> bool {
+        self.zero_copy && self.part.memory().frame_size() < LARGE_FRAME
+    }
+
     /// Both halves, once it is known who computes checksums: nothing may have been sent
     /// before. `place`: interface, its index, queue.
     pub(super) fn into_halves(self, place: (&str, u32, u32)) -> Halves {
@@ -199,20 +214,20 @@ pub(super) fn bind(
     receive_ring: Option<u32>,
     flags: u16,
 ) -> io::Result<Bound> {
-    let bind = |part, umem, flags| bind_part(place, part, umem, receive_ring, flags);
+    let bind = |part, umem: Option<&(Arc<Unshared<OwnedFd>>, bool)>, flags| {
+        let unbound = Unbound::new(place, part, umem, receive_ring)?;
+        unbound.bind(place, umem.map(|(fd, _)| fd.as_fd()), flags)?;
+        io::Result::Ok(unbound.into_bound())
+    };
     match frames {
         Frames::Own(frames) => {
             let own = |frame_size| {
-                let (memory, file) = FrameMemory::with_file(frames, frame_size)?;
-                let bound = bind(Part::whole(memory), None, flags)?;
-                let file = Some(file);
-                io::Result::Ok(Bound { file, ..bound })
+                let unbound = Unbound::with_memory(place, frames, frame_size, receive_ring)?;
+                unbound.bind(place, None, flags)?;
+                io::Result::Ok(unbound.into_bound())
             };
-            let frame_size = frame_size(place.interface);
-            let bound = own(frame_size)?;
-            if bound.zero_copy && frame_size < LARGE_FRAME {
-                // Buffers of a card are of whole KiB (igb, ixgbe): of 2 KiB less the
-                // headroom it would use one, and drop every longer frame.
+            let bound = own(frame_size(place.interface))?;
+            if bound.wants_larger_frames() {
                 drop(bound);
                 own(LARGE_FRAME)
             } else {
@@ -246,54 +261,93 @@ fn mtu(interface: &str) -> Option<usize> {
     text.trim().parse().ok()
 }
 
-/// `umem`: the socket that registered the memory, and whether with transmit metadata;
-/// `None`: this one does.
-fn bind_part(
-    place: Place<'_>,
-    part: Part,
-    umem: Option<&(Arc<Unshared<OwnedFd>>, bool)>,
-    receive_ring: Option<u32>,
-    flags: u16,
-) -> io::Result<Bound> {
-    let refused = |what: &'static str| move |error: io::Error| place.refused(what, &error);
-    let frames = part.frames();
-    let cloexec = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, cloexec, None);
-    let fd =
-        Arc::new(Unshared::new(socket.map_err(|error| {
-            refused("open an AF_XDP socket")(error.into())
-        })?)?);
-    let tx_metadata = match umem {
-        Some(&(_, tx_metadata)) => tx_metadata,
-        None => {
-            // Older kernels know of no transmit metadata.
-            let tx_metadata =
-                place.trusted && register(fd.as_fd(), part.memory(), TX_METADATA_LENGTH).is_ok();
-            if !tx_metadata {
-                register(fd.as_fd(), part.memory(), 0).map_err(refused("register frame memory"))?;
-            }
-            tx_metadata
-        }
-    };
-    set_xdp_umem_fill_ring_size(fd.as_fd(), frames)?;
-    set_xdp_umem_completion_ring_size(fd.as_fd(), TRANSMIT_RING)?;
-    if let Some(entries) = receive_ring {
-        set_xdp_rx_ring_size(fd.as_fd(), entries)?;
+impl Unbound {
+    /// With memory of its own, which another process can map.
+    pub(super) fn with_memory(
+        place: Place<'_>,
+        frames: u32,
+        frame_size: usize,
+        receive_ring: Option<u32>,
+    ) -> io::Result<Self> {
+        let (memory, file) = FrameMemory::with_file(frames, frame_size)?;
+        let unbound = Self::new(place, Part::whole(memory), None, receive_ring)?;
+        let file = Some(file);
+        Ok(Unbound { file, ..unbound })
     }
-    set_xdp_tx_ring_size(fd.as_fd(), TRANSMIT_RING)?;
-    let rings = Rings::map(fd.as_fd(), frames, receive_ring)?;
-    let umem = umem.map(|(fd, _)| fd.as_fd());
-    bind_retrying(fd.as_fd(), place, umem, flags).map_err(refused("bind an AF_XDP socket"))?;
-    let options = xdp_options(fd.as_fd()).unwrap_or(XdpOptionsFlags::empty());
-    let zero_copy = options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
-    Ok(Bound {
-        fd,
-        part,
-        file: None,
-        rings,
-        zero_copy,
-        tx_metadata,
-    })
+
+    /// `umem`: the socket that registered the memory, and whether with transmit metadata;
+    /// `None`: this one does.
+    fn new(
+        place: Place<'_>,
+        part: Part,
+        umem: Option<&(Arc<Unshared<OwnedFd>>, bool)>,
+        receive_ring: Option<u32>,
+    ) -> io::Result<Self> {
+        let refused = |what: &'static str| move |error: io::Error| place.refused(what, &error);
+        let frames = part.frames();
+        let cloexec = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::XDP, SocketType::RAW, cloexec, None);
+        let fd =
+            Arc::new(Unshared::new(socket.map_err(|error| {
+                refused("open an AF_XDP socket")(error.into())
+            })?)?);
+        let tx_metadata = match umem {
+            Some(&(_, tx_metadata)) => tx_metadata,
+            None => {
+                // Older kernels know of no transmit metadata.
+                let tx_metadata = place.trusted
+                    && register(fd.as_fd(), part.memory(), TX_METADATA_LENGTH).is_ok();
+                if !tx_metadata {
+                    register(fd.as_fd(), part.memory(), 0)
+                        .map_err(refused("register frame memory"))?;
+                }
+                tx_metadata
+            }
+        };
+        set_xdp_umem_fill_ring_size(fd.as_fd(), frames)?;
+        set_xdp_umem_completion_ring_size(fd.as_fd(), TRANSMIT_RING)?;
+        if let Some(entries) = receive_ring {
+            set_xdp_rx_ring_size(fd.as_fd(), entries)?;
+        }
+        set_xdp_tx_ring_size(fd.as_fd(), TRANSMIT_RING)?;
+        let rings = Rings::map(fd.as_fd(), frames, receive_ring)?;
+        Ok(Unbound {
+            fd,
+            part,
+            file: None,
+            rings,
+            tx_metadata,
+        })
+    }
+
+    /// Bytes of its frames.
+    pub(super) fn frame_size(&self) -> usize {
+        self.part.memory().frame_size()
+    }
+
+    /// Binds it, or leaves it as it was. `umem`: the socket whose memory it shares.
+    pub(super) fn bind(
+        &self,
+        place: Place<'_>,
+        umem: Option<BorrowedFd<'_>>,
+        flags: u16,
+    ) -> io::Result<()> {
+        bind_retrying(self.fd.as_fd(), place, umem, flags)
+            .map_err(|error| place.refused("bind an AF_XDP socket", &error))
+    }
+
+    /// What it is once it is bound.
+    pub(super) fn into_bound(self) -> Bound {
+        let options = xdp_options(self.fd.as_fd()).unwrap_or(XdpOptionsFlags::empty());
+        Bound {
+            zero_copy: options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY),
+            fd: self.fd,
+            part: self.part,
+            file: self.file,
+            rings: self.rings,
+            tx_metadata: self.tx_metadata,
+        }
+    }
 }
 
 /// A second socket on the queue of `first`, over the same memory, which has a receive

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use tidewall_sys::interface;
 
-use super::bind::{Bound, Frames, Place, Rings, bind, bind_waiting, map_waiting};
+use super::bind::{
+    Bound, Frames, Place, Rings, Unbound, bind, bind_waiting, frame_size, map_waiting,
+};
 use super::napi::{helpers, no_helpers};
 use super::socket::{Settings, WaitingHalf};
 use super::umem::SharedUmem;
@@ -55,21 +57,31 @@ pub fn make(
     queue: u32,
     umem: Option<&mut SharedUmem>,
 ) -> io::Result<Made> {
-    let place = Place {
+    let place = place(settings, queue)?;
+    let frames = match umem {
+        Some(umem) => Frames::Shared(umem),
+        None => Frames::Own(settings.frames),
+    };
+    let bound = bind(place, frames, Some(settings.receive_ring), flags(settings))?;
+    finish(settings, place, bound)
+}
+
+fn place<'a>(settings: &Settings<'a>, queue: u32) -> io::Result<Place<'a>> {
+    Ok(Place {
         interface: settings.interface,
         index: interface::index(settings.interface)?,
         queue,
         wait: settings.wait,
         trusted: settings.trusted,
-    };
-    let flags = if settings.copy { libc::XDP_COPY } else { 0 };
-    let frames = match umem {
-        Some(umem) => Frames::Shared(umem),
-        None => Frames::Own(settings.frames),
-    };
-    let receive_ring = settings.receive_ring;
-    let ring = Some(receive_ring);
-    let bound = bind(place, frames, ring, flags)?;
+    })
+}
+
+fn flags(settings: &Settings<'_>) -> u16 {
+    if settings.copy { libc::XDP_COPY } else { 0 }
+}
+
+/// The rest of what a queue has.
+fn finish(settings: &Settings<'_>, place: Place<'_>, bound: Bound) -> io::Result<Made> {
     let helpers = match settings.trusted {
         true => helpers(),
         false => no_helpers(),
@@ -78,12 +90,64 @@ pub fn make(
     // Without it everything wakes.
     let waiting = bind_waiting(bound.fd.as_fd(), place).ok();
     Ok(Made {
-        queue,
-        receive_ring,
+        queue: place.queue,
+        receive_ring: settings.receive_ring,
         bound,
         waiting,
         helpers,
     })
+}
+
+/// What can be made of a queue while another has it: memory that the kernel has pinned,
+/// and rings.
+pub struct Prepared {
+    unbound: Unbound,
+}
+
+impl Prepared {
+    /// Prepares a queue of an interface, whichever it will be.
+    ///
+    /// # Errors
+    /// As [`make`], but for EBUSY.
+    pub fn new(settings: &Settings<'_>) -> io::Result<Self> {
+        let place = place(settings, 0)?;
+        let frame_size = frame_size(settings.interface);
+        let ring = Some(settings.receive_ring);
+        let unbound = Unbound::with_memory(place, settings.frames, frame_size, ring)?;
+        Ok(Prepared { unbound })
+    }
+
+    /// Makes a queue of it, with the settings that it was prepared for.
+    ///
+    /// # Errors
+    /// As [`make`]. It is there again where the kernel has refused to bind it.
+    pub fn make(
+        self,
+        settings: &Settings<'_>,
+        queue: u32,
+    ) -> Result<Made, (io::Error, Option<Self>)> {
+        let gone = |error| (error, None);
+        let place = place(settings, queue).map_err(gone)?;
+        // The interface's MTU has changed since.
+        if self.unbound.frame_size() != frame_size(settings.interface) {
+            return make(settings, queue, None).map_err(gone);
+        }
+        if let Err(error) = self.unbound.bind(place, None, flags(settings)) {
+            return Err((error, Some(self)));
+        }
+        let bound = self.unbound.into_bound();
+        if bound.wants_larger_frames() {
+            drop(bound);
+            return make(settings, queue, None).map_err(gone);
+        }
+        finish(settings, place, bound).map_err(gone)
+    }
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Prepared").finish_non_exhaustive()
+    }
 }
 
 impl Made {

@@ -26,7 +26,7 @@ mod umem;
 
 pub use bind::receivable;
 pub use checksums::Checksums;
-pub use made::{Made, Shape, make};
+pub use made::{Made, Prepared, Shape, make};
 pub use napi::{HELPER_PORTS, helpers};
 pub use socket::{Opened, Settings, TRANSMIT_RING, adopt, open, open_transmitter};
 pub use umem::SharedUmem;
