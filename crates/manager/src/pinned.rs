@@ -17,7 +17,7 @@ use aya::programs::Xdp;
 
 use tidewall_device::afxdp::Made;
 use tidewall_device::demux::layout::{
-    APPLICATIONS, Application, DEPARTURES, PRIVATE_SOCKETS, QUEUES, TraceRecord, WAITING_SOCKETS,
+    APPLICATIONS, DEPARTURES, PRIVATE_SOCKETS, QUEUES, TraceRecord, WAITING_SOCKETS,
 };
 use tidewall_device::demux::{KernelMaps, TrustedTables, programs};
 use tidewall_device::forked::Unshared;
@@ -271,7 +271,7 @@ impl PinnedProgram {
             .journal
             .get(&number.into(), 0)
             .map_err(|error| describe("read the journal", error))?;
-        Ok(zerocopy::transmute!(bytes))
+        Ok(Entry::of_bytes(bytes))
     }
 
     /// Writes it.
@@ -285,19 +285,9 @@ impl PinnedProgram {
             .map_err(|error| describe("write the journal", error))
     }
 
-    /// Makes empty tables for an application, and enters them.
-    ///
-    /// # Errors
-    /// ENOMEM; what the kernel reports.
-    pub fn make_tables(&mut self, application: u16) -> io::Result<OwnedFd> {
-        let map = create_array(&ArrayMap {
-            name: "tw_application",
-            value_bytes: size_of::<Application>() as u32,
-            entries: 1,
-            mapped: true,
-        })?;
-        set_object(self.applications.as_fd(), application.into(), map.as_fd())?;
-        Ok(map)
+    /// The map of applications' tables, by application.
+    pub fn applications(&self) -> BorrowedFd<'_> {
+        self.applications.as_fd()
     }
 
     /// Enters an application's sockets on a queue of the device.
@@ -389,8 +379,8 @@ impl PinnedProgram {
             .map_err(|error| describe("read what was sent", error))
     }
 
-    /// Takes an application's sockets and tables out of the driver's; frames of its ports
-    /// go to the kernel then.
+    /// Takes an application's sockets out of the driver's; frames of its ports go to the
+    /// kernel then.
     ///
     /// # Errors
     /// What the kernel reports.
@@ -407,7 +397,7 @@ impl PinnedProgram {
                 delete_element(self.sockets.as_fd(), WAITING_SOCKETS as u32 + place)?;
             }
         }
-        delete_element(self.applications.as_fd(), application.into())
+        Ok(())
     }
 
     /// Detaches the program and unpins everything.

@@ -26,30 +26,13 @@ const MTU: u32 = 1500;
 
 /// Runs a body of the same name in a namespace that ends with it.
 fn run(name: &str) {
-    if !tidewall_skip::is_root(name) || !tidewall_skip::has_programs(name, &["unshare", "ip"]) {
-        return;
-    }
     let script = format!(
         "ip link add {INTERFACE} type veth peer name {PEER} || exit 3
          ip link set lo up; ip link set {INTERFACE} up; ip link set {PEER} up
          mount -t sysfs sysfs /sys || exit 3
          timeout -k 5 60 \"$SELF\" --exact inside::{name} --ignored --nocapture"
     );
-    let output = Command::new("unshare")
-        .args(["--net", "--mount", "sh", "-c", &script])
-        .env("SELF", std::env::current_exe().unwrap())
-        .output()
-        .unwrap();
-    if output.status.code() == Some(3) {
-        return tidewall_skip::missing(name, "veth, CAP_SYS_ADMIN");
-    }
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{}\n{}",
-        text(&output.stdout),
-        text(&output.stderr)
-    );
+    tidewall_skip::in_namespaces(name, &script, "veth, CAP_SYS_ADMIN");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 
 /// A privilege or a program is missing.
 ///
@@ -61,6 +62,30 @@ pub fn is_root(test: &str) -> bool {
         missing(test, "root");
     }
     effective == Some("0")
+}
+
+/// Runs a script of a shell in a network and a mount namespace that end with it, where
+/// `$SELF` is this program. `needs` is what is [`missing`] where the script exits with 3.
+///
+/// # Panics
+/// Where the script fails otherwise; as [`missing`].
+pub fn in_namespaces(test: &str, script: &str, needs: &str) {
+    if !is_root(test) || !has_programs(test, &["unshare", "ip"]) {
+        return;
+    }
+    let itself = std::env::current_exe().expect("this program has a name");
+    let output = Command::new("unshare")
+        .args(["--net", "--mount", "sh", "-c", script])
+        .env("SELF", itself)
+        .output()
+        .expect("unshare is installed");
+    if output.status.code() == Some(3) {
+        return missing(test, needs);
+    }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{said}\n{errors}");
+    print!("{said}");
 }
 
 fn record(test: &str, why: &dyn Display) -> String {

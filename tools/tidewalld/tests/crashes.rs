@@ -9,10 +9,14 @@ use std::net::{TcpListener, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use support::*;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::client::Client;
+use tidewall_manager::connection::Connection;
+use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
 
 /// How often the daemon is killed.
 const KILLS: &str = "TIDEWALL_DAEMON_KILLS";
@@ -28,6 +32,11 @@ fn a_daemon_killed_again_and_again_keeps_its_applications() {
 fn short_lived_processes_leave_nothing() {
     let limit = 60 + u32::try_from(number(CLIENTS, 0)).unwrap() / 10;
     run_within("short_lived_processes_leave_nothing", limit);
+}
+
+#[test]
+fn who_connects_waits_for_a_descriptor() {
+    run("who_connects_waits_for_a_descriptor");
 }
 
 /// A number of the environment's, or another.
@@ -130,17 +139,44 @@ mod inside {
             client.counters().unwrap();
         }
         wait_until("what they do not hold is cleared away", || ports() == owned);
-        assert_eq!(tables(), [0, 1, 2]);
+        assert_eq!(applications().len(), 3);
         assert_eq!(counters().applications, 3);
         drop(clients);
         wait_until("they are gone", || {
-            ports().is_empty() && tables().is_empty()
+            ports().is_empty() && applications().is_empty()
         });
+        // What the killed ones had ready is no more.
+        wait_until("two are ready", || tables().len() == 2);
         assert_eq!(counters().blocks, 0);
         assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
         drop(daemon);
         assert!(command().arg("--remove").status().unwrap().success());
         assert!(!pins().exists());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn who_connects_waits_for_a_descriptor() {
+        let (daemon, _) = start();
+        let process = daemon.0.id();
+        wait_until("all is ready", || tables().len() == 2);
+        wait_until("nobody is connected", || counters().clients == 1);
+        let directory = format!("/proc/{process}/fd");
+        let few = Some(std::fs::read_dir(directory).unwrap().count() as u64 + 2);
+        let limit = Rlimit {
+            current: few,
+            maximum: few,
+        };
+        prlimit(Pid::from_raw(process as i32), Resource::Nofile, limit).unwrap();
+        let connect = |_| Connection::connect(&socket()).unwrap();
+        let connections: Vec<_> = (0..8).map(connect).collect();
+        // It does not turn round and round meanwhile.
+        let (begin, busy) = (Instant::now(), processor_time(process));
+        thread::sleep(Duration::from_millis(500));
+        let busy = processor_time(process) - busy;
+        assert!(busy < begin.elapsed() / 2, "{busy:?}");
+        drop(connections);
+        assert_eq!(counters().refused, 0);
     }
 
     const USERS: u32 = 3;
@@ -152,13 +188,16 @@ mod inside {
         let users: Vec<String> = (0..USERS)
             .flat_map(|user| ["--trust".to_owned(), (TRUSTED + 1 + user).to_string()])
             .collect();
-        let (daemon, _) = start_with(command().args(users));
+        let (daemon, _) = start_with(command().args(users).args(["--private", "any"]));
         let descriptors = || {
             let directory = format!("/proc/{}/fd", daemon.0.id());
             std::fs::read_dir(directory).unwrap().count()
         };
         // It listens before it has opened all.
         counters();
+        wait_until("all is ready", || {
+            tables().len() == READY && interfaces() == 3 + 2 * (1 + READY)
+        });
         let before = descriptors();
         let mut random = Random(4711);
         let mut first = 0;
@@ -180,11 +219,14 @@ mod inside {
                 child.wait().unwrap();
             }
             if round == 1 {
-                first = memory(daemon.0.id(), "VmRSS");
+                first = memory(daemon.0.id(), "RssAnon");
             }
         }
         wait_until("nothing is owned", || {
-            ports().is_empty() && tables().is_empty()
+            ports().is_empty() && applications().is_empty()
+        });
+        wait_until("what is ready is left", || {
+            tables().len() == READY && interfaces() == 3 + 2 * (1 + READY)
         });
         wait_until("all have hung up", || counters().clients == 1);
         let counted = counters();
@@ -193,11 +235,12 @@ mod inside {
             (0, 0, 0)
         );
         assert_eq!(counted.joined, counted.cleared);
-        assert!(counted.joined > 0 && counted.refused == 0, "{counted:?}");
+        // Some were asked to try again, while what they asked for was being made.
+        assert!(counted.joined as usize >= clients / 2, "{counted:?}");
         // The connection by which it was seen to listen may have been open before.
         wait_until("its descriptors are closed", || descriptors() <= before);
         assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
-        let grown = memory(daemon.0.id(), "VmRSS").saturating_sub(first);
+        let grown = memory(daemon.0.id(), "RssAnon").saturating_sub(first);
         println!(
             "{} applications, {grown} KiB more than after the first",
             counted.joined
@@ -207,6 +250,8 @@ mod inside {
 
     /// Processes that live at once.
     const AT_ONCE: usize = 6;
+    /// Of tables and of pairs that a daemon has ready (docs/manager.md).
+    const READY: usize = 4;
     /// After fewer of its steps one is killed.
     const STEPS: u32 = 12;
 
@@ -235,7 +280,15 @@ mod inside {
             out.write_all(b".").and_then(|()| out.flush()).unwrap();
         };
         as_user(of("TW_USER") as u32, || {
-            let client = client();
+            // One of two is private, with a queue.
+            let join = match of("TW_NUMBER") % 2 {
+                0 => join(),
+                _ => Join {
+                    flags: JOIN_PRIVATE,
+                    ..join()
+                },
+            };
+            let (client, _queues) = Client::join(&socket(), &join).unwrap();
             step();
             let port = 8000 + of("TW_NUMBER") as u16;
             loop {

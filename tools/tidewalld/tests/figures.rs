@@ -3,16 +3,21 @@
 
 mod support;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use support::*;
-use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
+use tidewall_device::demux::layout::Protocol;
+use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_manager::client::Client;
-use tidewall_manager::connection::Connection;
+use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
 
 /// How often each request is made.
 const REQUESTS: usize = 2_000;
+/// Domains at once, and connections of all of them.
+const DOMAINS: u32 = 100;
+const CONNECTIONS: u32 = 100_000;
 /// How often an application is made.
 const JOINS: usize = 50;
 
@@ -20,12 +25,6 @@ const JOINS: usize = 50;
 #[ignore = "prints figures, and judges nothing"]
 fn a_manager_costs() {
     run_within("a_manager_costs", 100);
-}
-
-/// Time that a process's one thread has been on a processor (proc_pid_schedstat(5)).
-fn processor_time(process: u32) -> Duration {
-    let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap();
-    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
 }
 
 /// Prints quantiles of what a request takes, and the daemon's part in it.
@@ -55,8 +54,7 @@ mod inside {
     #[test]
     #[ignore = "started by the test of this name"]
     fn a_manager_costs() {
-        let other = (TRUSTED + 1).to_string();
-        let (daemon, _) = start_with(command().args(["--trust", &other]));
+        let (daemon, _) = start_with(command().args(["--private", "any"]));
         let process = daemon.0.id();
         let memory = |when: &str| {
             let of = |name| memory(process, name);
@@ -94,34 +92,45 @@ mod inside {
         drop(one);
         wait_until("it is gone", || counters().applications == 0);
 
+        // Each domain is a user, with a queue of its own, ports and a block.
+        let private = Join {
+            flags: JOIN_PRIVATE,
+            ..join()
+        };
         let mut applications = Vec::new();
-        let mut connections = Vec::new();
-        for uid in [TRUSTED, TRUSTED + 1] {
-            as_user(uid, || {
-                let clients = (0..APPLICATIONS / 2).map(|_| client());
-                applications.extend(clients.collect::<Vec<Client>>());
-            });
+        for domain in 0..DOMAINS {
+            applications.push(as_user(TRUSTED + 2 + domain, || {
+                let (client, handed) = Client::join(&socket(), &private).unwrap();
+                client.lease(Protocol::Tcp).unwrap();
+                (client, handed)
+            }));
         }
-        for uid in [0, TRUSTED, TRUSTED + 1] {
-            as_user(uid, || {
-                let more = (0..50).map(|_| Connection::connect(&socket()).unwrap());
-                connections.extend(more.collect::<Vec<_>>());
-            });
-        }
+        memory(&format!("with {DOMAINS} domains"));
         let mut ports = Vec::new();
         for port in 2_000..4_000 {
             let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
-            let owner = &applications[usize::from(port % 16)];
+            let (owner, _) = &applications[usize::from(port) % applications.len()];
             owner.own_port(Protocol::Tcp, &listener).unwrap();
             ports.push(listener);
         }
-        for client in &applications {
-            client.lease(Protocol::Udp).unwrap();
+        // Connections are in the applications' tables.
+        for (client, handed) in &applications {
+            let joined = client.joined();
+            let number = joined.application as u16;
+            let tables = ApplicationTables::of_map(handed.tables.as_fd(), number, joined.hash_key);
+            let tables = tables.unwrap();
+            let local: SocketAddr = ([10, 77, 0, 1], 2_000).into();
+            for number in 0..CONNECTIONS / DOMAINS {
+                let remote = SocketAddr::from(([10, 77, 0, 2], 1_024 + number as u16));
+                let channel = ChannelId::new(1 + number as u16, 1);
+                let entered = tables.connect(Protocol::Tcp, local, remote, channel);
+                entered.unwrap();
+            }
         }
         let counted = counters();
         memory(&format!(
-            "with {} applications, {} connections, {} ports, {} blocks",
-            counted.applications, counted.clients, counted.ports, counted.blocks
+            "with {} domains, {CONNECTIONS} connections of theirs, {} ports, {} blocks",
+            counted.applications, counted.ports, counted.blocks
         ));
     }
 }

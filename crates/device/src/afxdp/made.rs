@@ -101,7 +101,7 @@ fn finish(settings: &Settings<'_>, place: Place<'_>, bound: Bound) -> io::Result
 /// What can be made of a queue while another has it: memory that the kernel has pinned,
 /// and rings.
 pub struct Prepared {
-    unbound: Unbound,
+    unbound: Box<Unbound>,
 }
 
 impl Prepared {
@@ -114,7 +114,9 @@ impl Prepared {
         let frame_size = frame_size(settings.interface);
         let ring = Some(settings.receive_ring);
         let unbound = Unbound::with_memory(place, settings.frames, frame_size, ring)?;
-        Ok(Prepared { unbound })
+        Ok(Prepared {
+            unbound: Box::new(unbound),
+        })
     }
 
     /// Makes a queue of it, with the settings that it was prepared for.

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -28,6 +29,7 @@ use super::ports::{HolderFacts, PortKey};
 use super::private::{self, Private};
 use super::queues::{self, Queues};
 use super::reserved::Reserved;
+use super::slots::Slots;
 use super::{Device, Recovered};
 use crate::XdpMode;
 use crate::domains::pair::Pairs;
@@ -63,13 +65,24 @@ pub struct DirectDevice {
     reserved: Reserved,
     neighbours: Neighbours,
     queues: Queues,
+    /// Once applications may come.
+    slots: Option<Slots>,
     /// Where private mode is offered.
     private: Option<Private>,
+    /// Whether the device was switched to be polled by threads, and when back again.
+    polled: bool,
+    put_back_at: Option<Duration>,
+    /// The device, but for what may change unnoticed.
+    described: Joined,
     /// The manager's own entry in the journal.
     own: Entry,
     /// Whether the program was there before this process.
     adopted: bool,
 }
+
+/// How long a device stays polled by threads after its last private application: a
+/// successor mostly comes at once.
+pub const LINGER: Duration = Duration::from_secs(5);
 
 /// The manager's own entry in the journal: where the program runs, which blocks it
 /// has reserved, and what the device's settings were.
@@ -128,7 +141,11 @@ impl DirectDevice {
             reserved,
             neighbours,
             queues: Queues::new(interface, index, holder, queues::noted(&own)),
+            slots: None,
             private: None,
+            polled: false,
+            put_back_at: None,
+            described: Joined::new_zeroed(),
             own,
             adopted,
         };
@@ -176,6 +193,73 @@ impl DirectDevice {
         let (mac, mtu) = self.link();
         let mac = mac.unwrap_or(MacAddress([0; 6]));
         self.program.trusted().set_device(self.index, mac, mtu);
+        self.described = Joined {
+            hash_key: self.program.trusted().hash_key(),
+            name: text(&self.interface),
+            driver: text(&driver(&self.interface).unwrap_or_default()),
+            index: self.index,
+            mtu,
+            mac: mac.0,
+            mode: self.own.queues as u8,
+            checksum_offload_possible: (!is_physical(&self.interface)).into(),
+            ..Joined::new_zeroed()
+        };
+    }
+
+    /// Begins to make ready what applications will ask for, by threads.
+    ///
+    /// # Errors
+    /// EAGAIN where no thread can be started; what the kernel reports.
+    pub fn get_ready(&mut self) -> io::Result<()> {
+        let mut used = Vec::new();
+        for number in 0..APPLICATIONS as u16 {
+            if self.program.entry(number)?.state != FREE {
+                used.push(number);
+            }
+        }
+        let ready = match self.private {
+            Some(_) => private::READY,
+            // A device's queues have one user and his successor.
+            None => 2,
+        };
+        let applications = self.program.applications().try_clone_to_owned()?;
+        self.slots = Some(Slots::start(applications, &used, ready)?);
+        Ok(())
+    }
+
+    /// When [`DirectDevice::tick`] has something to do.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.put_back_at
+    }
+
+    /// Has threads poll the device as soon as a private application is there, and no more
+    /// when the last has been gone for [`LINGER`]. Not on the path of a request: each
+    /// starts or ends threads of the kernel's. To be called after anything that changes
+    /// applications; `now` is any clock's time.
+    ///
+    /// # Errors
+    /// What switching reports. It is tried again when the interface has changed, or after
+    /// [`LINGER`].
+    pub fn tick(&mut self, now: Duration) -> io::Result<()> {
+        if self.private.as_ref().is_some_and(Private::is_used) {
+            self.put_back_at = None;
+            if !self.polled {
+                self.polled = true;
+                if private::noted(&self.own).is_none() {
+                    let before = threaded::read(&self.interface, self.index)?;
+                    self.note(|own| private::note(own, Some(before)))?;
+                }
+                threaded::set(&self.interface, self.index)?;
+            }
+        } else if private::noted(&self.own).is_some()
+            && now >= *self.put_back_at.get_or_insert(now + LINGER)
+        {
+            self.put_back_at = Some(now + LINGER);
+            self.put_back_polling()?;
+            self.put_back_at = None;
+            self.polled = false;
+        }
+        Ok(())
     }
 
     /// What became of the frames that a private application sent, by [`Sent`].
@@ -262,6 +346,8 @@ impl DirectDevice {
         };
         if changes.iter().any(of_link) {
             self.refresh_link();
+            // One that was down has new threads, which forget their priority.
+            self.polled = false;
         }
         let of_addresses = |change: &Change| matches!(change, Change::Address | Change::Missed);
         match changes.iter().any(of_addresses) {
@@ -337,7 +423,7 @@ impl DirectDevice {
         self.put_back_polling()?;
         // Before its pairs go.
         let index = self.index;
-        drop(self.private.take());
+        drop((self.private.take(), self.slots.take()));
         self.program.remove()?;
         Pairs::remove_all(index)
     }
@@ -350,8 +436,8 @@ impl DirectDevice {
         Ok(())
     }
 
-    /// Makes what a private application asked for. The queues are no longer polled by
-    /// their receiver, but by a thread of the kernel's.
+    /// What a private application asked for. The queues are no longer polled by their
+    /// receiver, but by a thread of the kernel's ([`DirectDevice::tick`]).
     fn make_private(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
         if join.flags & JOIN_WITHOUT_QUEUES != 0 {
             return Ok(Vec::new());
@@ -363,15 +449,7 @@ impl DirectDevice {
             let text = "no private mode here: tidewalld --private";
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         };
-        let made = private.make(&mut self.program, application, join)?;
-        if private::noted(&self.own).is_none() {
-            let before = threaded::read(&self.interface, self.index)?;
-            self.note(|own| private::note(own, Some(before)))?;
-        }
-        if let Some(private) = &self.private {
-            private.poll_by_thread()?;
-        }
-        Ok(made)
+        private.make(&mut self.program, application, join)
     }
 
     fn note(&mut self, change: impl FnOnce(&mut Entry)) -> io::Result<()> {
@@ -466,19 +544,21 @@ impl Device for DirectDevice {
         random_bytes()
     }
 
+    fn take_number(&mut self, is_free: &dyn Fn(u16) -> bool) -> io::Result<u16> {
+        let slots = self.slots.as_mut().ok_or(io::ErrorKind::ResourceBusy)?;
+        let number = slots.take()?;
+        if !is_free(number) {
+            // Its entry in the journal is still to be cleared.
+            slots.give_back(number);
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        Ok(number)
+    }
+
     fn describe(&self) -> Joined {
-        let (mac, mtu) = self.link();
         Joined {
-            hash_key: self.program.trusted().hash_key(),
-            name: text(&self.interface),
-            driver: text(&driver(&self.interface).unwrap_or_default()),
-            index: self.index,
-            mtu,
             transmit_queues: transmit_queue_count(&self.interface).unwrap_or(0),
-            mac: mac.map_or([0; 6], |mac| mac.0),
-            mode: self.own.queues as u8,
-            checksum_offload_possible: (!is_physical(&self.interface)).into(),
-            ..Joined::new_zeroed()
+            ..self.described.clone()
         }
     }
 
@@ -491,8 +571,9 @@ impl Device for DirectDevice {
             true => self.make_private(application, join)?,
             false => self.make_queues(application, join)?,
         };
+        let slots = self.slots.as_mut().ok_or(io::ErrorKind::ResourceBusy)?;
         let parts = Parts {
-            tables: self.program.make_tables(application)?,
+            tables: slots.hand_out(application)?,
             counters: self.program.queues().try_clone_to_owned()?,
             queues,
         };
@@ -508,15 +589,15 @@ impl Device for DirectDevice {
         tables.forget_fragments();
         if let Some(private) = &mut self.private {
             private.clear(&mut self.program, application)?;
-            if !private.is_used() {
-                self.put_back_polling()?;
-            }
         }
         let tables = self.program.trusted();
         if self.queues.are_of(application) {
             tables.set_fragment_application(None);
             self.queues.release(queues::noted(&self.own))?;
             self.note(|own| queues::note(own, None))?;
+        }
+        if let Some(slots) = &mut self.slots {
+            slots.give_back(application);
         }
         Ok(())
     }

@@ -57,6 +57,11 @@ impl Entry {
     /// Of this layout.
     pub const VERSION: u32 = 1;
 
+    /// As the map has it.
+    pub fn of_bytes(bytes: [u8; ENTRY_BYTES]) -> Self {
+        zerocopy::transmute!(bytes)
+    }
+
     /// No application.
     pub fn free() -> Self {
         Entry {

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
 
+mod holders;
 mod leases;
 mod refusal;
 mod status;
@@ -22,8 +22,8 @@ use super::ports::{HolderFacts, PortKey, Ports};
 use super::{Device, Limits, PRESENT_WITHIN, Trust};
 use crate::connection::Credentials;
 use crate::protocol::{
-    Answer, Counters, Empty, Failure, Holder, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined,
-    Port, Present, Request, address, header, transport,
+    Answer, Counters, Failure, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined, Present, Request,
+    header,
 };
 
 /// How soon a step that failed is tried again.
@@ -386,11 +386,12 @@ impl Manager {
         if present >= self.limits.applications_of_user {
             return refused(libc::ENOBUFS, "too many applications of this user");
         }
-        let Some(number) = self.applications.iter().position(Option::is_none) else {
+        if self.applications.iter().all(Option::is_some) {
             return refused(libc::ENOBUFS, "the driver's table of applications is full");
-        };
-        let number = number as u16;
+        }
         let token = device.random()?;
+        let is_free = |number| matches!(self.applications.get(usize::from(number)), Some(None));
+        let number = device.take_number(&is_free)?;
         // From here on it is cleared away if anything fails.
         self.put(
             number,
@@ -470,124 +471,6 @@ impl Manager {
         Ok(Answer::Joined(joined))
     }
 
-    fn own_port<D: Device>(
-        &mut self,
-        client: ClientId,
-        port: &Port,
-        holder: Option<&HolderFacts>,
-        now: Duration,
-        device: &mut D,
-    ) -> Result<Answer, Refusal> {
-        let number = self.joined(client)?;
-        let Some(holder) = holder else {
-            let text = "one descriptor goes beside it: the TCP or UDP socket that is bound there";
-            return refused(libc::EBADF, text);
-        };
-        if !holder.here {
-            let text = "the socket is in another network namespace than the manager";
-            return refused(libc::EADDRNOTAVAIL, text);
-        }
-        let local = holder.local;
-        let asked: IpAddr = address(port.address);
-        if port.port == 0
-            || port.port != local.port()
-            || asked != local.ip().to_canonical()
-            || transport(port.protocol) != Some(holder.protocol)
-        {
-            let text = format!("the socket is bound to {:?} {local}", holder.protocol);
-            return refused(libc::EINVAL, text);
-        }
-        let granted = self.limits.ports.as_ref();
-        if !self.limits.lease_ports.contains(&port.port)
-            && granted.is_some_and(|granted| granted.iter().all(|of| !of.contains(&port.port)))
-        {
-            let text = format!("port {} is not among those of --ports", port.port);
-            return refused(libc::EACCES, text);
-        }
-        let key = PortKey::of(holder.protocol, local);
-        let owned = Answer::Owned(Holder {
-            cookie: holder.cookie,
-        });
-        match self.ports.held_by(holder.cookie) {
-            Some((held, of)) if held == key && of.application == number => return Ok(owned),
-            Some((_, of)) if self.state(of.application) == Some(State::Live) => {
-                let text = "the socket holds another port, or another application's";
-                return refused(libc::EADDRINUSE, text);
-            }
-            _ => {}
-        }
-        if let Some(owner) = self.ports.get(&key)
-            && owner.application != number
-        {
-            let abandoned = match self.state(owner.application) {
-                Some(State::Live) => owner.holders == 0 && self.present_until.is_none(),
-                Some(State::Awaited) => false,
-                Some(State::Clearing) | None => true,
-            };
-            if !abandoned && !Ports::displaces(&owner, holder) {
-                return refused(libc::EADDRINUSE, "another application has the port");
-            }
-        }
-        if key.address.is_none() && self.block_owner(&key).is_some_and(|owner| owner != number) {
-            let text = "the port is in a block that another application has leased";
-            return refused(libc::EADDRINUSE, text);
-        }
-        let uid = self.application(number).map(|of| of.entry.uid);
-        if self.holders_of_user(uid) >= self.limits.holders_of_user {
-            return refused(libc::ENOBUFS, "too many ports of this user");
-        }
-        if let Err(error) = device.own_port(&key, number) {
-            // Which may have come half way.
-            let ours = self.ports.get(&key);
-            if !ours.is_some_and(|of| of.application == number && of.holders > 0) {
-                self.ports.insert_unheld(key, number);
-                self.retry(now);
-            }
-            return Err(error.into());
-        }
-        self.ports.hold(key, number, holder);
-        Ok(owned)
-    }
-
-    fn let_go<D: Device>(
-        &mut self,
-        client: ClientId,
-        cookie: u64,
-        now: Duration,
-        device: &mut D,
-    ) -> Result<Answer, Refusal> {
-        let number = self.joined(client)?;
-        match self.ports.held_by(cookie) {
-            Some((key, owned)) if owned.application == number && self.ports.let_go(cookie) == 0 => {
-                self.disown(key, number, now, device);
-            }
-            // Others hold it, or this one was displaced.
-            _ => {}
-        }
-        Ok(Answer::Done(Empty {}))
-    }
-
-    /// Disowns a port that no socket of the application holds, unless it is leased.
-    fn disown<D: Device>(&mut self, key: PortKey, number: u16, now: Duration, device: &mut D) {
-        if self.is_leased_to(&key, number) || device.disown_port(&key).is_ok() {
-            self.ports.remove(&key);
-        } else {
-            self.ports.insert_unheld(key, number);
-            self.retry(now);
-        }
-    }
-
-    fn disown_unheld<D: Device>(&mut self, now: Duration, device: &mut D) {
-        let unheld: Vec<_> = self
-            .ports
-            .iter()
-            .filter(|(_, owned)| owned.holders == 0)
-            .collect();
-        for (key, owned) in unheld {
-            self.disown(key, owned.application, now, device);
-        }
-    }
-
     /// Takes away all that an application has; what fails is tried again.
     fn clear<D: Device>(&mut self, number: u16, now: Duration, device: &mut D) {
         if self.try_clear(number, device).is_ok() {
@@ -643,15 +526,6 @@ impl Manager {
             }
         }
         Ok(())
-    }
-
-    fn holders_of_user(&self, uid: Option<u32>) -> usize {
-        let uid_of = |number| self.application(number).map(|of| of.entry.uid);
-        let ports = self.ports.iter().map(|(_, owned)| owned);
-        ports
-            .filter(|owned| uid_of(owned.application) == uid)
-            .map(|owned| owned.holders as usize)
-            .sum()
     }
 
     fn retry(&mut self, now: Duration) {

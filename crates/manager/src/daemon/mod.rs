@@ -24,6 +24,7 @@ mod private;
 mod queues;
 mod reserved;
 pub mod server;
+mod slots;
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -52,6 +53,13 @@ pub trait Device {
     /// # Errors
     /// What the kernel reports.
     fn random(&mut self) -> io::Result<[u8; 16]>;
+
+    /// Takes a number for an application, one that `is_free`, and what lies ready for it.
+    /// [`Device::clear`] gives it back.
+    ///
+    /// # Errors
+    /// EBUSY where none is ready yet.
+    fn take_number(&mut self, is_free: &dyn Fn(u16) -> bool) -> io::Result<u16>;
 
     /// The device as [`Joined`] describes it to applications; the manager fills in what is theirs.
     fn describe(&self) -> Joined;

@@ -9,27 +9,36 @@ use tidewall_device::afxdp::{self, Made, Settings};
 use tidewall_device::demux::layout::QUEUES;
 use tidewall_device::interface::queue_count;
 use tidewall_sys::interface;
+use zerocopy::FromZeros;
 
 use super::journal::Entry;
 use super::queues::sizes;
 use crate::domains::pair::{Pair, Pairs};
-use crate::domains::stock::{Stock, StockCounters};
+use crate::domains::stock::{Maker, Stock, StockCounters};
 use crate::domains::threaded;
 use crate::pinned::PinnedProgram;
 use crate::protocol::Join;
 
-/// Pairs that are kept ready, of a device with one queue: of those who join at the same
-/// time some wait for a pair to be made.
-const READY: usize = 4;
+/// Pairs that are kept ready for each queue of the device: of more applications that join
+/// at the same time some wait.
+pub(super) const READY: usize = 4;
+/// Grace periods (RCU) that a used pair rests for until its last socket is gone, at most.
+const RESTS: usize = 4;
+
+/// A pair with a socket on its far end, or one whose socket is an application's.
+#[derive(Debug)]
+struct Socketed {
+    pair: Pair,
+    made: Option<Made>,
+}
 
 /// What private applications of one device have, and what is ready for more.
 #[derive(Debug)]
 pub(super) struct Private {
-    stock: Stock<Pair>,
-    /// Makes what the stock lacks.
-    pairs: Pairs,
+    stock: Stock<Socketed>,
+    /// Makes what has another size than those in stock.
+    others: SocketMaker,
     interface: String,
-    index: u32,
     queues: u32,
     /// Of each application, by queue.
     in_use: HashMap<u16, Vec<Pair>>,
@@ -56,14 +65,20 @@ impl Private {
             in_use.entry(application).or_default().push(pair);
         }
         let used: Vec<u32> = in_use.values().flatten().map(|pair| pair.near).collect();
-        let mut pairs = Pairs::open(index, mtu, Arc::clone(programs))?;
+        let open = || Pairs::open(index, mtu, Arc::clone(programs));
+        let mut pairs = open()?;
         pairs.delete_unused(&used)?;
-        let of_stock = Pairs::open(index, mtu, Arc::clone(programs))?;
-        Ok(Private {
-            stock: Stock::start(READY * queues as usize, of_stock)?,
+        let sizes = sizes(&Join::new_zeroed(), name)?;
+        let wanted = READY * queues as usize;
+        let maker = |pairs| SocketMaker {
             pairs,
+            sizes,
+            wanted,
+        };
+        Ok(Private {
+            stock: Stock::start(wanted, maker(open()?))?,
+            others: maker(pairs),
             interface: name.to_owned(),
-            index,
             queues,
             in_use,
         })
@@ -79,63 +94,47 @@ impl Private {
         self.stock.counters()
     }
 
-    /// Makes the sockets that an application asks for, each on the far end of a pair. What
-    /// is half made then is taken away by [`Private::clear`].
+    /// Enters the sockets that an application asks for, each on the far end of a pair. What
+    /// is half done then is taken away by [`Private::clear`].
     ///
     /// # Errors
-    /// EINVAL for another number of queues than all, and sizes out of range; what the
-    /// kernel reports.
+    /// EINVAL for another number of queues than all, and sizes out of range; EBUSY where
+    /// none is ready; what the kernel reports.
     pub(super) fn make(
         &mut self,
         program: &mut PinnedProgram,
         application: u16,
         join: &Join,
     ) -> io::Result<Vec<Made>> {
-        let (frames, receive_ring) = sizes(join, &self.interface)?;
+        let sizes = sizes(join, &self.interface)?;
         if join.queues != 0 && join.queues != self.queues {
             let text = format!("an application has all {} receive queues", self.queues);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let mut made = Vec::new();
-        for queue in 0..self.queues {
-            let (pair, socket) = self.make_one(frames, receive_ring)?;
-            self.in_use.entry(application).or_default().push(pair);
-            let socket = socket.numbered(queue);
-            program.set_pair(application, queue, pair.near, &socket)?;
-            made.push(socket);
-        }
-        Ok(made)
-    }
-
-    /// A pair with a socket on its far end.
-    fn make_one(&mut self, frames: u32, receive_ring: u32) -> io::Result<(Pair, Made)> {
-        loop {
-            let ready = self.stock.take();
-            let rested = ready.is_some();
-            let pair = ready.map_or_else(|| self.pairs.make(), Ok)?;
-            let name = interface::name(pair.far)?;
-            let settings = Settings {
-                interface: &name,
-                frames,
-                receive_ring,
-                copy: true,
-                wait: false,
-                // It could have a checksum written into what was judged already, and the
-                // device polled.
-                trusted: false,
-            };
-            match afxdp::make(&settings, 0, None) {
-                Ok(made) => return Ok((pair, made)),
-                // It has not rested long enough.
-                Err(error) if rested && error.kind() == io::ErrorKind::ResourceBusy => {
-                    self.stock.give_back(pair);
-                }
-                Err(error) => {
-                    self.stock.end(pair);
-                    return Err(error);
-                }
+        let in_use = self.in_use.entry(application).or_default();
+        let mut socketed = Vec::new();
+        if sizes == self.others.sizes {
+            let ready = self.stock.take_several(self.queues as usize);
+            socketed = ready.ok_or_else(|| self.stock.not_ready("pairs"))?;
+            self.stock.refill();
+            in_use.extend(socketed.iter().map(|one| one.pair));
+        } else {
+            // While everybody waits: none of a rare size is in stock.
+            for _ in 0..self.queues {
+                let one = self.others.make_of(sizes)?;
+                in_use.push(one.pair);
+                socketed.push(one);
             }
         }
+        let mut handed = Vec::new();
+        for (queue, one) in (0..).zip(socketed) {
+            if let Some(made) = one.made {
+                let made = made.numbered(queue);
+                program.set_pair(application, queue, one.pair.near, &made)?;
+                handed.push(made);
+            }
+        }
+        Ok(handed)
     }
 
     /// Takes an application's pairs back, whose sockets are its process's alone.
@@ -154,20 +153,93 @@ impl Private {
             program.forget_pair(pair.near)?;
         }
         for pair in self.in_use.remove(&application).into_iter().flatten() {
+            let used = Socketed { pair, made: None };
             match pair.far {
-                0 => self.stock.end(pair),
-                _ => self.stock.give_back(pair),
+                0 => self.stock.end(used),
+                _ => self.stock.give_back(used),
             }
         }
         Ok(())
     }
+}
 
-    /// Has a thread poll the device, of low priority where that is allowed (CAP_SYS_NICE).
-    ///
-    /// # Errors
-    /// As [`threaded::set`].
-    pub(super) fn poll_by_thread(&self) -> io::Result<()> {
-        threaded::set(&self.interface, self.index)
+/// Makes pairs with sockets, and deletes them.
+#[derive(Debug)]
+struct SocketMaker {
+    pairs: Pairs,
+    /// Frames and places of the receive ring of those in stock.
+    sizes: (u32, u32),
+    /// As many are to be ready.
+    wanted: usize,
+}
+
+impl SocketMaker {
+    fn make_of(&mut self, sizes: (u32, u32)) -> io::Result<Socketed> {
+        let pair = self.pairs.make()?;
+        match socket(pair, sizes) {
+            Ok(made) => Ok(Socketed {
+                pair,
+                made: Some(made),
+            }),
+            Err(error) => {
+                // What cannot be deleted now is when the device is opened next.
+                let _ = self.pairs.delete(&[pair.near]);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Bound on a pair's far end.
+fn socket(pair: Pair, (frames, receive_ring): (u32, u32)) -> io::Result<Made> {
+    let name = interface::name(pair.far)?;
+    let settings = Settings {
+        interface: &name,
+        frames,
+        receive_ring,
+        copy: true,
+        wait: false,
+        // It could have a checksum written into what was judged already, and the device
+        // polled.
+        trusted: false,
+    };
+    afxdp::make(&settings, 0, None)
+}
+
+impl Maker for SocketMaker {
+    type Item = Socketed;
+
+    fn make(&mut self) -> io::Result<Socketed> {
+        self.make_of(self.sizes)
+    }
+
+    /// Until the kernel has let go of the sockets that were on them; no more than could be
+    /// ready.
+    fn rest(&mut self, used: Vec<Socketed>) -> (Vec<Socketed>, Vec<Socketed>) {
+        let (mut rested, mut others) = (Vec::new(), Vec::new());
+        for one in used {
+            match rested.len() < self.wanted {
+                true => rested.push(one),
+                false => others.push(one),
+            }
+        }
+        for _ in 0..RESTS {
+            if rested.iter().all(|one| one.made.is_some()) || Pairs::rest().is_err() {
+                break;
+            }
+            for one in rested.iter_mut().filter(|one| one.made.is_none()) {
+                one.made = socket(one.pair, self.sizes).ok();
+            }
+        }
+        // An application's descendant may have one still.
+        let (rested, busy): (_, Vec<_>) = rested.into_iter().partition(|one| one.made.is_some());
+        others.extend(busy);
+        (rested, others)
+    }
+
+    fn take_away(&mut self, ended: &[Socketed]) -> io::Result<()> {
+        let near: Vec<u32> = ended.iter().map(|one| one.pair.near).collect();
+        self.pairs.delete(&near)
     }
 }
 

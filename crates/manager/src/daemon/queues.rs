@@ -7,13 +7,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use tidewall_device::afxdp::{self, Made, Settings};
+use tidewall_device::afxdp::{self, Made, Prepared, Settings};
 use tidewall_device::demux::TrustedTables;
 use tidewall_device::demux::layout::QUEUES;
 use tidewall_device::interface::queue_count;
 use tidewall_device::queue::InterruptModeration;
+use zerocopy::FromZeros;
 
 use super::journal::Entry;
+use crate::domains::stock::{Maker, Stock};
 use crate::input::KernelInput;
 use crate::moderation::{FlushTimer, KNOBS};
 use crate::protocol::{
@@ -51,6 +53,8 @@ pub(super) struct Queues {
     interface: String,
     /// Who has them.
     application: Option<u16>,
+    /// What the next one gets, and for how many queues, from the first one on.
+    stock: Option<(u32, Stock<Ready>)>,
     /// While somebody has them, and they defer interrupts.
     timer: Option<FlushTimer>,
     input: Option<KernelInput>,
@@ -81,6 +85,7 @@ impl Queues {
         Queues {
             interface: interface.to_owned(),
             application,
+            stock: None,
             timer: before
                 .and_then(|before| FlushTimer::open(interface, before.map(|it| it.to_string()))),
             input: KernelInput::load(index).ok(),
@@ -139,9 +144,53 @@ impl Queues {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
         }
         self.application = Some(application);
-        (0..queues)
-            .map(|queue| afxdp::make(&settings, queue, None))
-            .collect()
+        if (frames, receive_ring) != sizes(&Join::new_zeroed(), &self.interface)? {
+            let make = |queue| afxdp::make(&settings, queue, None);
+            return (0..queues).map(make).collect();
+        }
+        if self.stock.as_ref().is_none_or(|(of, _)| *of != queues) {
+            let maker = ReadyMaker {
+                interface: self.interface.clone(),
+                sizes: (frames, receive_ring),
+            };
+            self.stock = Some((queues, Stock::start(queues as usize, maker)?));
+        }
+        let Some((_, stock)) = &self.stock else {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        };
+        let ready = stock.take_several(queues as usize);
+        let ready = ready.ok_or_else(|| stock.not_ready("queues"))?;
+        let mut made = Vec::new();
+        let mut failed = None;
+        for (queue, ready) in (0..).zip(ready) {
+            match ready {
+                Ready::Prepared(prepared) if failed.is_none() => {
+                    match prepared.make(&settings, queue) {
+                        Ok(one) => made.push(one),
+                        Err((error, left)) => {
+                            failed = Some(error);
+                            if let Some(left) = left {
+                                stock.put_back(Ready::Prepared(left));
+                            }
+                        }
+                    }
+                }
+                ready => stock.put_back(ready),
+            }
+        }
+        match failed {
+            None => {
+                stock.refill();
+                Ok(made)
+            }
+            Some(error) => {
+                // By the thread, which may wait for the kernel.
+                for one in made {
+                    stock.end(Ready::Made(one));
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Has the device defer interrupts, which began as `before`. Where it cannot be set,
@@ -233,6 +282,46 @@ impl Queues {
         if let Some(moderation) = moderation {
             timer.set(moderation);
         }
+        Ok(())
+    }
+}
+
+/// What a queue's next user gets.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one of each queue at most")]
+enum Ready {
+    Prepared(Prepared),
+    /// Only to be closed.
+    Made(#[allow(dead_code)] Made),
+}
+
+struct ReadyMaker {
+    interface: String,
+    sizes: (u32, u32),
+}
+
+impl Maker for ReadyMaker {
+    type Item = Ready;
+
+    fn make(&mut self) -> io::Result<Ready> {
+        let (frames, receive_ring) = self.sizes;
+        let settings = Settings {
+            interface: &self.interface,
+            frames,
+            receive_ring,
+            copy: false,
+            wait: false,
+            trusted: true,
+        };
+        Prepared::new(&settings).map(Ready::Prepared)
+    }
+
+    fn rest(&mut self, used: Vec<Ready>) -> (Vec<Ready>, Vec<Ready>) {
+        (Vec::new(), used)
+    }
+
+    /// They are closed after it.
+    fn take_away(&mut self, _: &[Ready]) -> io::Result<()> {
         Ok(())
     }
 }

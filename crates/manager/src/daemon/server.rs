@@ -27,6 +27,9 @@ const MESSAGES_A_TURN: usize = 16;
 /// Events taken at once.
 const EVENTS: usize = 64;
 
+/// How long nobody is taken in after that was not possible.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const CHANGES: u64 = 2;
@@ -49,6 +52,8 @@ pub struct Server {
     metrics: Option<Metrics>,
     /// Whose descendants are the program that the manager is for.
     ancestor: Option<u32>,
+    /// When connections are accepted again.
+    accept_at: Option<Duration>,
 }
 
 impl Server {
@@ -63,6 +68,7 @@ impl Server {
         log: Log,
     ) -> io::Result<Self> {
         let recovered = device.recovered()?;
+        device.get_ready()?;
         let manager = Manager::new(limits, recovered, monotonic(), &mut device);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let changes = Monitor::with_neighbours()?;
@@ -77,6 +83,7 @@ impl Server {
             log,
             metrics: None,
             ancestor: None,
+            accept_at: None,
         };
         server.watch(server.listener.as_fd(), LISTENER)?;
         server.watch(server.changes.as_fd(), CHANGES)?;
@@ -114,7 +121,7 @@ impl Server {
         });
         match taken_in {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                self.warn("scraper-not-taken-in", &error);
+                self.pause("scraper-not-taken-in", &error);
             }
             _ => {}
         }
@@ -166,14 +173,19 @@ impl Server {
         mut alive: impl FnMut(),
     ) -> io::Result<()> {
         self.watch(stop, STOP)?;
+        // What an earlier process left may be due.
+        self.tick();
         let mut events = Vec::with_capacity(EVENTS);
         let mut next_alive = interval.map(|interval| Instant::now() + interval);
         loop {
             let until_alive = next_alive.map(|at| at.saturating_duration_since(Instant::now()));
-            let until_due = self
-                .manager
-                .deadline()
-                .map(|at| at.saturating_sub(monotonic()));
+            let due = [
+                self.manager.deadline(),
+                self.device.deadline(),
+                self.accept_at,
+            ];
+            let due = due.into_iter().flatten().min();
+            let until_due = due.map(|at| at.saturating_sub(monotonic()));
             let timeout = [until_alive, until_due].into_iter().flatten().min();
             let timeout = timeout.map(|timeout| Timespec {
                 tv_sec: timeout.as_secs() as i64,
@@ -220,6 +232,12 @@ impl Server {
             self.manager.tick(now, &mut self.device);
             self.log_tick(&before);
         }
+        if self.accept_at.take_if(|at| *at <= now).is_some() {
+            self.set_accepting(epoll::EventFlags::IN);
+        }
+        if let Err(error) = self.device.tick(now) {
+            self.warn("polling-not-switched", &error);
+        }
     }
 
     fn host_changed(&mut self) {
@@ -239,7 +257,27 @@ impl Server {
                 }
             }
             Ok(None) => {}
-            Err(error) => self.warn("no-client-can-be-taken-in", &error),
+            Err(error) => self.pause("no-client-can-be-taken-in", &error),
+        }
+    }
+
+    /// Who connects waits for a moment: without a descriptor left nobody can be taken in,
+    /// and the listening sockets stay readable.
+    fn pause(&mut self, event: &str, error: &io::Error) {
+        self.warn(event, error);
+        self.accept_at = Some(monotonic() + ACCEPT_AGAIN);
+        self.set_accepting(epoll::EventFlags::empty());
+    }
+
+    fn set_accepting(&self, events: epoll::EventFlags) {
+        let listening = [
+            Some((self.listener.as_fd(), LISTENER)),
+            self.metrics.as_ref().map(|of| (of.as_fd(), METRICS)),
+        ];
+        for (socket, number) in listening.into_iter().flatten() {
+            let data = epoll::EventData::new_u64(number);
+            // It is in the set, so nothing is to be made for it.
+            let _ = epoll::modify(&self.epoll, socket, data, events);
         }
     }
 

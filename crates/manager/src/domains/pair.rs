@@ -173,6 +173,15 @@ impl Pairs {
         self.mtu = mtu;
     }
 
+    /// Waits for one grace period (RCU): until then the kernel holds a socket that was
+    /// closed.
+    ///
+    /// # Errors
+    /// EINVAL where the kernel cannot say when.
+    pub fn rest() -> io::Result<()> {
+        Ok(membarrier(MembarrierCommand::Global)?)
+    }
+
     /// Deletes pairs, by their near ends, at once: alone, each would wait for all
     /// processors.
     ///
@@ -222,9 +231,8 @@ impl Maker for Pairs {
         Pairs::make(self)
     }
 
-    /// For one grace period (RCU): until then the kernel holds the socket that was on it.
     fn rest(&mut self, used: Vec<Pair>) -> (Vec<Pair>, Vec<Pair>) {
-        match membarrier(MembarrierCommand::Global) {
+        match Pairs::rest() {
             Ok(()) => (used, Vec::new()),
             // Where the kernel cannot say when, none is used again.
             Err(_) => (Vec::new(), used),

@@ -72,6 +72,8 @@ struct State<T> {
     wanted: usize,
     closing: bool,
     counters: StockCounters,
+    /// Why the last step failed, if it did.
+    failure: Option<String>,
 }
 
 /// What a stock's thread does next.
@@ -105,13 +107,18 @@ impl<T> State<T> {
     /// Of rested ones those that the stock lacks.
     fn put(&mut self, rested: Vec<T>) {
         for item in rested {
-            if self.ready.len() < self.wanted {
-                self.ready.push(item);
-                self.counters.reused += 1;
-            } else {
-                self.ended.push(item);
-            }
+            self.counters.reused += u64::from(self.keep(item));
         }
+    }
+
+    /// Whether the stock lacks it.
+    fn keep(&mut self, item: T) -> bool {
+        let lacks = self.ready.len() < self.wanted;
+        match lacks {
+            true => self.ready.push(item),
+            false => self.ended.push(item),
+        }
+        lacks
     }
 }
 
@@ -136,6 +143,7 @@ impl<T: Send + 'static> Stock<T> {
                 wanted,
                 closing: false,
                 counters: StockCounters::default(),
+                failure: None,
             }),
             changed: Condvar::new(),
         });
@@ -151,9 +159,37 @@ impl<T: Send + 'static> Stock<T> {
 
     /// Takes one, if one is ready.
     pub fn take(&self) -> Option<T> {
-        let taken = self.shared.state().ready.pop();
+        let taken = self.take_several(1);
+        self.refill();
+        taken?.pop()
+    }
+
+    /// Takes so many, or none. They are made anew after [`Stock::refill`], not yet: what is
+    /// taken may be put back.
+    pub fn take_several(&self, count: usize) -> Option<Vec<T>> {
+        let mut state = self.shared.state();
+        let from = state.ready.len().checked_sub(count)?;
+        Some(state.ready.split_off(from))
+    }
+
+    /// Has the thread make what is missing.
+    pub fn refill(&self) {
         self.shared.changed.notify_one();
-        taken
+    }
+
+    /// That it has too few, and why, as far as that is known: EBUSY.
+    pub fn not_ready(&self, what: &str) -> io::Error {
+        let text = match &self.shared.state().failure {
+            None => format!("{what} are being made: try again"),
+            Some(failure) => format!("{what} cannot be made: {failure}"),
+        };
+        io::Error::new(io::ErrorKind::ResourceBusy, text)
+    }
+
+    /// Gives one back that was not used.
+    pub fn put_back(&self, item: T) {
+        self.shared.state().keep(item);
+        self.refill();
     }
 
     /// Gives one back that was used.
@@ -226,8 +262,9 @@ fn work<M: Maker>(shared: &Shared<M::Item>, mut maker: M) {
             }
             Step::End => return,
         };
-        if done.is_err() {
-            let mut state = shared.state();
+        let mut state = shared.state();
+        state.failure = done.err().map(|error| error.to_string());
+        if state.failure.is_some() {
             state.counters.failed += 1;
             if !state.closing {
                 drop(shared.changed.wait_timeout(state, RETRY_AFTER));
@@ -260,6 +297,7 @@ mod tests {
             wanted,
             closing: false,
             counters: StockCounters::default(),
+            failure: None,
         }
     }
 

@@ -70,6 +70,12 @@ impl Device for FakeDevice {
         self.step(false).1.map(|()| [self.drawn; 16])
     }
 
+    fn take_number(&mut self, is_free: &dyn Fn(u16) -> bool) -> io::Result<u16> {
+        self.step(false).1?;
+        let number = (0..APPLICATIONS as u16).find(|&number| is_free(number));
+        number.ok_or_else(|| io::ErrorKind::ResourceBusy.into())
+    }
+
     fn describe(&self) -> Joined {
         zerocopy::FromZeros::new_zeroed()
     }

@@ -9,13 +9,14 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use aya::maps::{ArrayOfMaps, Map, MapData};
+use aya::maps::{Array, ArrayOfMaps, Map, MapData};
 use rustix::process::Uid;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space, set_thread_res_uid};
 use tidewall_device::demux::TrustedTables;
 use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
 use tidewall_manager::client::Client;
 use tidewall_manager::connection::Connection;
+use tidewall_manager::daemon::journal::{ENTRY_BYTES, Entry, FREE};
 use tidewall_manager::pinned::kernel_maps;
 use tidewall_manager::protocol::*;
 use tidewall_manager::view::View;
@@ -47,9 +48,6 @@ pub fn run_with_peer(name: &str, limit: u32) {
 }
 
 fn run_with(name: &str, limit: u32, peer: &str) {
-    if !tidewall_skip::is_root(name) || !tidewall_skip::has_programs(name, &["unshare", "ip"]) {
-        return;
-    }
     let script = format!(
         "D=$(mktemp -d) && mount -t bpf bpf $D && mount -t sysfs tw-sys /sys || exit 3
          ip link add {INTERFACE} type veth peer name tw-peer
@@ -59,18 +57,7 @@ fn run_with(name: &str, limit: u32, peer: &str) {
          TW_DIRECTORY=$D timeout -k 5 {limit} \"$SELF\" --exact inside::{name} --ignored --nocapture
          R=$?; rm -f $D.socket; umount $D; rmdir $D; test -z \"$P\" || kill $P; exit $R"
     );
-    let output = Command::new("unshare")
-        .args(["--net", "--mount", "sh", "-c", &script])
-        .env("SELF", std::env::current_exe().unwrap())
-        .output()
-        .unwrap();
-    if output.status.code() == Some(3) {
-        return tidewall_skip::missing(name, "a bpffs of its own (CAP_SYS_ADMIN)");
-    }
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (said, errors) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{said}\n{errors}");
-    print!("{said}");
+    tidewall_skip::in_namespaces(name, &script, "a bpffs of its own (CAP_SYS_ADMIN)");
 }
 
 /// Killed at the end.
@@ -154,13 +141,35 @@ pub fn memory(process: u32, name: &str) -> u64 {
     value.trim_end_matches("kB").trim().parse().unwrap()
 }
 
-/// Applications that have tables.
+/// Time that a process's first thread has been on a processor (proc_pid_schedstat(5)).
+pub fn processor_time(process: u32) -> Duration {
+    let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// Applications that the journal has.
+pub fn applications() -> Vec<u16> {
+    let map = Map::Array(MapData::from_pin(pins().join("journal")).unwrap());
+    let journal: Array<MapData, [u8; ENTRY_BYTES]> = map.try_into().unwrap();
+    let is_used = |&number: &u16| {
+        let entry = journal.get(&number.into(), 0).unwrap();
+        Entry::of_bytes(entry).state != FREE
+    };
+    (0..APPLICATIONS as u16).filter(is_used).collect()
+}
+
+/// Numbers of the driver program's that have tables: of applications, and ready.
 pub fn tables() -> Vec<u16> {
     let map = Map::ArrayOfMaps(MapData::from_pin(pins().join("applications")).unwrap());
     let map: ArrayOfMaps<MapData, MapData> = map.try_into().unwrap();
     let all = 0..APPLICATIONS as u16;
     all.filter(|&number| map.get(&number.into(), 0).is_ok())
         .collect()
+}
+
+/// Interfaces: the loopback, the test's own, and those of private pairs.
+pub fn interfaces() -> usize {
+    std::fs::read_dir("/sys/class/net").unwrap().count()
 }
 
 /// Owned ports, leases aside.
