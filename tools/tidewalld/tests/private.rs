@@ -221,6 +221,12 @@ mod inside {
         let port: u16 = std::env::var("TW_PORT").unwrap().parse().unwrap();
         drop_privileges(NOBODY);
         let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
+        // Who waits awake keeps the processor from the thread that polls for it.
+        let control = &stack.snapshot().queues[0].control;
+        assert_eq!(
+            (&*control.policy, control.interrupt_interval),
+            ("interrupt", 0)
+        );
         let at = ([0, 0, 0, 0], port).into();
         let datagrams = tidewall_socket::UdpSocket::bind(&stack, at).unwrap();
         let listener = tidewall_socket::TcpListener::bind(&stack, at).unwrap();
