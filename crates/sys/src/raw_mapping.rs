@@ -111,6 +111,16 @@ impl SharedPage {
         Mapping::new(file, Self::BYTES, 0).map(SharedPage)
     }
 
+    /// Maps a page of what is no file but a kernel object with memory of its own (a ring of
+    /// an AF_XDP socket, a BPF map), which the kernel keeps as long as it is mapped.
+    ///
+    /// # Errors
+    /// EINVAL beyond its end; EPERM, EACCES for one that may not be written; what `mmap`
+    /// reports.
+    pub fn of_object(fd: impl AsFd, offset: u64) -> io::Result<Self> {
+        Mapping::new(fd, Self::BYTES, offset).map(SharedPage)
+    }
+
     /// The words.
     pub fn words(&self) -> &[AtomicU64; Self::WORDS] {
         // SAFETY: page-aligned, readable and writable for so many bytes until

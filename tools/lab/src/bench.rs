@@ -3,6 +3,7 @@
 mod defence;
 mod idle;
 mod loads;
+mod manager;
 mod processes;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ pub(crate) use defence::{Defence, SYN_LIMIT};
 pub(crate) use idle::Held;
 use idle::open;
 pub(crate) use loads::{blast, flood, load, server, shorten};
+use manager::Manager;
 pub(crate) use processes::open_files;
 use processes::{Companions, s_client_parts};
 
@@ -31,8 +33,8 @@ use crate::system::System;
 use crate::testbed::{Config, RealTime, Testbed};
 pub(crate) use crate::worker::Setup;
 use crate::worker::{
-    Account, Child, Cpu, Drops, Job, LoadJob, LoadOutcome, Place, ServiceJob, TcpSpec, Times,
-    Usage, Watch, run_load, scratch, waited,
+    Account, Attacks, Beside, Child, Cpu, Drops, Job, Kills, LoadJob, LoadOutcome, Place, Seen,
+    ServiceJob, TcpSpec, Times, Usage, Watch, run_load, scratch, waited,
 };
 
 /// Time for what is in flight to arrive or be dropped after a load.
@@ -82,6 +84,11 @@ pub(crate) struct Measured {
     pub(crate) window: Window,
     /// Steps/s that the computing thread made in the measured time.
     pub(crate) steps: Option<f64>,
+    /// How often the manager of the device was killed so far.
+    pub(crate) kills: Kills,
+    /// What a hostile application beside it has done so far, and what of that left the
+    /// device.
+    pub(crate) hostile: Option<(Attacks, Seen)>,
     /// Idle connections that were held meanwhile, and what they took.
     pub(crate) held: Option<Held>,
     /// What the receiver's processor did, if that was asked for.
@@ -147,6 +154,7 @@ impl Bench {
             cpu: config.client_cpu,
             counters: scratch("counters"),
             watcher_cpu: None,
+            managed: None,
         };
         let place = Place {
             namespace: self.testbed.client(),
@@ -188,6 +196,7 @@ impl Bench {
         };
         self.testbed.set_mode(setup.system.mode())?;
         let config = self.testbed.config();
+        let mut manager = Manager::start(&self.testbed, setup)?;
         let counters = scratch("counters");
         let job = ServiceJob {
             setup: setup.clone(),
@@ -195,6 +204,7 @@ impl Bench {
             cpu: config.server_cpu,
             counters: counters.clone(),
             watcher_cpu: Some(config.client_cpu),
+            managed: manager.as_ref().map(|manager| manager.of_application(0)),
         };
         let place = Place {
             namespace: self.testbed.server(),
@@ -226,11 +236,17 @@ impl Bench {
             }
             None => None,
         };
+        let companions = manager::Companions::start(&self.testbed, setup, manager.as_ref())?;
+        if let Some(manager) = &mut manager {
+            manager.pin_pollers(config.server_cpu)?;
+        }
         let mut child = child;
         let serving = child.serving()?;
         let session = Session {
             governor,
             child,
+            companions,
+            manager,
             defence,
             serving,
             bench: self,
@@ -239,6 +255,9 @@ impl Bench {
             computes: setup.compute.is_some(),
         };
         session.greet(&setup.services)?;
+        let beside: Vec<_> = setup.beside.iter().filter_map(Beside::service).collect();
+        session.greet(&beside)?;
+        session.companions.stop()?;
         Ok(session)
     }
 
@@ -265,6 +284,10 @@ pub(crate) struct Session<'a> {
     governor: Option<Governor>,
     // Before the bench: the service ends before anything else changes.
     child: Child,
+    /// Other applications of the same manager.
+    companions: manager::Companions,
+    /// Whose the device is, where it is not the service's.
+    manager: Option<Manager>,
     /// What stands in front of the kernel's stack.
     defence: Option<Standing>,
     /// The process that serves: the child, or a program that it has started.
@@ -429,6 +452,11 @@ impl Session<'_> {
             waited: waiting.as_secs_f64() / (spec.warm_up + spec.duration).as_secs_f64(),
             window,
             steps: per_second,
+            kills: match &mut self.manager {
+                Some(manager) => manager.kills()?,
+                None => Kills::default(),
+            },
+            hostile: self.companions.hostile()?,
             held: holding.map(|(held, _)| held),
             profile,
             times,

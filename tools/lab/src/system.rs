@@ -39,6 +39,12 @@ pub enum System {
     /// Tidewall: demultiplexing in the driver, all else in the receiver.
     #[default]
     NiLrp,
+    /// The same in a process without privileges, on queues of the device that a
+    /// manager (`tidewalld`) handed over.
+    Direct,
+    /// The same in a process without privileges or trust, behind a virtual pair
+    /// of its own.
+    Private,
     /// The same by generic XDP, as on a card whose driver has no native XDP.
     Generic,
     /// Demultiplexing in an interrupt thread.
@@ -72,6 +78,8 @@ impl System {
         match self {
             System::Bare => "bare",
             System::NiLrp => "ni-lrp",
+            System::Direct => "direct",
+            System::Private => "private",
             System::Generic => "ni-lrp-generic",
             System::SoftLrp => "soft-lrp",
             System::EarlyDemux => "early-demux",
@@ -109,13 +117,20 @@ impl System {
     /// The stack's architecture, if it is the stack.
     pub fn architecture(self) -> Option<Architecture> {
         match self {
-            System::NiLrp | System::Generic => Some(Architecture::NiLrp),
+            System::NiLrp | System::Direct | System::Private | System::Generic => {
+                Some(Architecture::NiLrp)
+            }
             System::SoftLrp => Some(Architecture::SoftLrp),
             System::EarlyDemux => Some(Architecture::EarlyDemux),
             System::Bsd => Some(Architecture::Bsd),
             System::Softirq => Some(Architecture::Softirq),
             _ => None,
         }
+    }
+
+    /// True where the stack's device is a manager's.
+    pub(crate) fn is_managed(self) -> bool {
+        matches!(self, System::Direct | System::Private)
     }
 
     /// True for the kernel's own stack.
@@ -168,6 +183,14 @@ impl System {
             ),
             Some(architecture) if architecture.has_threads() => format!(
                 "{mode}; interrupt and softirq as threads of SCHED_FIFO 2 and 1 on the receiver's CPU"
+            ),
+            Some(_) if self == System::Direct => format!(
+                "{mode}; a process without privileges, on queues that tidewalld handed over; the \
+                 receiver polls the driver"
+            ),
+            Some(_) if self == System::Private => format!(
+                "{mode}; a process without privileges, behind a virtual pair of tidewalld's; a \
+                 kernel thread polls the driver, on the receiver's CPU"
             ),
             Some(_) if self == System::Generic => {
                 format!("{mode}; generic XDP; the receiver polls the driver")

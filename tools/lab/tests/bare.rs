@@ -70,6 +70,7 @@ fn bare_echoes_and_counts() {
         cpu: 0,
         counters: counters.clone(),
         watcher_cpu: None,
+        managed: None,
     };
     let job = Job::Service(Box::new(service));
     let mut server = worker(testbed.server(), NAME, &job);

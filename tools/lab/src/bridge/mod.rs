@@ -21,7 +21,7 @@
 
 mod frame;
 mod paths;
-mod port;
+pub(crate) mod port;
 mod spec;
 
 use std::collections::HashMap;

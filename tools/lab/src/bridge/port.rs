@@ -13,7 +13,7 @@ use tidewall_sys::{
 };
 
 /// Most frames of one receive or send call.
-pub(super) const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 /// Bytes that may wait in a socket, in each direction: a second of a gigabit.
 /// What finds it full is counted in [`Port::dropped`].
 const BUFFER: usize = 128 << 20;
@@ -27,20 +27,20 @@ const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 
 /// What came with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     /// Bytes of the frame, as many as the buffer holds.
-    pub(super) length: usize,
+    pub(crate) length: usize,
     /// How long ago it came.
-    pub(super) age: Duration,
+    pub(crate) age: Duration,
     /// It cannot be forwarded as it was sent: longer than the interface's MTU
     /// (segmentation offload), without a checksum (checksum offload), or with a
     /// VLAN tag, which the kernel has taken off.
-    pub(super) offloaded: bool,
+    pub(crate) offloaded: bool,
 }
 
 /// A packet socket on one interface, in promiscuous mode.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(crate) struct Port {
     socket: OwnedFd,
     messages: MessageBatch,
     frame_max: usize,
@@ -52,7 +52,7 @@ impl Port {
     ///
     /// # Errors
     /// EPERM without CAP_NET_RAW and CAP_NET_ADMIN; ENODEV.
-    pub(super) fn open(name: &str) -> io::Result<Self> {
+    pub(crate) fn open(name: &str) -> io::Result<Self> {
         let index = interface::index(name)?;
         // No protocol yet: nothing comes before the options are set.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -87,7 +87,7 @@ impl Port {
     }
 
     /// Bytes of the longest frame that the interface carries.
-    pub(super) fn frame_max(&self) -> usize {
+    pub(crate) fn frame_max(&self) -> usize {
         self.frame_max
     }
 
@@ -96,7 +96,7 @@ impl Port {
     ///
     /// # Errors
     /// ENETDOWN and the like; that there is none is no error.
-    pub(super) fn receive(
+    pub(crate) fn receive(
         &mut self,
         buffers: &mut [Vec<u8>],
         arrivals: &mut Vec<Arrival>,
@@ -138,7 +138,7 @@ impl Port {
     ///
     /// # Errors
     /// When that is the first: ENOBUFS when the other side has no room.
-    pub(super) fn send<'a>(&mut self, frames: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
+    pub(crate) fn send<'a>(&mut self, frames: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
         let messages = frames.map(|payload| Message {
             payload,
             destination: None,
@@ -150,7 +150,7 @@ impl Port {
     }
 
     /// Frames so far that came and found the socket full.
-    pub(super) fn dropped(&mut self) -> u64 {
+    pub(crate) fn dropped(&mut self) -> u64 {
         // struct tpacket_stats: packets and drops since the last call.
         let mut counts = [0; size_of::<libc::tpacket_stats>()];
         let statistics = libc::PACKET_STATISTICS;
@@ -167,7 +167,7 @@ impl Port {
 ///
 /// # Errors
 /// What `ppoll` reports.
-pub(super) fn wait(ports: &[Port], timeout: Duration) -> io::Result<()> {
+pub(crate) fn wait(ports: &[Port], timeout: Duration) -> io::Result<()> {
     let descriptors: Vec<_> = ports.iter().map(|port| port.socket.as_fd()).collect();
     wait_readable(&descriptors, timeout)
 }

@@ -9,6 +9,10 @@ mod lrp_latency;
 pub(crate) mod lrp_overload;
 mod lrp_rpc;
 mod lrp_syn_flood;
+mod manager_domains;
+mod manager_hostile;
+mod manager_modes;
+mod manager_restart;
 mod rhip;
 mod rhip_budget;
 mod rhip_classes;
@@ -299,7 +303,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 28] = [
+pub static EXPERIMENTS: [Experiment; 32] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -326,6 +330,10 @@ pub static EXPERIMENTS: [Experiment; 28] = [
     anypoint::memory::EXPERIMENT,
     anypoint::redis::EXPERIMENT,
     anypoint::frames::EXPERIMENT,
+    manager_modes::EXPERIMENT,
+    manager_domains::EXPERIMENT,
+    manager_restart::EXPERIMENT,
+    manager_hostile::EXPERIMENT,
     tcp_bulk::EXPERIMENT,
     tcp_loss::EXPERIMENT,
 ];

@@ -8,7 +8,7 @@ use tidewall_service::linux::Receive;
 
 use crate::bench::{Setup, Watching, shorten};
 use crate::system::{Control, System};
-use crate::worker::{ClassSpec, TcpSpec};
+use crate::worker::{Beside, ClassSpec, TcpSpec};
 
 /// One curve to be measured.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +29,10 @@ pub(crate) struct Curve {
     pub(crate) tcp: Option<TcpSpec>,
     /// Bytes that a thread beside the services computes over.
     pub(crate) compute: Option<usize>,
+    /// Further applications of the same manager.
+    pub(crate) beside: Vec<Beside>,
+    /// The manager is killed and started again so often, ms.
+    pub(crate) kill_manager_ms: Option<u32>,
     pub(crate) loads: Vec<LoadSpec>,
     /// Which of two results is the better.
     pub(crate) better: Better,
@@ -69,6 +73,8 @@ impl Curve {
             services: self.services.clone(),
             tcp: self.tcp.clone(),
             compute: self.compute,
+            beside: self.beside.clone(),
+            kill_manager_ms: self.kill_manager_ms,
         }
     }
 

@@ -143,31 +143,32 @@ impl Child {
     /// Asks a service worker what became of packets so far, and what receive
     /// control does.
     pub(crate) fn account(&mut self) -> anyhow::Result<Account> {
-        self.ask("account")
+        self.question("account")
     }
 
     /// Asks a service worker what its threads have cost so far.
     pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
-        self.ask("cpu")
+        self.question("cpu")
     }
 
     /// Asks a service worker which process serves: itself, or the program that it
     /// has started.
     pub(crate) fn serving(&mut self) -> anyhow::Result<u32> {
-        self.ask("process")
+        self.question("process")
     }
 
     /// Asks a worker that holds connections how many stand.
     pub(crate) fn open(&mut self) -> anyhow::Result<u64> {
-        self.ask("open")
+        self.question("open")
     }
 
     /// Asks a service worker how many steps it has computed so far.
     pub(crate) fn steps(&mut self) -> anyhow::Result<u64> {
-        self.ask("steps")
+        self.question("steps")
     }
 
-    fn ask<T: DeserializeOwned>(&mut self, question: &str) -> anyhow::Result<T> {
+    /// Asks a worker anything that it answers at once with a line of JSON.
+    pub(crate) fn question<T: DeserializeOwned>(&mut self, question: &str) -> anyhow::Result<T> {
         self.ask_for(question, ANSWER)
     }
 

@@ -16,7 +16,9 @@ pub mod flows;
 mod forwarding;
 mod frames;
 mod hold;
+mod hostile;
 mod load;
+mod manager;
 mod program;
 mod segments;
 mod service;
@@ -51,6 +53,10 @@ pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
 pub use forwarding::{ForwardJob, ForwardReport, ForwardSide};
 pub use frames::{FrameJob, FrameRole, FrameSegment};
+pub use hostile::HostileJob;
+pub(crate) use hostile::{Attacks, Seen};
+pub(crate) use manager::{Kills, program as manager_program};
+pub use manager::{Managed, ManagerJob};
 pub use program::Program;
 pub use segments::{SegmentCounts, SegmentJob};
 pub(crate) use service::{Account, Drops};
@@ -101,6 +107,14 @@ pub enum Job {
     /// Serve or fetch bulk and objects; true: ahead of whatever else runs on the
     /// machine.
     Flow(flows::FlowJob, bool),
+    /// Keep a manager of the server's interface, until the standard input ends.
+    Manager(ManagerJob),
+    /// Become that manager.
+    Daemon(ManagerJob),
+    /// Be an application of it that does its worst, until the standard input ends.
+    Hostile(HostileJob),
+    /// Look at the frames that come to the client, until the standard input ends.
+    Watch,
     /// Use up processor time nobody else wants (nice 19), until the standard
     /// input ends: LRP's background processes, which keep the processor out of
     /// its idle states.
@@ -128,6 +142,37 @@ pub struct Setup {
     /// Each service has a thread of its own, as if it were a process, and one
     /// more only computes, over so many bytes of memory: LRP's worker.
     pub compute: Option<usize>,
+    /// Further applications of the same manager, each a process of a user of its own.
+    pub beside: Vec<Beside>,
+    /// The manager is killed and started again so often, ms.
+    pub kill_manager_ms: Option<u32>,
+}
+
+/// An application beside the one that is measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Beside {
+    /// It serves.
+    Serves(ServiceSpec),
+    /// It stands still (SIGSTOP) once it could serve: it neither polls nor receives.
+    Stopped(ServiceSpec),
+    /// It has this port, and does its worst or, to compare with, nothing.
+    Hostile {
+        /// UDP.
+        port: u16,
+        /// Whether it does.
+        attacks: bool,
+    },
+}
+
+impl Beside {
+    /// Its service, where it has one.
+    pub fn service(&self) -> Option<ServiceSpec> {
+        match self {
+            Beside::Serves(service) | Beside::Stopped(service) => Some(*service),
+            Beside::Hostile { .. } => None,
+        }
+    }
 }
 
 /// A service to run.
@@ -144,6 +189,9 @@ pub struct ServiceJob {
     /// Processor of the thread that answers the lab: not the services', which
     /// may be livelocked. `None`: the services'.
     pub watcher_cpu: Option<usize>,
+    /// Whose the device is, where it is a manager's.
+    #[serde(default)]
+    pub managed: Option<Managed>,
 }
 
 /// What a service over TCP does.
@@ -314,6 +362,10 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Program(program, port) => program::run(&program, port),
         Job::Switch(job) => switching::run(&job),
         Job::Flow(job, ahead) => flows::run(&job, ahead),
+        Job::Manager(job) => manager::keep(&job),
+        Job::Daemon(job) => manager::become_daemon(&job),
+        Job::Hostile(job) => hostile::attack(&job),
+        Job::Watch => hostile::watch(),
         Job::Spin => spin(),
     }
 }
@@ -361,6 +413,10 @@ mod tests {
                 cpu: 1,
                 counters: "/dev/shm/x".into(),
                 watcher_cpu: Some(0),
+                managed: Some(Managed {
+                    socket: "/dev/shm/y".into(),
+                    user: 1,
+                }),
             }))
         };
         let over_tcp = |kind| {
@@ -404,6 +460,12 @@ mod tests {
                     timed: true,
                 }),
                 compute: Some(4096),
+                beside: vec![Beside::Stopped(ServiceSpec {
+                    kind: Kind::Discard,
+                    port: 10,
+                    work: 0,
+                })],
+                kill_manager_ms: Some(1_000),
             }),
             service(Setup::default()),
             over_tcp(TcpKind::Proxy(proxy::Spec::new(80, Some(origin)))),
@@ -422,6 +484,12 @@ mod tests {
             })),
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
             Job::XdpSink,
+            Job::Manager(ManagerJob {
+                program: "/usr/sbin/tidewalld".into(),
+                socket: "/dev/shm/y".into(),
+                trust: Some(1),
+                kill_every_ms: Some(1_000),
+            }),
             Job::SynLimit(10_000),
             Job::Flow(
                 flows::FlowJob::Server(flows::FlowServer {

@@ -82,19 +82,24 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
         ports: class.ports.clone(),
         budget: class.budget,
     };
-    let stack = Stack::embedded(
-        EmbeddedConfig::new(SERVER_INTERFACE)
-            .queues(job.queues)
-            .architecture(architecture)
-            .receiver_cpu(job.cpu)
-            .spin(Duration::from_micros(setup.spin.unwrap_or(0).into()))
-            .policy(control.map(|control| control.policy).unwrap_or_default())
-            .budget(control.and_then(|control| control.budget))
-            .interrupt_interval(interval_us.map(|us| Duration::from_micros(us.into())))
-            .classes(setup.classes.iter().map(class).collect::<Vec<_>>())
-            .xdp((setup.system == System::Generic).then_some(XdpMode::Generic))
-            .control(false),
-    )
+    let config = EmbeddedConfig::new(SERVER_INTERFACE)
+        .queues(job.queues)
+        .architecture(architecture)
+        .receiver_cpu(job.cpu)
+        .spin(Duration::from_micros(setup.spin.unwrap_or(0).into()))
+        .policy(control.map(|control| control.policy).unwrap_or_default())
+        .budget(control.and_then(|control| control.budget))
+        .interrupt_interval(interval_us.map(|us| Duration::from_micros(us.into())))
+        .classes(setup.classes.iter().map(class).collect::<Vec<_>>())
+        .xdp((setup.system == System::Generic).then_some(XdpMode::Generic))
+        .control(false);
+    let stack = match &job.managed {
+        None => Stack::embedded(config),
+        Some(managed) => {
+            managed.become_user()?;
+            Stack::managed(&managed.socket, config)
+        }
+    }
     .with_context(|| format!("cannot start the stack on {SERVER_INTERFACE}"))?;
     for warning in stack.warnings() {
         eprintln!("{warning}");

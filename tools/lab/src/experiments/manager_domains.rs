@@ -1,0 +1,220 @@
+//! Four private applications on one queue: two that echo, one that is blasted, and one that
+//! stands still with its channel full. What the two lose by the others.
+//!
+//! Each is a process and a user of its own, all on the receiver's processor. Alone are the
+//! same two without the others. A paced client asks less than they could answer, a closed
+//! loop all of it, and so also shows what their processor spends on the blast.
+
+use std::time::Duration;
+
+use tidewall_load::{LoadSpec, PingSpec, SenderKind};
+use tidewall_service::{Kind, ServiceSpec};
+
+use super::{Experiment, Run, USUAL, ratio, trips, waited};
+use crate::bench::{Measured, load, server};
+use crate::capacity::Bed;
+use crate::result::{Claim, Series, find};
+use crate::sweep::{Curve, Sample};
+use crate::system::System;
+use crate::testbed::BusyTimeout;
+use crate::worker::Beside;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "manager-domains",
+    paper: "beyond the papers",
+    about: "two private applications beside a blasted one and one that never polls",
+    x: "blast, packets/s offered",
+    y: "echoes/s of the slower of the two",
+    busy: BusyTimeout::FiveMilliseconds,
+    measure,
+    claims,
+    ..USUAL
+};
+
+const ECHO_PORTS: [u16; 2] = [7, 8];
+const BLAST_PORT: u16 = 9;
+const STILL_PORT: u16 = 10;
+const TIMEOUT: Duration = Duration::from_millis(20);
+/// Requests/s of a paced client to each.
+const PACE: u64 = 4_000;
+/// Requests in flight to the one that stands still: its channel is full soon.
+const UNANSWERED: u16 = 64;
+/// The blast at which the claims are judged, as a share of `bare`'s capacity.
+const JUDGED: f64 = 0.3;
+const FULL: [f64; 5] = [0.0, 0.1, JUDGED, 0.5, 0.7];
+const QUICK: [f64; 3] = [0.0, JUDGED, 0.5];
+
+/// Of each client, what its curves are called alone and among the others.
+const CLIENTS: [(Option<u64>, &str, &str, &str); 2] = [
+    (Some(PACE), "paced", "paced, alone", "paced, four of them"),
+    (
+        None,
+        "closed",
+        "closed loop, alone",
+        "closed loop, four of them",
+    ),
+];
+
+fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
+    let service = |kind, port| ServiceSpec {
+        kind,
+        port,
+        work: 0,
+    };
+    let echo = ECHO_PORTS.map(|port| service(Kind::Echo, port));
+    let ping = |port, rate: Option<u64>| PingSpec {
+        timeout: TIMEOUT,
+        rate,
+        outstanding: if rate.is_some() { 8 } else { 1 },
+        ..PingSpec::new(server(port))
+    };
+    let both = |rate| LoadSpec {
+        ping: Some(ping(ECHO_PORTS[0], rate)),
+        beside: vec![ping(ECHO_PORTS[1], rate)],
+        ..load(config)
+    };
+    let shares: &[f64] = if quick { &QUICK } else { &FULL };
+    let mut curves = Vec::new();
+    for (rate, _, alone, together) in CLIENTS {
+        let pair = Curve {
+            system: System::Private,
+            setting: Some(alone),
+            services: vec![echo[0]],
+            beside: vec![Beside::Serves(echo[1])],
+            loads: vec![both(rate)],
+            ..Curve::default()
+        };
+        let beside_still = |&share: &f64| {
+            let mut load = both(rate);
+            load.beside.push(PingSpec {
+                outstanding: UNANSWERED,
+                ..ping(STILL_PORT, None)
+            });
+            load.blast = capacity.blast(SenderKind::Skb, BLAST_PORT, Some(share));
+            load
+        };
+        let others = [
+            Beside::Serves(service(Kind::Discard, BLAST_PORT)),
+            Beside::Stopped(service(Kind::Discard, STILL_PORT)),
+        ];
+        curves.push(Curve {
+            setting: Some(together),
+            beside: pair.beside.iter().cloned().chain(others).collect(),
+            loads: shares.iter().map(beside_still).collect(),
+            ..pair.clone()
+        });
+        curves.push(pair);
+    }
+    curves
+}
+
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let bed = run.bed()?;
+    let curves = curves(bed, run.options.quick);
+    run.series = run.sweep(&curves, run.options.within(5, 60), reduce)?;
+    run.note(format!(
+        "All four on one processor, which the kernel's polling thread shares. Paced: {PACE} \
+         requests/s to each of the two; closed loop: one 8-byte request at a time to each, given \
+         up after {TIMEOUT:?}. One thread spins for both and sends the blast."
+    ));
+    Ok(())
+}
+
+fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+    let report = &measured.outcome.report;
+    let first = report.ping.as_ref()?;
+    let second = report.beside.first()?;
+    let slower = if first.rate < second.rate {
+        first
+    } else {
+        second
+    };
+    let mut values = trips::values(slower, TIMEOUT);
+    values.extend([waited(measured)]);
+    Some(Sample {
+        x: report.blast.as_ref().map_or(0.0, |blast| blast.rate),
+        y: slower.rate,
+        drops: measured.drops.clone(),
+        values,
+        ..Sample::default()
+    })
+}
+
+fn claims(series: &[Series]) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    for (_, name, alone, together) in CLIENTS {
+        let rate = |setting, share| Some(find(series, "private", Some(setting))?.offered(share)?.y);
+        let over = |share| ratio(rate(together, share), rate(alone, 0.0));
+        let text = |beside: &str| {
+            format!(
+                "{name} client, one application stands still, {beside}: echoes/s of the two \
+                 others, over theirs alone"
+            )
+        };
+        claims.push(Claim::new(
+            format!("{name}-0"),
+            text("one is not blasted"),
+            over(0.0),
+        ));
+        claims.push(Claim::at_least(
+            format!("{name}-{JUDGED}"),
+            text(&format!("one is blasted with {JUDGED} of bare's capacity")),
+            over(JUDGED),
+            0.8,
+        ));
+        claims.push(Claim::new(
+            format!("{name}-0.5"),
+            text("one is blasted with 0.5 of bare's capacity"),
+            over(0.5),
+        ));
+    }
+    claims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capacity::tests::MILLION;
+    use crate::result::tests::curve;
+    use crate::testbed::Config;
+
+    #[test]
+    fn the_two_are_set_against_themselves_alone() {
+        let alone = |setting, rate| {
+            let mut series = curve("private", Some(setting), &[(0.0, rate)]);
+            series.points[0].share = Some(0.0);
+            series
+        };
+        let mut together = curve(
+            "private",
+            Some("paced, four of them"),
+            &[(0.0, 4e3), (3e5, 3e3)],
+        );
+        for (point, share) in together.points.iter_mut().zip(QUICK) {
+            point.share = Some(share);
+        }
+        let series = [alone("paced, alone", 4e3), together];
+        let claims = claims(&series);
+        let found = claims.iter().find(|claim| claim.id == "paced-0.3").unwrap();
+        assert_eq!((found.measured, found.holds), (Some(0.75), Some(false)));
+        let found = claims
+            .iter()
+            .find(|claim| claim.id == "closed-0.3")
+            .unwrap();
+        assert_eq!((found.measured, found.holds), (None, Some(false)));
+    }
+
+    #[test]
+    fn all_loads_are_valid_and_only_one_application_stands_still() {
+        for quick in [false, true] {
+            let curves = curves((Config::default(), MILLION), quick);
+            let mut loads = curves.iter().flat_map(|curve| &curve.loads);
+            assert!(loads.all(|load| load.check().is_ok()));
+            for curve in curves {
+                let stopped = |beside: &&Beside| matches!(beside, Beside::Stopped(_));
+                let still = curve.beside.iter().filter(stopped).count();
+                assert_eq!(still, usize::from(curve.beside.len() == 3));
+            }
+        }
+    }
+}

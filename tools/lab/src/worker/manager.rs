@@ -1,0 +1,228 @@
+//! The worker that keeps a manager (`tidewalld`) of the server's interface, and what an
+//! application of one has to know.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use rustix::process::{Gid, Pid, Signal, Uid, kill_process, set_parent_process_death_signal};
+use rustix::thread::{
+    CpuSet, sched_setaffinity, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
+use serde::{Deserialize, Serialize};
+use tidewall_manager::connection::Connection;
+use tidewall_sys::netlink::Netdev;
+
+use super::Job;
+use super::service::until_input_ends;
+use crate::command;
+use crate::testbed::SERVER_INTERFACE;
+
+/// How long a manager may take to listen.
+const START: Duration = Duration::from_secs(10);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A manager.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManagerJob {
+    /// `tidewalld`.
+    pub program: PathBuf,
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// Who may have the device's own queues; `None`: nobody, and everybody a virtual pair.
+    pub trust: Option<u32>,
+    /// It is killed and started again so often, ms.
+    pub kill_every_ms: Option<u32>,
+}
+
+/// Where an application finds its manager, and as whom.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Managed {
+    /// Where the manager listens.
+    pub socket: PathBuf,
+    /// The application's user and group: without any privilege.
+    pub user: u32,
+}
+
+impl Managed {
+    /// This thread, and those that it starts, are that user's from now on.
+    pub(super) fn become_user(&self) -> anyhow::Result<()> {
+        let (user, group) = (Uid::from_raw(self.user), Gid::from_raw(self.user));
+        set_thread_groups(&[]).context("cannot leave my groups")?;
+        set_thread_res_gid(group, group, group).context("cannot change my group")?;
+        set_thread_res_uid(user, user, user).context("cannot change my user")?;
+        // Who changes its user loses it.
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        Ok(())
+    }
+}
+
+/// How often a manager was killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Kills {
+    /// How often, each time with a successor that listens.
+    pub(crate) kills: u64,
+    /// Longest time without one, ms.
+    pub(crate) longest_ms: f64,
+}
+
+/// Keeps a manager, with a bpffs of its own, and takes everything away at the end. Answers
+/// the lines `kills` and `pin CPU`, which has the threads that poll the interface run there.
+pub(super) fn keep(job: &ManagerJob) -> anyhow::Result<()> {
+    // It ends with its input, and not before everything has been given back.
+    let asked = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, asked.clone())?;
+    }
+    // `ip netns exec` has made a mount namespace of our own: it goes with us, and what is
+    // pinned goes with it.
+    let at = "/sys/fs/bpf";
+    command::run("mount", &["-t", "bpf", "tw-bpf", at]).context("a bpffs is needed")?;
+    let kills = Arc::new(Mutex::new(Kills::default()));
+    let (stop, stopped) = channel();
+    let (say, ready) = channel();
+    let keeper = {
+        let (job, kills) = (job.clone(), kills.clone());
+        // The daemon dies with the thread that starts it.
+        thread::spawn(move || {
+            look_after(&job, &kills, &stopped, || {
+                let _ = say.send(());
+            })
+        })
+    };
+    if ready.recv().is_ok() {
+        println!("ready");
+        until_input_ends(|line| {
+            if line == "kills" {
+                let kills = *kills.lock().unwrap_or_else(PoisonError::into_inner);
+                println!("{}", serde_json::to_string(&kills)?);
+            } else if let Some(cpu) = line.strip_prefix("pin ") {
+                println!("{}", pin_pollers(cpu.parse()?)?);
+            }
+            Ok(())
+        })?;
+    }
+    drop(stop);
+    keeper
+        .join()
+        .map_err(|_| anyhow!("the keeper of the manager panicked"))??;
+    let status = command(job).arg("--remove").status()?;
+    if !status.success() {
+        bail!("tidewalld --remove: {status}");
+    }
+    Ok(())
+}
+
+/// The body of a process that becomes the daemon, which so ends with who started it.
+pub(super) fn become_daemon(job: &ManagerJob) -> anyhow::Result<()> {
+    Err(command(job).exec()).with_context(|| format!("cannot run {}", job.program.display()))
+}
+
+fn command(job: &ManagerJob) -> Command {
+    let mut command = Command::new(&job.program);
+    command
+        .args(["--interface", SERVER_INTERFACE, "--socket"])
+        .arg(&job.socket);
+    match job.trust {
+        Some(user) => command.args(["--trust", &user.to_string()]),
+        None => command.args(["--private", "any"]),
+    };
+    command
+}
+
+fn look_after(
+    job: &ManagerJob,
+    kills: &Mutex<Kills>,
+    stopped: &Receiver<()>,
+    ready: impl FnOnce(),
+) -> anyhow::Result<()> {
+    let mut daemon = start(job)?;
+    ready();
+    loop {
+        let over = match job.kill_every_ms {
+            None => stopped.recv().is_err(),
+            Some(every) => {
+                let wait = stopped.recv_timeout(Duration::from_millis(every.into()));
+                wait == Err(RecvTimeoutError::Disconnected)
+            }
+        };
+        if over {
+            break;
+        }
+        let begun = Instant::now();
+        daemon.kill()?;
+        daemon.wait()?;
+        daemon = start(job)?;
+        let mut kills = kills.lock().unwrap_or_else(PoisonError::into_inner);
+        kills.kills += 1;
+        kills.longest_ms = kills.longest_ms.max(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    kill_process(Pid::from_child(&daemon), Signal::TERM)?;
+    daemon.wait()?;
+    Ok(())
+}
+
+/// Starts it, and waits until it listens.
+fn start(job: &ManagerJob) -> anyhow::Result<Child> {
+    let own = std::env::current_exe().context("cannot find my own program")?;
+    let mut daemon = Command::new(own)
+        .args([
+            "lab-worker",
+            &serde_json::to_string(&Job::Daemon(job.clone()))?,
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()?;
+    let deadline = Instant::now() + START;
+    while Connection::connect(&job.socket).is_err() {
+        if let Some(status) = daemon.try_wait()? {
+            bail!("tidewalld ended ({status})");
+        }
+        if Instant::now() > deadline {
+            daemon.kill()?;
+            bail!("tidewalld does not listen after {START:?}");
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(daemon)
+}
+
+/// Has the kernel's threads that poll the interface run on a processor; how many there are.
+fn pin_pollers(cpu: usize) -> anyhow::Result<usize> {
+    let index = tidewall_sys::interface::index(SERVER_INTERFACE)?;
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    let threads: Vec<Pid> = Netdev::open()?
+        .napi_states(index)?
+        .iter()
+        .filter_map(|napi| Pid::from_raw(napi.thread? as i32))
+        .collect();
+    for thread in &threads {
+        sched_setaffinity(Some(*thread), &set).context("cannot pin the polling thread")?;
+    }
+    Ok(threads.len())
+}
+
+/// `tidewalld` beside this program, or where programs are.
+///
+/// # Errors
+/// What to do where there is none.
+pub(crate) fn program() -> anyhow::Result<PathBuf> {
+    let beside = std::env::current_exe()
+        .ok()
+        .map(|own| own.with_file_name("tidewalld"))
+        .filter(|path: &PathBuf| Path::exists(path));
+    match beside {
+        Some(path) => Ok(path),
+        None => command::absolute("tidewalld").map(PathBuf::from).context(
+            "there is no tidewalld beside this program: cargo build --release -p tidewalld",
+        ),
+    }
+}
