@@ -9,6 +9,8 @@ use tidewall_wire::atm::aal5::{self, Crc32};
 use tidewall_wire::atm::arp::{self, Number, Operation, Party};
 use tidewall_wire::atm::oam::Loopback;
 use tidewall_wire::atm::pseudowire::{self, CellBuilder, FrameHeader, Label};
+use tidewall_wire::atm::q2931::{self, CallReference, Elements, MessageType};
+use tidewall_wire::atm::sscop::{self, Sequence};
 use tidewall_wire::atm::{Cell, CellHeader, Circuit, Nsap, PayloadType, llc};
 use tidewall_wire::ethernet::EtherType;
 
@@ -38,6 +40,16 @@ fn fuzz_atm_pseudowire() {
 #[test]
 fn fuzz_atm_arp() {
     fuzz("atm_arp", arp);
+}
+
+#[test]
+fn fuzz_atm_sscop() {
+    fuzz("atm_sscop", sscop);
+}
+
+#[test]
+fn fuzz_atm_q2931() {
+    fuzz("atm_q2931", q2931);
 }
 
 fn fuzz(name: &'static str, test: fn(&[u8])) {
@@ -115,6 +127,32 @@ fn arp(bytes: &[u8]) {
     }
 }
 
+fn sscop(bytes: &[u8]) {
+    if let Ok(pdu) = sscop::Pdu::parse(bytes) {
+        let mut again = vec![0; sscop::PDU_MAX];
+        let length = pdu.emit(&mut again).unwrap();
+        assert_eq!(sscop::Pdu::parse(&again[..length]), Ok(pdu));
+    }
+}
+
+fn q2931(bytes: &[u8]) {
+    let Ok(message) = q2931::Message::new(bytes) else {
+        return;
+    };
+    let (elements, _) = message.elements();
+    let Some(kind) = MessageType::from_number(message.kind()) else {
+        return;
+    };
+    let mut again = [0; q2931::MESSAGE_MAX];
+    let length = elements
+        .emit(message.reference(), kind, &mut again)
+        .unwrap();
+    let message = q2931::Message::new(&again[..length]).unwrap();
+    let (read, faults) = message.elements();
+    assert_eq!(read, elements);
+    assert_eq!(faults.iter().count(), 0);
+}
+
 fn seeds() -> Vec<Seed> {
     let circuit = Circuit { vpi: 1, vci: 32 };
     let cell_of = |payload_type, payload: &[u8; 48]| {
@@ -157,7 +195,60 @@ fn seeds() -> Vec<Seed> {
     };
     let mut asked = vec![0; request.len()];
     request.emit(&mut asked).unwrap();
+    let setup = Elements {
+        aal: Some(q2931::Aal::Five {
+            forward_max: Some(9180),
+            backward_max: Some(9180),
+        }),
+        traffic: Some(q2931::TrafficDescriptor::best_effort()),
+        bearer: Some(q2931::Bearer::data()),
+        called: Some(q2931::Party::from(Nsap([0x47; 20]))),
+        calling: Some(q2931::Party::from(Nsap([0x48; 20]))),
+        low_layer: q2931::Opaque::new(&[0xcc]),
+        qos: Some(q2931::QosClasses::default()),
+        connection: Some(q2931::ConnectionIdentifier::exclusive(circuit)),
+        cause: Some(q2931::Cause::new(16).with(b"308")),
+        ..Elements::default()
+    };
+    let mut call = vec![0; q2931::MESSAGE_MAX];
+    let reference = CallReference::new(1, false).unwrap();
+    let length = setup
+        .emit(reference, MessageType::Setup, &mut call)
+        .unwrap();
+    call.truncate(length);
+    let sscop_of = |pdu: sscop::Pdu<'_>| {
+        let mut bytes = vec![0; 64];
+        let length = pdu.emit(&mut bytes).unwrap();
+        bytes.truncate(length);
+        bytes
+    };
+    let number = Sequence::new(3);
     let seeds = [
+        ("atm_q2931", "setup", call),
+        (
+            "atm_q2931",
+            "unknown-element",
+            b"\x09\x03\0\0\x01\x7d\x80\0\x05\x42\x91\0\x01\x05".to_vec(),
+        ),
+        (
+            "atm_sscop",
+            "begin",
+            sscop_of(sscop::Pdu::Begin {
+                sequence: 1,
+                credit: number,
+                data: b"abc",
+            }),
+        ),
+        (
+            "atm_sscop",
+            "status",
+            sscop_of(sscop::Pdu::Status {
+                missing: sscop::List::new(&[[0, 0, 0, 3], [0, 0, 0, 5]]),
+                poll: number,
+                credit: number,
+                expected: number,
+            }),
+        ),
         ("atm_cell", "user", cell_of(PayloadType::USER, &[1; 48])),
         (
             "atm_cell",

@@ -1,19 +1,21 @@
-//! ATM: cells and virtual circuits, the adaptation layer that carries packets (AAL5), and
-//! its way over Ethernet (a pseudowire of MPLS).
+//! ATM: cells and virtual circuits, the adaptation layer that carries packets (AAL5), its
+//! way over Ethernet (a pseudowire of MPLS), and the messages that set circuits up.
 //!
 //! ```text
 //! ethernet ─► pseudowire ─► aal5::Pdu ─► llc ─► IPv4, arp
-//!                     └──► cells (CellHeader, oam)
+//!                     └──► cells (CellHeader, oam)     VPI 0, VCI 5: sscop ─► q2931
 //! ```
 //!
 //! Read first: ITU-T I.361 (cells), I.432.1 §4.3 (header error control), I.363.5 (AAL5),
-//! I.610 (OAM), the ATM Forum's UNI 3.1; RFC 4717, 2684, 2225.
+//! I.610 (OAM), Q.2110 (SSCOP), Q.2931 and the ATM Forum's UNI 3.1; RFC 4717, 2684, 2225.
 
 pub mod aal5;
 pub mod arp;
 pub mod llc;
 pub mod oam;
 pub mod pseudowire;
+pub mod q2931;
+pub mod sscop;
 
 use core::fmt;
 

@@ -1,0 +1,634 @@
+//! What stands in a message: the contents of its information elements (Q.2931 §4.5).
+
+use crate::EmitError;
+use crate::atm::arp::Digits;
+use crate::atm::{Circuit, NSAP_LEN, Nsap};
+
+/// Identifiers (Q.2931 §4.5.1).
+pub(super) mod id {
+    pub const CAUSE: u8 = 0x08;
+    pub const CALL_STATE: u8 = 0x14;
+    pub const AAL: u8 = 0x58;
+    pub const TRAFFIC: u8 = 0x59;
+    pub const CONNECTION: u8 = 0x5a;
+    pub const QOS: u8 = 0x5c;
+    pub const HIGH_LAYER: u8 = 0x5d;
+    pub const BEARER: u8 = 0x5e;
+    pub const LOW_LAYER: u8 = 0x5f;
+    pub const LOCKING_SHIFT: u8 = 0x60;
+    pub const NON_LOCKING_SHIFT: u8 = 0x61;
+    pub const SENDING_COMPLETE: u8 = 0x62;
+    pub const REPEAT: u8 = 0x63;
+    pub const CALLING: u8 = 0x6c;
+    pub const CALLING_SUBADDRESS: u8 = 0x6d;
+    pub const CALLED: u8 = 0x70;
+    pub const CALLED_SUBADDRESS: u8 = 0x71;
+    pub const RESTART: u8 = 0x79;
+}
+
+/// Puts elements one behind the other. What does not fit is counted all the same, so that
+/// the error can say how much is needed.
+pub(super) struct Writer<'a> {
+    buffer: &'a mut [u8],
+    used: usize,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(buffer: &'a mut [u8]) -> Self {
+        Self { buffer, used: 0 }
+    }
+
+    pub(super) fn byte(&mut self, byte: u8) {
+        if let Some(place) = self.buffer.get_mut(self.used) {
+            *place = byte;
+        }
+        self.used += 1;
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.byte(*byte));
+    }
+
+    /// An element, if there is one.
+    pub(super) fn put<T>(&mut self, id: u8, value: Option<&T>, write: impl Fn(&T, &mut Self)) {
+        let Some(value) = value else {
+            return;
+        };
+        self.bytes(&[id, 0x80, 0, 0]);
+        let start = self.used;
+        write(value, self);
+        let length = ((self.used - start) as u16).to_be_bytes();
+        if let Some(place) = self.buffer.get_mut(start - 2..start) {
+            place.copy_from_slice(&length);
+        }
+    }
+
+    pub(super) fn finish(self) -> Result<usize, EmitError> {
+        let (needed, available) = (self.used, self.buffer.len());
+        if needed > available {
+            return Err(EmitError::BufferTooSmall { needed, available });
+        }
+        Ok(needed)
+    }
+}
+
+/// Contents of `N` bytes at most that are compared and handed on, and not understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opaque<const N: usize> {
+    bytes: [u8; N],
+    length: u8,
+}
+
+impl<const N: usize> Opaque<N> {
+    /// `None` unless there are 1 to `N` bytes.
+    #[must_use]
+    pub fn new(contents: &[u8]) -> Option<Self> {
+        if contents.is_empty() {
+            return None;
+        }
+        let mut bytes = [0; N];
+        bytes.get_mut(..contents.len())?.copy_from_slice(contents);
+        let length = u8::try_from(contents.len()).ok()?;
+        Some(Self { bytes, length })
+    }
+
+    /// The contents.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.length.into()).unwrap_or_default()
+    }
+
+    pub(super) fn write(&self, out: &mut Writer<'_>) {
+        out.bytes(self.as_bytes());
+    }
+}
+
+/// Why something happened (Q.2931 §4.5.15, Q.2610).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// Who says so: 0 the user, 1 the private network of the local user (Q.2610 §2.2.2).
+    location: u8,
+    value: u8,
+    diagnostic: [u8; 4],
+    diagnostic_len: u8,
+}
+
+impl Cause {
+    /// No such number.
+    pub const UNALLOCATED_NUMBER: u8 = 1;
+    /// No way to it.
+    pub const NO_ROUTE: u8 = 3;
+    /// The call ends as calls do.
+    pub const NORMAL: u8 = 16;
+    /// The called user takes no further calls.
+    pub const USER_BUSY: u8 = 17;
+    /// The called user does not answer.
+    pub const NO_USER_RESPONDING: u8 = 18;
+    /// The called user does not want the call.
+    pub const CALL_REJECTED: u8 = 21;
+    /// The signalling link is down.
+    pub const DESTINATION_OUT_OF_ORDER: u8 = 27;
+    /// An answer to a STATUS ENQUIRY.
+    pub const RESPONSE_TO_STATUS_ENQUIRY: u8 = 30;
+    /// Nothing said.
+    pub const NORMAL_UNSPECIFIED: u8 = 31;
+    /// The circuit asked for is in use.
+    pub const CIRCUIT_NOT_AVAILABLE: u8 = 35;
+    /// The circuit that was assigned does not work.
+    pub const CIRCUIT_ASSIGNMENT_FAILURE: u8 = 36;
+    /// So many cells a second are not there.
+    pub const CELL_RATE_NOT_AVAILABLE: u8 = 37;
+    /// A failure that will pass.
+    pub const TEMPORARY_FAILURE: u8 = 41;
+    /// No circuit is free.
+    pub const NO_CIRCUIT_AVAILABLE: u8 = 45;
+    /// Something has run out.
+    pub const RESOURCES_UNAVAILABLE: u8 = 47;
+    /// These traffic parameters do not go together.
+    pub const UNSUPPORTED_TRAFFIC: u8 = 73;
+    /// No call has this reference.
+    pub const INVALID_CALL_REFERENCE: u8 = 81;
+    /// There is no such circuit.
+    pub const NO_SUCH_CIRCUIT: u8 = 82;
+    /// Nobody at the number takes such a call.
+    pub const INCOMPATIBLE_DESTINATION: u8 = 88;
+    /// The adaptation layer cannot be had.
+    pub const AAL_NOT_SUPPORTED: u8 = 93;
+    /// An element is missing that must be there.
+    pub const MANDATORY_ELEMENT_MISSING: u8 = 96;
+    /// A message of this type is not known.
+    pub const MESSAGE_TYPE_UNKNOWN: u8 = 97;
+    /// An element is not known.
+    pub const ELEMENT_UNKNOWN: u8 = 99;
+    /// An element's contents are wrong.
+    pub const INVALID_CONTENTS: u8 = 100;
+    /// The message does not belong into this state.
+    pub const MESSAGE_NOT_COMPATIBLE: u8 = 101;
+    /// A timer has run out.
+    pub const RECOVERY_ON_TIMER_EXPIRY: u8 = 102;
+    /// Another error of the protocol.
+    pub const PROTOCOL_ERROR: u8 = 111;
+
+    /// A cause of the user, without a diagnostic; of the value the lowest seven bits.
+    #[must_use]
+    pub const fn new(value: u8) -> Self {
+        Self {
+            location: 0,
+            value: value & 0x7f,
+            diagnostic: [0; 4],
+            diagnostic_len: 0,
+        }
+    }
+
+    /// With the place that says so, its lowest four bits.
+    #[must_use]
+    pub const fn at(mut self, location: u8) -> Self {
+        self.location = location & 0x0f;
+        self
+    }
+
+    /// With the first four bytes of a diagnostic: elements, a message's type, a timer.
+    #[must_use]
+    pub fn with(mut self, diagnostic: &[u8]) -> Self {
+        self.diagnostic = [0; 4];
+        for (place, byte) in self.diagnostic.iter_mut().zip(diagnostic) {
+            *place = *byte;
+        }
+        self.diagnostic_len = diagnostic.len().min(4) as u8;
+        self
+    }
+
+    /// What happened, 0 to 127.
+    #[must_use]
+    pub const fn value(&self) -> u8 {
+        self.value
+    }
+
+    /// Who says so.
+    #[must_use]
+    pub const fn location(&self) -> u8 {
+        self.location
+    }
+
+    /// The first four bytes of its diagnostic.
+    #[must_use]
+    pub fn diagnostic(&self) -> &[u8] {
+        let length = usize::from(self.diagnostic_len);
+        self.diagnostic.get(..length).unwrap_or_default()
+    }
+
+    pub(super) fn parse(contents: &[u8]) -> Option<Self> {
+        let (&[location, value], diagnostic) = contents.split_first_chunk()?;
+        Some(Self::new(value).at(location).with(diagnostic))
+    }
+
+    pub(super) fn write(&self, out: &mut Writer<'_>) {
+        out.bytes(&[0x80 | self.location, 0x80 | self.value]);
+        out.bytes(self.diagnostic());
+    }
+}
+
+/// The adaptation layer (Q.2931 §4.5.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aal {
+    /// AAL5, with the longest payload each way, where said.
+    Five {
+        /// From the caller.
+        forward_max: Option<u16>,
+        /// To the caller.
+        backward_max: Option<u16>,
+    },
+    /// Another, by its number.
+    Other(u8),
+}
+
+impl Aal {
+    pub(super) fn parse(contents: &[u8]) -> Option<Self> {
+        let (&kind, mut rest) = contents.split_first()?;
+        if kind != 5 {
+            return Some(Self::Other(kind));
+        }
+        let (mut forward_max, mut backward_max) = (None, None);
+        while let Some((&parameter, behind)) = rest.split_first() {
+            let length = match parameter {
+                0x8c | 0x81 => 2,
+                // Mode (UNI 3.0) and the service-specific part.
+                0x83 | 0x84 => 1,
+                _ => return None,
+            };
+            let (value, behind) = behind.split_at_checked(length)?;
+            match (parameter, value) {
+                (0x8c, [high, low]) => forward_max = Some(u16::from_be_bytes([*high, *low])),
+                (0x81, [high, low]) => backward_max = Some(u16::from_be_bytes([*high, *low])),
+                _ => {}
+            }
+            rest = behind;
+        }
+        Some(Self::Five {
+            forward_max,
+            backward_max,
+        })
+    }
+
+    pub(super) fn write(&self, out: &mut Writer<'_>) {
+        match *self {
+            Self::Other(kind) => out.byte(kind),
+            Self::Five {
+                forward_max,
+                backward_max,
+            } => {
+                out.byte(5);
+                for (parameter, value) in [(0x8c, forward_max), (0x81, backward_max)] {
+                    if let Some(value) = value {
+                        out.byte(parameter);
+                        out.bytes(&value.to_be_bytes());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A parameter of a [`TrafficDescriptor`], in cells a second or, for bursts, cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum TrafficParameter {
+    /// Peak rate from the caller of cells of high priority.
+    ForwardPeakHigh,
+    /// The same to the caller.
+    BackwardPeakHigh,
+    /// Peak rate from the caller of all cells.
+    ForwardPeak,
+    /// The same to the caller.
+    BackwardPeak,
+    /// Sustainable rate from the caller of cells of high priority.
+    ForwardSustainedHigh,
+    /// The same to the caller.
+    BackwardSustainedHigh,
+    /// Sustainable rate from the caller of all cells.
+    ForwardSustained,
+    /// The same to the caller.
+    BackwardSustained,
+    /// Longest burst from the caller of cells of high priority.
+    ForwardBurstHigh,
+    /// The same to the caller.
+    BackwardBurstHigh,
+    /// Longest burst from the caller of all cells.
+    ForwardBurst,
+    /// The same to the caller.
+    BackwardBurst,
+}
+
+/// The identifiers of [`TrafficParameter`], in its order (Q.2931 §4.5.6).
+const PARAMETERS: [u8; 12] = [
+    0x82, 0x83, 0x84, 0x85, 0x88, 0x89, 0x90, 0x91, 0xa0, 0xa1, 0xb0, 0xb1,
+];
+const BEST_EFFORT: u8 = 0xbe;
+const MANAGEMENT: u8 = 0xbf;
+
+/// What a circuit carries (Q.2931 §4.5.6, UNI 3.1 §5.4.5.6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TrafficDescriptor {
+    parameters: [Option<u32>; PARAMETERS.len()],
+    /// Nothing is asked for but to be carried as may be (UBR).
+    pub best_effort: bool,
+    /// Traffic management options, as they stand there.
+    pub management: Option<u8>,
+}
+
+impl TrafficDescriptor {
+    /// Best effort, with a peak rate each way that no link has.
+    #[must_use]
+    pub const fn best_effort() -> Self {
+        let mut descriptor = Self::constant(0xff_ffff, 0xff_ffff);
+        descriptor.best_effort = true;
+        descriptor
+    }
+
+    /// Peak rates from and to the caller, in cells a second; of each 24 bits go.
+    #[must_use]
+    pub const fn constant(forward: u32, backward: u32) -> Self {
+        let mut parameters = [None; PARAMETERS.len()];
+        parameters[TrafficParameter::ForwardPeak as usize] = Some(forward & 0xff_ffff);
+        parameters[TrafficParameter::BackwardPeak as usize] = Some(backward & 0xff_ffff);
+        Self {
+            parameters,
+            best_effort: false,
+            management: None,
+        }
+    }
+
+    /// A parameter, where it is said.
+    #[must_use]
+    pub const fn get(&self, parameter: TrafficParameter) -> Option<u32> {
+        self.parameters[parameter as usize]
+    }
+
+    /// True where nothing but peak rates of all cells, and best effort, is asked for.
+    #[must_use]
+    pub fn is_simple(&self) -> bool {
+        let peaks = [
+            TrafficParameter::ForwardPeak,
+            TrafficParameter::BackwardPeak,
+        ];
+        let mut parameters = self.parameters.iter().enumerate();
+        parameters.all(|(index, value)| {
+            value.is_some() == peaks.iter().any(|peak| *peak as usize == index)
+        })
+    }
+
+    pub(super) fn parse(contents: &[u8]) -> Option<Self> {
+        let mut descriptor = Self::default();
+        let mut rest = contents;
+        while let Some((&identifier, behind)) = rest.split_first() {
+            rest = behind;
+            match identifier {
+                BEST_EFFORT => descriptor.best_effort = true,
+                MANAGEMENT => {
+                    let (&options, behind) = rest.split_first()?;
+                    descriptor.management = Some(options);
+                    rest = behind;
+                }
+                _ => {
+                    let index = PARAMETERS.iter().position(|known| *known == identifier)?;
+                    let (&[a, b, c], behind) = rest.split_first_chunk()?;
+                    descriptor.parameters[index] = Some(u32::from_be_bytes([0, a, b, c]));
+                    rest = behind;
+                }
+            }
+        }
+        Some(descriptor)
+    }
+
+    pub(super) fn write(&self, out: &mut Writer<'_>) {
+        for (identifier, value) in PARAMETERS.into_iter().zip(self.parameters) {
+            if let Some(value) = value {
+                let [_, a, b, c] = value.to_be_bytes();
+                out.bytes(&[identifier, a, b, c]);
+            }
+        }
+        if self.best_effort {
+            out.byte(BEST_EFFORT);
+        }
+        if let Some(options) = self.management {
+            out.bytes(&[MANAGEMENT, options]);
+        }
+    }
+}
+
+/// Which circuit (Q.2931 §4.5.16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionIdentifier {
+    /// The virtual path.
+    pub vpi: u16,
+    /// The virtual channel; `None` for any of the path.
+    pub vci: Option<u16>,
+}
+
+impl ConnectionIdentifier {
+    /// This circuit and no other.
+    #[must_use]
+    pub const fn exclusive(circuit: Circuit) -> Self {
+        Self {
+            vpi: circuit.vpi,
+            vci: Some(circuit.vci),
+        }
+    }
+
+    /// The circuit, if one is named.
+    #[must_use]
+    pub fn circuit(&self) -> Option<Circuit> {
+        let vpi = self.vpi;
+        self.vci.map(|vci| Circuit { vpi, vci })
+    }
+
+    pub(super) fn parse(contents: &[u8]) -> Option<Self> {
+        let (&[how, a, b], rest) = contents.split_first_chunk()?;
+        let vpi = u16::from_be_bytes([a, b]);
+        // Explicit VPCI; then exclusive, or any VCI.
+        if how & 0x18 != 0x08 {
+            return None;
+        }
+        let vci = match how & 7 {
+            0 => {
+                let (vci, _) = rest.split_first_chunk()?;
+                Some(u16::from_be_bytes(*vci))
+            }
+            1 => None,
+            _ => return None,
+        };
+        Some(Self { vpi, vci })
+    }
+
+    pub(super) fn write(&self, out: &mut Writer<'_>) {
+        out.byte(0x88 | u8::from(self.vci.is_none()));
+        out.bytes(&self.vpi.to_be_bytes());
+        out.bytes(&self.vci.unwrap_or(0).to_be_bytes());
+    }
+}
+
+/// Classes of service from and to the caller; 0 is unspecified (Q.2931 §4.5.18).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QosClasses {
+    /// From the caller.
+    pub forward: u8,
+    /// To the caller.
+    pub backward: u8,
+}
+
+impl QosClasses {
+    pub(super) fn parse(contents: &[u8]) -> Option<Self> {
+        let (&[forward, backward], _) = contents.split_first_chunk()?;
+        Some(Self { forward, backward })
+    }
+
+    pub(super) fn write(&self, out: &mut Writer<'_>) {
+        out.bytes(&[self.forward, self.backward]);
+    }
+}
+
+/// What the network has to carry (Q.2931 §4.5.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bearer {
+    /// 1 (A), 3 (C), 16 (X): 0 to 31.
+    class: u8,
+    /// Traffic type and timing, 0 to 127, where said.
+    transfer: Option<u8>,
+    /// The user cannot bear that a start is cut off.
+    pub susceptible_to_clipping: bool,
+    /// To several parties.
+    pub multipoint: bool,
+}
+
+impl Bearer {
+    /// Class X, as cells go, without a timing: what data asks for.
+    #[must_use]
+    pub const fn data() -> Self {
+        Self {
+            class: 16,
+            transfer: Some(0),
+            susceptible_to_clipping: false,
+            multipoint: false,
+        }
+    }
+
+    /// The class's number.
+    #[must_use]
+    pub const fn class(&self) -> u8 {
+        self.class
+    }
+
+    pub(super) fn parse(contents: &[u8]) -> Option<Self> {
+        let (&class, mut rest) = contents.split_first()?;
+        let mut transfer = None;
+        if class & 0x80 == 0 {
+            let (&octet, behind) = rest.split_first()?;
+            transfer = Some(octet & 0x7f);
+            rest = behind;
+        }
+        let user = rest.first()?;
+        Some(Self {
+            class: class & 0x1f,
+            transfer,
+            susceptible_to_clipping: user & 0x60 == 0x20,
+            multipoint: user & 3 == 1,
+        })
+    }
+
+    pub(super) fn write(&self, out: &mut Writer<'_>) {
+        match self.transfer {
+            None => out.byte(0x80 | self.class),
+            Some(transfer) => out.bytes(&[self.class, 0x80 | transfer]),
+        }
+        let clipping = u8::from(self.susceptible_to_clipping) << 5;
+        out.byte(0x80 | clipping | u8::from(self.multipoint));
+    }
+}
+
+/// A number, of one of the plans that UNI 3.1 has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Number {
+    /// An ATM end system address.
+    Nsap(Nsap),
+    /// An international E.164 number.
+    E164(Digits),
+}
+
+/// A called or calling party's number (Q.2931 §4.5.11, §4.5.13).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Party {
+    /// The number.
+    pub number: Number,
+    /// Of a calling party: how far it may be shown, and who has checked it, as in the
+    /// element; `None` where nothing is said.
+    presentation: Option<u8>,
+}
+
+impl From<Nsap> for Party {
+    fn from(address: Nsap) -> Self {
+        Self {
+            number: Number::Nsap(address),
+            presentation: None,
+        }
+    }
+}
+
+impl Party {
+    pub(super) fn parse(contents: &[u8]) -> Option<Self> {
+        let (&plan, mut rest) = contents.split_first()?;
+        let mut presentation = None;
+        if plan & 0x80 == 0 {
+            let (&octet, behind) = rest.split_first()?;
+            presentation = Some(octet & 0x7f);
+            rest = behind;
+        }
+        let number = match plan & 0x0f {
+            2 => Number::Nsap(Nsap(<[u8; NSAP_LEN]>::try_from(rest).ok()?)),
+            1 => Number::E164(Digits::new(rest)?),
+            _ => return None,
+        };
+        Some(Self {
+            number,
+            presentation,
+        })
+    }
+
+    pub(super) fn write(&self, out: &mut Writer<'_>) {
+        let (plan, digits): (u8, &[u8]) = match &self.number {
+            Number::Nsap(address) => (0x02, &address.0),
+            // International.
+            Number::E164(digits) => (0x11, digits.as_bytes()),
+        };
+        match self.presentation {
+            None => out.byte(0x80 | plan),
+            Some(presentation) => out.bytes(&[plan, 0x80 | presentation]),
+        }
+        out.bytes(digits);
+    }
+}
+
+/// What a RESTART is of (Q.2931 §4.5.20).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restart {
+    /// The one circuit that is named.
+    Circuit,
+    /// All circuits of the path that is named.
+    Path,
+    /// All circuits of the link.
+    Link,
+}
+
+impl Restart {
+    pub(super) fn parse(contents: &[u8]) -> Option<Self> {
+        match contents.first()? & 7 {
+            0 => Some(Self::Circuit),
+            1 => Some(Self::Path),
+            2 => Some(Self::Link),
+            _ => None,
+        }
+    }
+
+    pub(super) fn write(&self, out: &mut Writer<'_>) {
+        out.byte(0x80 | *self as u8);
+    }
+}
