@@ -1,0 +1,386 @@
+//! AAL5 at a receiver: cells and parts of frames in, payloads out (I.363.5 §9.2), within
+//! limits.
+//!
+//! A circuit has one PDU under way at most, of no more than the circuit's longest. What all
+//! of them hold has a limit: above three quarters of it no PDU is begun (*early packet
+//! discard*, Romanow and Floyd, JSAC 1995), at the limit the PDU that needs more is given
+//! up, and in both cases its further cells are passed over to its last. A PDU that has not
+//! ended after [`Limits::patience`] is given up, so that cells without an end hold memory
+//! for no longer.
+
+use std::collections::{BTreeSet, HashMap};
+use std::mem;
+use std::time::Duration;
+
+use tidewall_wire::atm::aal5::{self, Crc32, Pdu};
+use tidewall_wire::atm::{CELL_PAYLOAD_LEN, Circuit, PayloadType};
+
+/// Time since any fixed moment.
+pub type Time = Duration;
+
+/// Buffers of ended PDUs that are kept for the next ones.
+const KEPT: usize = 64;
+
+/// What a [`Reassembly`] may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of all PDUs under way, in memory for whole cells.
+    pub memory: usize,
+    /// Circuits open at a time.
+    pub circuits: usize,
+    /// Time from a PDU's first cell in which its last must come.
+    pub patience: Duration,
+}
+
+impl Default for Limits {
+    /// 4 MiB, 10,000 circuits, a second.
+    fn default() -> Self {
+        Self {
+            memory: 4 << 20,
+            circuits: 10_000,
+            patience: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Why cells did not become a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum DropReason {
+    /// No such circuit is open.
+    NoCircuit,
+    /// Not a user's cell: OAM or resource management.
+    NotUser,
+    /// The PDU would be longer than the circuit's longest.
+    TooLong,
+    /// The PDU began while memory was short.
+    EarlyDiscard,
+    /// Memory ran out within the PDU.
+    Memory,
+    /// A further cell of a PDU that was given up.
+    Rest,
+    /// The CRC-32 does not match.
+    Crc,
+    /// The length needs another number of cells, or the common part indicator is not 0.
+    Trailer,
+    /// The sender gave the PDU up.
+    Aborted,
+    /// The last cell did not come in time.
+    TimedOut,
+}
+
+impl DropReason {
+    /// Every cause.
+    pub const ALL: [Self; 10] = [
+        Self::NoCircuit,
+        Self::NotUser,
+        Self::TooLong,
+        Self::EarlyDiscard,
+        Self::Memory,
+        Self::Rest,
+        Self::Crc,
+        Self::Trailer,
+        Self::Aborted,
+        Self::TimedOut,
+    ];
+
+    /// The cause's name in counters.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoCircuit => "aal5-no-circuit",
+            Self::NotUser => "aal5-not-user",
+            Self::TooLong => "aal5-too-long",
+            Self::EarlyDiscard => "aal5-early-discard",
+            Self::Memory => "aal5-memory",
+            Self::Rest => "aal5-rest",
+            Self::Crc => "aal5-crc",
+            Self::Trailer => "aal5-trailer",
+            Self::Aborted => "aal5-aborted",
+            Self::TimedOut => "aal5-timed-out",
+        }
+    }
+}
+
+/// Why a circuit is not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// It is open already (EADDRINUSE).
+    #[error("the circuit is in use")]
+    InUse,
+    /// As many are open as may be (ENOBUFS).
+    #[error("as many circuits are open as may be")]
+    TooMany,
+}
+
+/// What one circuit has under way.
+#[derive(Debug)]
+struct Partial {
+    /// The longest PDU, in bytes of whole cells.
+    pdu_max: usize,
+    bytes: Vec<u8>,
+    crc: Crc32,
+    /// When the first cell came; meant while `bytes` has any.
+    began: Time,
+    /// Cells are passed over up to the PDU's last.
+    discarding: bool,
+}
+
+/// PDUs of many circuits from their cells.
+#[derive(Debug)]
+pub struct Reassembly {
+    limits: Limits,
+    circuits: HashMap<Circuit, Partial>,
+    /// Circuits with cells under way, the oldest first.
+    under_way: BTreeSet<(Time, Circuit)>,
+    held: usize,
+    /// The PDU that was handed out last.
+    whole: Vec<u8>,
+    kept: Vec<Vec<u8>>,
+    dropped: [u64; DropReason::ALL.len()],
+    pdus: u64,
+}
+
+impl Reassembly {
+    /// Without any circuit.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            circuits: HashMap::new(),
+            under_way: BTreeSet::new(),
+            held: 0,
+            whole: Vec::new(),
+            kept: Vec::new(),
+            dropped: [0; DropReason::ALL.len()],
+            pdus: 0,
+        }
+    }
+
+    /// Opens a circuit whose payloads have `payload_max` bytes at most; more than 65,535
+    /// cannot come and mean 65,535.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(&mut self, circuit: Circuit, payload_max: usize) -> Result<(), OpenError> {
+        if self.circuits.contains_key(&circuit) {
+            return Err(OpenError::InUse);
+        }
+        if self.circuits.len() >= self.limits.circuits {
+            return Err(OpenError::TooMany);
+        }
+        let partial = Partial {
+            pdu_max: aal5::pdu_len(payload_max.min(aal5::PAYLOAD_MAX)),
+            bytes: Vec::new(),
+            crc: Crc32::new(),
+            began: Time::ZERO,
+            discarding: false,
+        };
+        self.circuits.insert(circuit, partial);
+        Ok(())
+    }
+
+    /// Closes a circuit, with what it has under way. False where it is not open.
+    pub fn close(&mut self, circuit: Circuit) -> bool {
+        let Some(partial) = self.circuits.remove(&circuit) else {
+            return false;
+        };
+        if !partial.bytes.is_empty() {
+            self.under_way.remove(&(partial.began, circuit));
+            self.held -= partial.bytes.len();
+            keep(&mut self.kept, partial.bytes);
+        }
+        true
+    }
+
+    /// A cell has come. Returns the PDU whose last it is.
+    ///
+    /// # Errors
+    /// [`DropReason`], counted.
+    pub fn cell<'a>(
+        &'a mut self,
+        now: Time,
+        circuit: Circuit,
+        payload_type: PayloadType,
+        payload: &'a [u8; CELL_PAYLOAD_LEN],
+    ) -> Result<Option<Pdu<'a>>, DropReason> {
+        if !payload_type.is_user() {
+            return Err(self.count(DropReason::NotUser));
+        }
+        self.part(now, circuit, payload, payload_type.is_last())
+    }
+
+    /// Whole cells' payloads have come, `last` if the PDU's last is the last of them: a
+    /// frame of a pseudowire. A PDU in one frame is read where it lies.
+    ///
+    /// # Errors
+    /// [`DropReason`], counted.
+    pub fn part<'a>(
+        &'a mut self,
+        now: Time,
+        circuit: Circuit,
+        bytes: &'a [u8],
+        last: bool,
+    ) -> Result<Option<Pdu<'a>>, DropReason> {
+        let taken = self.take(now, circuit, bytes, last);
+        match taken {
+            Ok(None) => Ok(None),
+            Ok(Some(crc)) => {
+                let read = match crc {
+                    None => Pdu::new(bytes),
+                    Some(crc) => Pdu::continued(&self.whole, crc),
+                };
+                let pdu = read.map_err(|error| {
+                    let reason = reason(error);
+                    self.dropped[reason as usize] += 1;
+                    reason
+                })?;
+                self.pdus += 1;
+                Ok(Some(pdu))
+            }
+            Err(reason) => Err(self.count(reason)),
+        }
+    }
+
+    /// Adds the cells to what is under way. At the last: `Some(None)` where the PDU is the
+    /// part itself, and else the CRC of all but its last cell, with the PDU in `whole`.
+    fn take(
+        &mut self,
+        now: Time,
+        circuit: Circuit,
+        bytes: &[u8],
+        last: bool,
+    ) -> Result<Option<Option<Crc32>>, DropReason> {
+        self.expire(now);
+        let Some(partial) = self.circuits.get_mut(&circuit) else {
+            return Err(DropReason::NoCircuit);
+        };
+        if partial.discarding {
+            partial.discarding = !last;
+            return Err(DropReason::Rest);
+        }
+        let first = partial.bytes.is_empty();
+        let length = partial.bytes.len() + bytes.len();
+        let early = self.limits.memory / 4 * 3;
+        let refused = if length > partial.pdu_max {
+            Some(DropReason::TooLong)
+        } else if first && last {
+            return Ok(Some(None));
+        } else if first && self.held > early {
+            Some(DropReason::EarlyDiscard)
+        } else if self.held + bytes.len() > self.limits.memory {
+            Some(DropReason::Memory)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            partial.discarding = !last;
+            if !first {
+                self.under_way.remove(&(partial.began, circuit));
+                self.held -= partial.bytes.len();
+                keep(&mut self.kept, mem::take(&mut partial.bytes));
+            }
+            return Err(reason);
+        }
+        if first {
+            partial.bytes = self.kept.pop().unwrap_or_default();
+            partial.began = now;
+            partial.crc = Crc32::new();
+            self.under_way.insert((now, circuit));
+        }
+        partial.bytes.extend_from_slice(bytes);
+        self.held += bytes.len();
+        if !last {
+            partial.crc = partial.crc.update(bytes);
+            return Ok(None);
+        }
+        let earlier = bytes.len().saturating_sub(CELL_PAYLOAD_LEN);
+        let crc = partial.crc.update(bytes.get(..earlier).unwrap_or_default());
+        self.under_way.remove(&(partial.began, circuit));
+        self.held -= partial.bytes.len();
+        let old = mem::replace(&mut self.whole, mem::take(&mut partial.bytes));
+        keep(&mut self.kept, old);
+        Ok(Some(Some(crc)))
+    }
+
+    /// Gives up PDUs whose time is over. Each cell that comes does so, too.
+    pub fn expire(&mut self, now: Time) {
+        while let Some(&(began, circuit)) = self.under_way.first()
+            && now.saturating_sub(began) >= self.limits.patience
+        {
+            self.under_way.pop_first();
+            if let Some(partial) = self.circuits.get_mut(&circuit) {
+                self.held -= partial.bytes.len();
+                partial.discarding = true;
+                keep(&mut self.kept, mem::take(&mut partial.bytes));
+                self.dropped[DropReason::TimedOut as usize] += 1;
+            }
+        }
+    }
+
+    /// When [`Reassembly::expire`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let (began, _) = self.under_way.first()?;
+        Some(*began + self.limits.patience)
+    }
+
+    /// Bytes of PDUs under way.
+    #[must_use]
+    pub const fn held(&self) -> usize {
+        self.held
+    }
+
+    /// PDUs handed out.
+    #[must_use]
+    pub const fn pdus(&self) -> u64 {
+        self.pdus
+    }
+
+    /// How often a cause was met.
+    #[must_use]
+    pub const fn dropped(&self, reason: DropReason) -> u64 {
+        self.dropped[reason as usize]
+    }
+
+    fn count(&mut self, reason: DropReason) -> DropReason {
+        self.dropped[reason as usize] += 1;
+        reason
+    }
+}
+
+/// Keeps a buffer for a later PDU, unless enough are kept or it is large.
+fn keep(kept: &mut Vec<Vec<u8>>, mut buffer: Vec<u8>) {
+    if kept.len() < KEPT && buffer.capacity() > 0 {
+        buffer.clear();
+        kept.push(buffer);
+    }
+}
+
+const fn reason(error: aal5::Error) -> DropReason {
+    match error {
+        aal5::Error::Crc { .. } => DropReason::Crc,
+        aal5::Error::Aborted => DropReason::Aborted,
+        aal5::Error::Size(_) | aal5::Error::CommonPart(_) | aal5::Error::Length { .. } => {
+            DropReason::Trailer
+        }
+    }
+}
+
+/// The cells of a PDU in their order: what each header says of its payload, and the
+/// payload. Bytes behind whole cells are left out: a PDU has none.
+pub fn cells(pdu: &[u8]) -> impl Iterator<Item = (PayloadType, &[u8; CELL_PAYLOAD_LEN])> {
+    let (cells, _) = pdu.as_chunks::<CELL_PAYLOAD_LEN>();
+    let last = cells.len().saturating_sub(1);
+    cells.iter().enumerate().map(move |(index, cell)| {
+        let payload_type = if index == last {
+            PayloadType::USER_LAST
+        } else {
+            PayloadType::USER
+        };
+        (payload_type, cell)
+    })
+}
+
+#[cfg(test)]
+mod tests;
