@@ -57,6 +57,8 @@ pub(crate) struct Clock {
 }
 
 enum Source {
+    /// The machine's, since then.
+    Real(Instant),
     /// Time since any fixed moment; threads sleep in real time.
     Given(Box<dyn Fn() -> Duration + Send + Sync>),
     #[cfg_attr(not(any(test, feature = "testutil")), allow(dead_code))]
@@ -66,6 +68,7 @@ enum Source {
 impl Source {
     fn now(&self) -> Duration {
         match self {
+            Source::Real(start) => start.elapsed(),
             Source::Given(clock) => clock(),
             Source::Virtual(time) => time.now(),
         }
@@ -81,8 +84,7 @@ impl Clock {
 
     /// The machine's, from zero on.
     pub(crate) fn real() -> Self {
-        let start = Instant::now();
-        Self::given(move || start.elapsed())
+        Self::new(Source::Real(Instant::now()))
     }
 
     /// `clock`: time since any fixed moment.
@@ -105,8 +107,17 @@ impl Core {
     /// Now, for deadlines of calls that wait.
     pub(crate) fn instant_now(&self) -> Instant {
         match &self.clock.source {
-            Source::Given(_) => Instant::now(),
+            Source::Real(_) | Source::Given(_) => Instant::now(),
             Source::Virtual(time) => self.instant(time.now()),
+        }
+    }
+
+    /// As [`Core::instant_now`], where the stack's clock has just been read: a clock of
+    /// the caller's alone does not say what time it is for who sleeps in real time.
+    pub(crate) fn instant_at(&self, now: Duration) -> Instant {
+        match &self.clock.source {
+            Source::Given(_) => Instant::now(),
+            Source::Real(_) | Source::Virtual(_) => self.instant(now),
         }
     }
 

@@ -15,16 +15,20 @@ pub(crate) struct Progress {
     pub(crate) stopped: bool,
     /// A class was not polled because one above is active.
     pub(crate) held: bool,
+    /// When it ended: the stack's time.
+    pub(crate) ended: Duration,
 }
 
-impl Default for Progress {
-    fn default() -> Self {
+impl Progress {
+    /// No round, at `now`.
+    pub(super) fn none(now: Duration) -> Self {
         Progress {
             frames: 0,
             missing: false,
             armed: true,
             stopped: false,
             held: false,
+            ended: now,
         }
     }
 }
@@ -36,7 +40,7 @@ struct Ready {
 
 /// Why a thread wants what has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Caller {
+pub(super) enum Caller {
     /// It will sleep on the devices if there is nothing.
     Sleeper,
     /// It does not wait.
@@ -92,22 +96,19 @@ impl Receiver {
         }
     }
 
-    /// True when a poll is due ([`tidewall_receive::schedule`]): what a call does before
+    /// Polls if a poll is due ([`tidewall_receive::schedule`]): what a call does before
     /// it delivers.
-    #[inline]
-    pub(crate) fn is_due(&self, core: &Core) -> bool {
-        let due = self.due();
-        due != NEVER && nanoseconds(core.now()) >= due
-    }
-
-    /// Polls if a poll is due.
     ///
     /// # Errors
     /// What the device reports.
     #[inline]
     pub(crate) fn poll_if_due(&self, core: &Core) -> io::Result<()> {
-        if self.is_due(core) {
-            self.round_and_return(core)?;
+        let due = self.due();
+        if due != NEVER {
+            let now = core.now();
+            if nanoseconds(now) >= due {
+                self.rounds(core, Caller::Poller, now)?;
+            }
         }
         Ok(())
     }
@@ -121,23 +122,23 @@ impl Receiver {
         } else {
             Caller::Visitor
         };
-        self.rounds(core, caller)
+        self.rounds(core, caller, core.now())
     }
 
     /// As [`Receiver::round`], by a thread that will be back when it has dealt with
     /// what comes, and sleeps first if it will not.
     pub(crate) fn round_and_return(&self, core: &Core) -> io::Result<Progress> {
-        self.rounds(core, Caller::Poller)
+        self.rounds(core, Caller::Poller, core.now())
     }
 
     /// As [`Receiver::round_and_return`], by a thread that polls until something comes: the
     /// device then does not interrupt the sender's processor.
     pub(crate) fn poll_and_return(&self, core: &Core) -> io::Result<Progress> {
-        self.rounds(core, Caller::Spinner)
+        self.rounds(core, Caller::Spinner, core.now())
     }
 
-    /// How a queue is looked after now. `polls`: the driver's poll is known.
-    fn way(&self, core: &Core, queue: &QueueHandle, polls: bool, caller: Caller) -> Way {
+    /// How a queue is looked after at `now`. `polls`: the driver's poll is known.
+    fn way(&self, now: Duration, queue: &QueueHandle, polls: bool, caller: Caller) -> Way {
         if self.waiting() != Waiting::Sleep(Duration::ZERO) {
             // Receive control has set a timer, or forbids to sleep.
             return Way::Poll;
@@ -162,30 +163,38 @@ impl Receiver {
             true if many || !interrupts => Way::Poll,
             // Who sleeps has looked once more by then.
             true if sleeps && found => Way::Poll,
-            _ if sleeps && self.is_flooded(core) => Way::Poll,
+            _ if sleeps && self.is_flooded(now) => Way::Poll,
             true => Way::Arm,
             false if caller == Caller::Poller || many || self.looks.are_busy() => Way::Poll,
             false => Way::Look,
         }
     }
 
-    fn rounds(&self, core: &Core, caller: Caller) -> io::Result<Progress> {
+    /// A round over all queues that begins at `now`. The clock is read once for each
+    /// queue, when it was polled, which is when the next one's turn begins.
+    pub(super) fn rounds(
+        &self,
+        core: &Core,
+        caller: Caller,
+        now: Duration,
+    ) -> io::Result<Progress> {
         if self.architecture.has_threads() || core.netdev.check().is_err() {
-            return Ok(Progress::default());
+            return Ok(Progress::none(core.now()));
         }
+        let mut progress = Progress::none(now);
         let leads = caller == Caller::Sleeper;
-        let mut progress = Progress::default();
         let mut failed = Ok(());
-        let now = nanoseconds(core.now());
+        let started = nanoseconds(now);
         if self.classed {
             self.queues
                 .iter()
-                .for_each(|queue| queue.class_share.end_round(now));
+                .for_each(|queue| queue.class_share.end_round(started));
         }
         let mut active = false;
         for queue in &self.queues {
             queue.note_poll();
-            if active && queue.class_share.is_held(now) {
+            let began = progress.ended;
+            if active && queue.class_share.is_held(started) {
                 progress.held = true;
                 continue;
             }
@@ -195,16 +204,25 @@ impl Receiver {
                 None => continue,
             };
             let mut ready = Ready::default();
-            let round = match self.way(core, queue, poller.napi().ids[0] != 0, caller) {
+            let round = match self.way(began, queue, poller.napi().ids[0] != 0, caller) {
                 Way::Look => {
                     let round = poller.collect(&mut ready.channels);
-                    self.looks.note(now, round.frames, self.wake_up);
+                    progress.ended = core.now();
+                    let looked = nanoseconds(progress.ended);
+                    self.looks.note(looked, round.frames, self.wake_up);
                     Ok(round)
                 }
-                Way::Poll => self.poll(core, queue, &mut poller, &mut ready, caller),
+                Way::Poll => {
+                    let round = self.poll(core, queue, &mut poller, &mut ready, caller, began);
+                    round.map(|(round, ended)| {
+                        progress.ended = ended;
+                        round
+                    })
+                }
                 Way::Arm => {
                     poller.set_moderation(InterruptModeration::Enabled);
                     let round = poller.round(Interrupt::Armed, &mut ready.channels);
+                    progress.ended = core.now();
                     // One that used up its budget goes on in softirq.
                     let full = !matches!(&round, Ok(round) if round.driven < POLL_MAX.into());
                     queue.masked.store(full, Ordering::Relaxed);
@@ -231,17 +249,18 @@ impl Receiver {
             if self.deferral.came(round.frames, &mut poller) {
                 core.netdev.link.wake.signal();
             }
-            let stopped = self.control(core, queue, &mut poller, &round.seen(), false);
+            let ended = progress.ended;
+            let stopped = self.control(ended, queue, &mut poller, &round.seen(), false);
             progress.stopped |= stopped;
             progress.frames += round.frames;
             if self.classed {
                 if round.frames > 0 {
-                    queue.class_share.note_frames(now);
+                    queue.class_share.note_frames(started);
                 }
                 if active {
-                    queue.class_share.begin_round(now);
+                    queue.class_share.begin_round(started);
                 }
-                active |= queue.class_share.is_active(now);
+                active |= queue.class_share.is_active(started);
             }
             progress.missing |= round.missing > 0;
             self.deliver(core, poller, ready);
@@ -250,12 +269,17 @@ impl Receiver {
             // The in-memory device has no timer that ends a deferral.
             self.leadership.wake_leader();
         }
+        if progress.ended == now {
+            // Other threads have all the queues. Who polls for a time needs to see it pass.
+            progress.ended = core.now();
+        }
         failed.map(|()| progress)
     }
 
     /// A poll that leaves the device masked. Its timer is put out of the way *before*
     /// the poll that starts it: one that expired while these frames are dealt with would
     /// have the device polled in softirq, ahead of everybody and without a budget.
+    /// Returns when it ended, too.
     fn poll(
         &self,
         core: &Core,
@@ -263,37 +287,37 @@ impl Receiver {
         poller: &mut Poller,
         ready: &mut Ready,
         caller: Caller,
-    ) -> io::Result<Round> {
+        began: Duration,
+    ) -> io::Result<(Round, Duration)> {
         let coalesces = self.coalesces();
         if !coalesces || matches!(caller, Caller::Poller | Caller::Spinner) {
             poller.set_moderation(InterruptModeration::BusyPoll);
         }
         queue.masked.store(true, Ordering::Relaxed);
-        let began = nanoseconds(core.now());
         let mut round = poller.round(Interrupt::Masked, &mut ready.channels)?;
         let full = round.exhausted || round.frames >= MANY;
         if coalesces && full && poller.set_moderation(InterruptModeration::BusyPoll) {
             // The timer that runs is the short one, and what has come takes
             // longer than that: another poll starts it anew.
             if let Ok(second) = poller.round(Interrupt::Masked, &mut ready.channels) {
-                self.control(core, queue, poller, &round.seen(), false);
+                self.control(core.now(), queue, poller, &round.seen(), false);
                 round = Round {
                     frames: round.frames + second.frames,
                     ..second
                 };
             }
         }
-        let ended = nanoseconds(core.now());
-        let due = poller.polled(began, ended, &round);
+        let ended = core.now();
+        let due = poller.polled(nanoseconds(began), nanoseconds(ended), &round);
         queue.due.store(due, Ordering::Relaxed);
-        Ok(round)
+        Ok((round, ended))
     }
 
-    /// Tells receive control of a round. True when it forbids the queue to take
-    /// anything.
+    /// Tells receive control of a round that ended at `now`. True when it forbids the
+    /// queue to take anything.
     fn control(
         &self,
-        core: &Core,
+        now: Duration,
         queue: &QueueHandle,
         poller: &mut Poller,
         round: &control::Round,
@@ -305,7 +329,7 @@ impl Receiver {
             interrupted,
             sent: sent.wrapping_sub(reported),
         };
-        if let Some(waiting) = poller.control(core.now(), round, activity) {
+        if let Some(waiting) = poller.control(now, round, activity) {
             let value = match waiting {
                 Waiting::Poll => DO_NOT_SLEEP,
                 Waiting::Sleep(interval) => interval.as_nanos() as u64,
@@ -373,7 +397,7 @@ impl Receiver {
                 if self.deferral.came(round.frames, &mut poller) {
                     core.netdev.link.wake.signal();
                 }
-                self.control(core, queue, &mut poller, &round.seen(), true);
+                self.control(core.now(), queue, &mut poller, &round.seen(), true);
                 if round.frames >= POLL_MAX as usize {
                     // The timer's polls have no budget: from now on we poll.
                     poller.set_moderation(InterruptModeration::BusyPoll);
@@ -427,15 +451,45 @@ mod tests {
     use crate::{MemoryConfig, Stack};
     use tidewall_device::memory::{LinkConfig, pair};
 
-    #[test]
-    fn a_thread_that_may_not_sleep_polls() {
-        let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
-        let config = MemoryConfig {
+    fn config() -> MemoryConfig {
+        MemoryConfig {
             addresses: vec!["10.0.0.1".parse().unwrap()],
             mac: MacAddress([2, 0, 0, 0, 0, 1]),
             peer: MacAddress([2, 0, 0, 0, 0, 2]),
-        };
-        let stack = Stack::in_memory(end, config).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_round_reads_the_clock_once() {
+        let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
+        let reads = Arc::new(AtomicU64::new(0));
+        let counts = reads.clone();
+        let clock = move || Duration::from_nanos(counts.fetch_add(1, Ordering::Relaxed) + 1);
+        let stack = Stack::in_memory_on_clock(end, config(), clock).unwrap();
+        let core = stack.core();
+        let before = core.now();
+        let progress = core.receiver.rounds(core, Caller::Poller, before).unwrap();
+        assert_eq!(progress.ended, before + Duration::from_nanos(1));
+        assert_eq!(core.now(), before + Duration::from_nanos(2));
+    }
+
+    /// One that polls for a time must see it pass while another thread polls.
+    #[test]
+    fn a_round_that_finds_every_queue_taken_ends_later() {
+        let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
+        let stack = Stack::in_memory(end, config()).unwrap();
+        let core = stack.core();
+        let began = core.now();
+        let taken = core.receiver.queues[0].poller.lock();
+        let progress = core.receiver.rounds(core, Caller::Poller, began).unwrap();
+        drop(taken);
+        assert!(progress.ended > began, "{progress:?}");
+    }
+
+    #[test]
+    fn a_thread_that_may_not_sleep_polls() {
+        let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
+        let stack = Stack::in_memory(end, config()).unwrap();
         let core = stack.core();
         // The device's timer brings batches of bearable size ...
         core.receiver.queues[0]

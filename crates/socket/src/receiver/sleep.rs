@@ -1,6 +1,6 @@
 //! Sleeping until something comes.
 
-use super::rounds::Progress;
+use super::rounds::{Caller, Progress};
 use super::*;
 use crate::lock::lock;
 use crate::wait_queue::{Waitable, Waker};
@@ -59,9 +59,10 @@ impl Receiver {
             && self.spin.begins(self.sent())
             && core.tcp.sending.len() == 0;
         if spins {
-            let end = core.instant_now() + self.spin.most;
-            while core.instant_now() < end {
-                self.round_and_return(core)?;
+            let mut now = core.now();
+            let end = core.instant_at(now) + self.spin.most;
+            while core.instant_at(now) < end {
+                now = self.rounds(core, Caller::Poller, now)?.ended;
                 if has_input() {
                     self.spin.ended(true);
                     return Ok(true);
@@ -124,9 +125,9 @@ impl Receiver {
         let mut sends = false;
         loop {
             core.netdev.check()?;
-            let mut progress = Progress::default();
+            let mut progress = Progress::none(core.now());
             if sleeper.leads && (sends || !self.device_polls()) {
-                progress = self.round(core, true)?;
+                progress = self.rounds(core, Caller::Sleeper, progress.ended)?;
             } else if sends {
                 self.round(core, false)?;
             }
@@ -167,8 +168,9 @@ impl Receiver {
                     continue;
                 }
             }
+            let now = progress.ended;
             let mut timeout = match deadline {
-                Some(deadline) => match deadline.checked_duration_since(core.instant_now()) {
+                Some(deadline) => match deadline.checked_duration_since(core.instant_at(now)) {
                     Some(left) if !left.is_zero() => Some(left),
                     _ => return Ok(false),
                 },
@@ -183,10 +185,10 @@ impl Receiver {
             if progress.missing {
                 timeout = Some(timeout.map_or(RECONCILE_AFTER, |t| t.min(RECONCILE_AFTER)));
             }
-            if let Some(expiry) = lock(&core.ip.fragments).next_expiry(core.now()) {
+            if let Some(expiry) = lock(&core.ip.fragments).next_expiry(now) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
             }
-            if let Some(next) = core.tcp.next_timer(core.now()).filter(|_| sleeper.leads) {
+            if let Some(next) = core.tcp.next_timer(now).filter(|_| sleeper.leads) {
                 if next.is_zero() && !spins {
                     continue;
                 }
@@ -242,13 +244,12 @@ impl Receiver {
     /// True while so many frames come that are not for the stack that a thread which
     /// sleeps would find a number of them when it is woken. Receive control sees to our
     /// own.
-    pub(super) fn is_flooded(&self, core: &Core) -> bool {
+    pub(super) fn is_flooded(&self, now: Duration) -> bool {
         if !self.deferral.is_on() {
             // The interrupts are the kernel's.
             return false;
         }
         let mut others = lock(&self.others);
-        let now = core.now();
         let elapsed = now.saturating_sub(others.at);
         let wake_up = self.wake_up.time();
         if elapsed >= wake_up {

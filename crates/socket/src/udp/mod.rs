@@ -291,9 +291,10 @@ impl UdpSocket {
         each: &mut dyn FnMut(Received<'_>),
     ) -> io::Result<usize> {
         let core = self.stack.here()?;
-        let now = core.instant_now();
-        let deadline = self.read_timeout().map(|timeout| now + timeout);
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
+        // Who does not wait need not know what time it is.
+        let timeout = self.read_timeout().filter(|_| !nonblocking);
+        let deadline = timeout.map(|timeout| core.instant_now() + timeout);
         let mut polled = false;
         core.receiver.poll_if_due(core)?;
         loop {
