@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::{TcpListener, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -213,7 +213,7 @@ mod inside {
                 .collect();
             for (mut child, steps) in children {
                 // Fewer if it ends before, which it does not of itself.
-                let heard = child.stdout.take().unwrap().bytes();
+                let heard = BufReader::new(child.stdout.take().unwrap()).bytes();
                 let heard = heard.filter(|byte| byte.as_ref().is_ok_and(|&byte| byte == STEP));
                 assert_eq!(heard.take(steps as usize).count(), steps as usize);
                 child.kill().unwrap();
