@@ -398,7 +398,8 @@ impl Receiver {
                     core.netdev.link.wake.signal();
                 }
                 self.control(core.now(), queue, &mut poller, &round.seen(), true);
-                if round.frames >= POLL_MAX as usize {
+                // Who cannot poll could not arm it either, and would wait awake for ever.
+                if round.frames >= POLL_MAX as usize && poller.napi().ids[0] != 0 {
                     // The timer's polls have no budget: from now on we poll.
                     poller.set_moderation(InterruptModeration::BusyPoll);
                     queue.masked.store(true, Ordering::Relaxed);
