@@ -197,13 +197,14 @@ mod inside {
             wait_until("the stock is full", is_ready);
             joins.push(joined(user).0);
         }
-        wait_until("all are cleared away", || counters().cleared == 100);
+        wait_until("all are gone", || counters().applications == 0);
         println!("joined: {}", quantiles(joins));
         // One after the other, so that each waits for what it needs to be made.
         let begin = Instant::now();
         let made: Vec<Duration> = (0..1_000).map(|user| joined(user).0).collect();
-        wait_until("all are cleared away", || counters().cleared == 1_100);
+        wait_until("all are gone", || counters().applications == 0);
         wait_until("the surplus is taken away", is_ready);
+        assert_eq!(counters().joined, 1_100);
         let whole = begin.elapsed();
         println!(
             "1,000 made one after the other: {}; made and killed in {:?} each",
