@@ -366,6 +366,8 @@ mod inside {
             let received = connection.receive().unwrap().unwrap();
             Answer::parse(&received.bytes).unwrap().1
         };
+        // Who is too early would have to ask again.
+        wait_until("tables are ready", || !tables().is_empty());
         assert!(matches!(ask(&Request::Join(join())), Answer::Joined(_)));
         let wanted: std::net::IpAddr = [10, 77, 0, 9].into();
         let resolve = Request::Resolve(Address {
@@ -511,6 +513,8 @@ mod inside {
             ask(own(7100, 17), Some(&holder)),
             Errno::NOTCONN.raw_os_error()
         );
+        // Who is too early would have to ask again; one is another's.
+        wait_until("tables are ready", || tables().len() > 1);
         assert_eq!(ask(Request::Join(join()), None), 0);
         for (port, protocol) in [(7101, 17), (7100, 6), (0, 17)] {
             let errno = ask(own(port, protocol), Some(&holder));
