@@ -1,11 +1,18 @@
 //! Virtual circuits without I/O, clocks, threads or randomness: cells and a time go in,
-//! payloads come out.
+//! payloads come out; requests and messages go in, calls and messages come out.
 //!
 //! What may not live here: sockets, devices, anything that waits; a panic that a cell, a
 //! peer or a caller's mistake can reach; memory without a limit.
 //!
-//! Read first: ITU-T I.363.5 (AAL5), and the map of `tidewall_wire::atm`.
+//! ```text
+//! cells, frames ─► reassembly ─► payloads
+//! VPI 0, VCI 5 ─► sscop ─► signalling ─► calls
+//! ```
+//!
+//! Read first: ITU-T I.363.5 (AAL5), Q.2110 and Q.2130 (the link), Q.2931 and UNI 3.1 (calls),
+//! and the map of `tidewall_wire::atm`.
 #![forbid(unsafe_code)]
 
 pub mod reassembly;
+pub mod signalling;
 pub mod sscop;

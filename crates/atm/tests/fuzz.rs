@@ -5,9 +5,14 @@ use std::time::Duration;
 
 use bolero::check;
 use tidewall_atm::reassembly::{self, Limits, Reassembly};
+use tidewall_atm::signalling::{self, Event, Side, Signalling};
 use tidewall_atm::sscop::{Config, Sscop, State};
 use tidewall_fuzz::{Seed, Target};
-use tidewall_wire::atm::{Circuit, PayloadType, aal5};
+use tidewall_wire::atm::q2931::{
+    Bearer, CallReference, Cause, ConnectionIdentifier, Elements, MESSAGE_MAX, MessageType, Party,
+    QosClasses, Restart, TrafficDescriptor,
+};
+use tidewall_wire::atm::{Circuit, Nsap, PayloadType, aal5};
 
 /// Time for random inputs to one target in an ordinary test run.
 const TIME: Duration = Duration::from_millis(400);
@@ -25,6 +30,11 @@ fn fuzz_reassembly() {
 #[test]
 fn fuzz_sscop() {
     fuzz("sscop", link);
+}
+
+#[test]
+fn fuzz_signalling() {
+    fuzz("signalling", calls);
 }
 
 fn fuzz(name: &'static str, test: fn(&[u8])) {
@@ -114,8 +124,101 @@ fn link(bytes: &[u8]) {
     assert_eq!((link.state(), peer.state()), (State::Ready, State::Ready));
 }
 
+/// Messages behind two bytes of their length, to a user's side whose link is up: whatever
+/// they are, calls keep their limit, and a RESTART of the link leaves none.
+fn calls(bytes: &[u8]) {
+    let mut now = Duration::ZERO;
+    let mut config = signalling::Config::new(Side::User);
+    config.calls = 8;
+    let mut user = Signalling::new(config);
+    let mut peer = Sscop::new(Config::default());
+    peer.establish(now);
+    let mut rest = bytes;
+    while let Some((&[high, low], behind)) = rest.split_first_chunk() {
+        let length = usize::from(u16::from_be_bytes([high & 1, low]));
+        let (message, behind) = behind.split_at(behind.len().min(length));
+        rest = behind;
+        let _ = peer.send(message);
+        exchange(now, &mut user, &mut peer);
+        while let Some(event) = user.poll_event() {
+            let _ = match event {
+                Event::Setup(id, _) if high & 2 == 0 => user.accept(now, id, &Elements::default()),
+                Event::Setup(id, _) => user.proceeding(now, id, None),
+                Event::Releasing(id, cause) => user.release(now, id, cause),
+                _ => Ok(()),
+            };
+        }
+        if high & 4 != 0 {
+            let _ = user.setup(now, call());
+        }
+        now += Duration::from_millis(u64::from(high >> 3) * 100);
+        user.handle_timeout(now);
+        peer.handle_timeout(now);
+        assert!(user.calls() <= 8);
+    }
+    let _ = user.restart(now, Restart::Link, None);
+    assert_eq!(user.calls(), 0);
+}
+
+fn exchange(now: Duration, user: &mut Signalling, peer: &mut Sscop) {
+    loop {
+        let mut quiet = true;
+        while let Some(pdu) = user.poll_transmit(now) {
+            peer.pdu_received(now, &pdu);
+            quiet = false;
+        }
+        while let Some(pdu) = peer.poll_transmit(now) {
+            user.pdu_received(now, &pdu);
+            quiet = false;
+        }
+        while peer.poll_event().is_some() {}
+        if quiet {
+            return;
+        }
+    }
+}
+
+fn call() -> Elements {
+    Elements {
+        traffic: Some(TrafficDescriptor::best_effort()),
+        bearer: Some(Bearer::data()),
+        qos: Some(QosClasses::default()),
+        called: Some(Party::from(Nsap([0x47; 20]))),
+        connection: Some(ConnectionIdentifier::exclusive(Circuit { vpi: 0, vci: 40 })),
+        ..Elements::default()
+    }
+}
+
+/// A message as [`calls`] takes it.
+fn message(flags: u8, to_origin: bool, kind: MessageType, elements: &Elements) -> Vec<u8> {
+    let mut bytes = [0; MESSAGE_MAX];
+    let reference = CallReference::new(1, to_origin).unwrap();
+    let length = elements.emit(reference, kind, &mut bytes).unwrap();
+    let mut message = vec![flags | (length >> 8) as u8, length as u8];
+    message.extend(&bytes[..length]);
+    message
+}
+
 fn seeds() -> Vec<Seed> {
+    let release = Elements {
+        cause: Some(Cause::new(Cause::NORMAL)),
+        ..Elements::default()
+    };
+    let none = Elements::default();
+    let incoming = [
+        message(0, false, MessageType::Setup, &call()),
+        message(0, false, MessageType::ConnectAcknowledge, &none),
+        message(0, false, MessageType::Release, &release),
+    ];
+    let outgoing = [
+        message(4, false, MessageType::StatusEnquiry, &none),
+        message(0, true, MessageType::CallProceeding, &call()),
+        message(0, true, MessageType::Connect, &none),
+        message(0xf8, true, MessageType::Release, &release),
+    ];
     let seeds = [
+        ("signalling", "incoming", incoming.concat()),
+        ("signalling", "outgoing", outgoing.concat()),
         ("reassembly", "whole", vec![0, 0, 4, 1, 5]),
         ("reassembly", "never-ends", vec![0x40; 40]),
         (
