@@ -139,15 +139,18 @@ fn a_program_without_privileges_serves_and_leaves_nothing() {
     let mut run = Service::start(host.run(&[], &service("7007")));
     assert!(run.first.contains("Tidewall"), "{}", run.first);
     assert_eq!(host.echo(7007, "hello"), "hello");
-    // Another process of that user is not of this program.
+    // Another process of that user is not of this program, nor is one of user 0.
     let manager = format!("/run/tidewall/{}.manager", host.bed.interface);
-    let other = [&service("7008")[1..], &["--manager", &manager]].concat();
-    let other = host.command("setpriv", &other).output().unwrap();
-    let refused = text(&other.stderr);
-    assert!(
-        refused.contains("may not join: this manager is for the program"),
-        "{refused}"
-    );
+    let other = [&service("7008")[..], &["--manager", &manager]].concat();
+    let start = other.iter().position(|&word| word == PROGRAM).unwrap();
+    for other in [&other[..], &other[start..]] {
+        let other = host.command(other[0], &other[1..]).output().unwrap();
+        let refused = text(&other.stderr);
+        assert!(
+            refused.contains("may not join: this manager is for the program"),
+            "{refused}"
+        );
+    }
     // Nor does another take the interface.
     let (code, said) = host.ends(&[], &["true"]);
     assert_eq!(code, Some(2), "{said}");

@@ -365,6 +365,8 @@ impl Manager {
         let by_program = self.program_trust(client);
         let trusted = match by_program {
             Some(trust) => trust == Trust::Direct,
+            // A program's manager is nobody else's, user 0's neither.
+            None if self.limits.program.is_some() => false,
             None => uid == 0 || self.limits.trusted.contains(&uid),
         };
         let private = !trusted || join.flags & JOIN_PRIVATE != 0;

@@ -148,7 +148,7 @@ impl Users {
     }
 }
 
-/// What the processes of one program may do, whoever's they are.
+/// What the processes of one program may do, under any user id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
     /// Have the device's queues, by which any frame can be sent; one of them at a time.
@@ -166,8 +166,9 @@ pub struct Limits {
     pub trusted: Vec<u32>,
     /// Who may join beside those, in private mode.
     pub private: Users,
-    /// What the processes of the program that this manager is for may do, beside what
-    /// their users may; `None`: it is for no program ([`Manager::is_of_program`]).
+    /// What the processes of the program that this manager is for may do
+    /// ([`Manager::is_of_program`]); others then join in private mode if their users are
+    /// among `private`, and else not at all. `None`: it is for no program.
     pub program: Option<Trust>,
     /// Ports that applications may own beside those that leases are cut from, by which a
     /// client goes out; `None`: whatever they can bind a socket to.
