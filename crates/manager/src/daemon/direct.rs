@@ -69,9 +69,10 @@ pub struct DirectDevice {
     slots: Option<Slots>,
     /// Where private mode is offered.
     private: Option<Private>,
-    /// Whether the device was switched to be polled by threads, and when back again.
+    /// Whether the device was switched to be polled by threads.
     polled: bool,
-    put_back_at: Option<Duration>,
+    /// When it is switched, to that or back.
+    switch_at: Option<Duration>,
     /// The device, but for what may change unnoticed.
     described: Joined,
     /// The manager's own entry in the journal.
@@ -144,7 +145,7 @@ impl DirectDevice {
             slots: None,
             private: None,
             polled: false,
-            put_back_at: None,
+            switch_at: None,
             described: Joined::new_zeroed(),
             own,
             adopted,
@@ -229,7 +230,7 @@ impl DirectDevice {
 
     /// When [`DirectDevice::tick`] has something to do.
     pub fn deadline(&self) -> Option<Duration> {
-        self.put_back_at
+        self.switch_at
     }
 
     /// Has threads poll the device as soon as a private application is there, and no more
@@ -238,27 +239,34 @@ impl DirectDevice {
     /// applications; `now` is any clock's time.
     ///
     /// # Errors
-    /// What switching reports. It is tried again when the interface has changed, or after
-    /// [`LINGER`].
+    /// What switching reports. It is tried again after [`LINGER`], or when the interface has
+    /// changed.
     pub fn tick(&mut self, now: Duration) -> io::Result<()> {
-        if self.private.as_ref().is_some_and(Private::is_used) {
-            self.put_back_at = None;
-            if !self.polled {
-                self.polled = true;
-                if private::noted(&self.own).is_none() {
-                    let before = threaded::read(&self.interface, self.index)?;
-                    self.note(|own| private::note(own, Some(before)))?;
-                }
-                threaded::set(&self.interface, self.index)?;
-            }
-        } else if private::noted(&self.own).is_some()
-            && now >= *self.put_back_at.get_or_insert(now + LINGER)
-        {
-            self.put_back_at = Some(now + LINGER);
-            self.put_back_polling()?;
-            self.put_back_at = None;
-            self.polled = false;
+        let is_used = self.private.as_ref().is_some_and(Private::is_used);
+        let (is_due, after) = match is_used {
+            true => (!self.polled, Duration::ZERO),
+            false => (private::noted(&self.own).is_some(), LINGER),
+        };
+        if !is_due {
+            self.switch_at = None;
+            return Ok(());
         }
+        if now < *self.switch_at.get_or_insert(now + after) {
+            return Ok(());
+        }
+        // Unless it succeeds.
+        self.switch_at = Some(now + LINGER);
+        if is_used {
+            if private::noted(&self.own).is_none() {
+                let before = threaded::read(&self.interface, self.index)?;
+                self.note(|own| private::note(own, Some(before)))?;
+            }
+            threaded::set(&self.interface, self.index)?;
+        } else {
+            self.put_back_polling()?;
+        }
+        self.polled = is_used;
+        self.switch_at = None;
         Ok(())
     }
 
@@ -348,6 +356,9 @@ impl DirectDevice {
             self.refresh_link();
             // One that was down has new threads, which forget their priority.
             self.polled = false;
+            if self.private.as_ref().is_some_and(Private::is_used) {
+                self.switch_at = None;
+            }
         }
         let of_addresses = |change: &Change| matches!(change, Change::Address | Change::Missed);
         match changes.iter().any(of_addresses) {
