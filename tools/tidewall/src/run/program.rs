@@ -1,5 +1,6 @@
 //! The program of a run: its signals, its children, its end.
 
+use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
@@ -13,8 +14,8 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SI
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::raw::WithRawSiginfo;
 
-/// What is passed on: signals by which a program is ended or told something, but not those
-/// by which a terminal stops and continues jobs.
+/// What is passed on: signals that end a program or ask something of it, but not those by
+/// which a terminal stops and continues jobs.
 const PASSED_ON: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 /// What a signal's number is added to for an exit code, as shells do.
@@ -32,12 +33,18 @@ pub struct Running {
 }
 
 impl Program {
-    /// From now on this process does not end by the signals that are passed on.
+    /// From now on this process does not end by the signals that are passed on. One that is
+    /// ignored stays so, for the program, too: nohup(1) has set that, or a shell that starts
+    /// a job in the background.
     ///
     /// # Errors
     /// What the kernel reports.
     pub fn new() -> io::Result<Self> {
-        let signals = SignalsInfo::new(PASSED_ON.into_iter().chain([SIGCHLD]))?;
+        let ignored = ignored(&fs::read_to_string("/proc/self/status")?);
+        let passed_on = PASSED_ON
+            .into_iter()
+            .filter(|of| ignored >> (of - 1) & 1 == 0);
+        let signals = SignalsInfo::new(passed_on.chain([SIGCHLD]))?;
         Ok(Program { signals })
     }
 
@@ -74,6 +81,14 @@ impl Running {
         // The thread does not panic.
         self.thread.join().unwrap_or(u8::MAX)
     }
+}
+
+/// The signals that a process ignores, the first in the lowest bit (proc_pid_status(5)).
+fn ignored(status: &str) -> u64 {
+    let mut lines = status.lines();
+    let set = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
 fn follow(mut signals: SignalsInfo<WithRawSiginfo>, child: Pid) -> u8 {
@@ -114,4 +129,17 @@ fn code_of(status: ExitStatus) -> u8 {
     let code = status.code().or(signal);
     code.and_then(|code| u8::try_from(code).ok())
         .unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ignored_is_read_from_the_status() {
+        let status =
+            "SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000440\n";
+        assert_eq!(ignored(status), 1 << (SIGHUP - 1) | 1 << 12);
+        assert_eq!(ignored(""), 0);
+    }
 }
