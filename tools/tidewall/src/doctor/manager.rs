@@ -76,7 +76,7 @@ fn manager(
         Ok(applications) => applications,
         Err(error) => {
             return match pins {
-                Pins::Left | Pins::Unknown => Some(Finding::problem(
+                Pins::Left => Some(Finding::problem(
                     MANAGER,
                     format!(
                         "none answers for {interface} ({error}), but its program is attached: \
@@ -101,7 +101,14 @@ fn manager(
                     format!("that of {interface} has ended and left its socket ({error})"),
                     format!("rm -f {}", places::socket(interface).display()),
                 )),
-                Pins::None => None,
+                Pins::Unknown if has_socket => Some(Finding::unknown(
+                    MANAGER,
+                    format!(
+                        "none answers for {interface} ({error}); what it has left only user 0 sees: \
+                         sudo tidewall doctor"
+                    ),
+                )),
+                Pins::None | Pins::Unknown => None,
             };
         }
     };
@@ -203,6 +210,8 @@ mod tests {
         };
         let remove = "tidewalld --interface x --remove";
         assert_eq!(severity(Pins::None, false), None);
+        // As any user sees an interface that no manager ever had.
+        assert_eq!(severity(Pins::Unknown, false), None);
         let (left, mend) = severity(Pins::Left, true).unwrap();
         assert_eq!(left, Severity::Problem);
         assert!(mend.ends_with(remove), "{mend}");

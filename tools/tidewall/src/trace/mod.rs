@@ -152,10 +152,14 @@ fn of_manager(stack: &StackSnapshot) -> Result<Option<PinnedTraces>, Failure> {
         return Ok(None);
     }
     let pins = [places::pins(interface), places::ephemeral_pins(interface)];
-    let pins = pins.iter().find(|pins| pins.exists());
-    let opened = pins
-        .ok_or_else(|| io::ErrorKind::NotFound.into())
-        .and_then(|pins| PinnedTraces::open(pins));
+    // Whether they are there only user 0 may see.
+    let mut opened = pins.iter().map(|pins| PinnedTraces::open(pins));
+    let is_there = |opened: &io::Result<_>| {
+        let error = opened.as_ref().err();
+        error.is_none_or(|error| error.kind() != io::ErrorKind::NotFound)
+    };
+    let opened = opened.find(is_there);
+    let opened = opened.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
     opened.map(Some).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::usage(format!(
             "the frames of process {} come by the driver program of a manager, where those of all users \
