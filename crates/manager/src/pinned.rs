@@ -434,7 +434,7 @@ impl PinnedTraces {
         })
     }
 
-    /// Samples the next frames, whoever's they are. What an earlier trace left is dropped.
+    /// Samples the next frames, of all users. What an earlier trace left is dropped.
     pub fn start(&mut self, frames: u32) {
         self.traces.by_ref().for_each(drop);
         self.trusted.start_trace(frames);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// Generations that are looked at; a longer line is taken for a stranger's.
+/// Generations that are looked at; a process with more is taken for a stranger.
 const GENERATIONS: usize = 64;
 
 /// Whether a process was started by another or, at any number of removes, by one that was.
@@ -11,10 +11,10 @@ const GENERATIONS: usize = 64;
 pub fn descends(process: u32, from: u32) -> bool {
     let parents = std::iter::successors(Some(process), |&process| parent(process));
     // Nobody is 0: so the kernel names who cannot be seen from here.
-    let line = parents
+    let ancestors = parents
         .take(GENERATIONS)
         .take_while(|&ancestor| ancestor != 0);
-    line.skip(1).any(|ancestor| ancestor == from)
+    ancestors.skip(1).any(|ancestor| ancestor == from)
 }
 
 fn parent(process: u32) -> Option<u32> {

@@ -1,10 +1,10 @@
 //! Tables of applications, made and entered in the driver program's map before anybody
 //! asks for them.
 //!
-//! To enter tables, and to take them out, waits for a grace period of RCU (8 to 16 ms), and
-//! making them zeroes 15 MB. So a thread keeps some numbers ready, and gives a number that
-//! was used fresh tables before it is used again: whoever shares memory with a process that
-//! has ended may still write to the old ones.
+//! To enter tables, and to take them out, waits for a grace period of RCU, and making them
+//! zeroes 15 MB. So a thread keeps some numbers ready, and gives a number that
+//! was used fresh tables before it is used again: a process that shares memory with one
+//! that has ended may still write to the old ones.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -123,8 +123,8 @@ impl Maker for SlotMaker {
             }
             self.swept = true;
         }
-        // All are in use.
-        let number = *self.free.last().ok_or(io::ErrorKind::WouldBlock)?;
+        let all_in_use = || io::Error::other("all numbers are in use");
+        let number = *self.free.last().ok_or_else(all_in_use)?;
         let slot = self.enter(number)?;
         self.free.pop();
         Ok(slot)

@@ -91,8 +91,8 @@ impl Stack {
     }
 }
 
-/// A private application has nothing that it could poll, and no T. Whoever waited awake for
-/// the device would keep its processor from the kernel's thread that brings the frames, and
+/// A private application has nothing that it could poll, and no T. A thread that waited awake
+/// for the device would keep its processor from the kernel's thread that brings the frames, and
 /// wait for ever: so it sleeps at once when there is nothing, and each batch wakes it.
 fn polled_by_the_kernel(receiving: &mut Receiving) {
     receiving.policy = PolicyKind::Interrupt;
