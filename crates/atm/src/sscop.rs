@@ -831,9 +831,10 @@ impl Sscop {
         self.put(&Pdu::End { by_protocol, data });
     }
 
-    /// N(MR) of a connection that begins.
+    /// N(MR) of a connection that begins. Messages of the one before that the user has not
+    /// taken count, or a peer that begins again and again could have any number kept.
     const fn window(&self) -> Sequence {
-        Sequence::new(self.config.window)
+        Sequence::new(self.config.window.saturating_sub(self.untaken))
     }
 
     /// The link is up, from number 0 on.

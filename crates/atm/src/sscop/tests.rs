@@ -162,6 +162,27 @@ fn the_window_holds_a_sender_whose_messages_are_not_taken() {
 }
 
 #[test]
+fn what_is_not_taken_counts_in_the_next_link() {
+    let window = Config::default().window;
+    let mut link = in_state(State::Ready);
+    for sequence in 100..110 {
+        let begin = Pdu::Begin {
+            sequence,
+            credit: Sequence::new(window),
+            data: &[],
+        };
+        link.pdu_received(NOW, &emitted(&begin));
+        for number in 0..window {
+            let number = Sequence::new(number);
+            link.pdu_received(NOW, &emitted(&Pdu::Data { number, data: b"x" }));
+        }
+    }
+    let kept = events(&mut link);
+    let messages = kept.iter().filter(|it| matches!(it, Event::Data(_)));
+    assert_eq!(messages.count(), window as usize);
+}
+
+#[test]
 fn limits_of_what_waits() {
     let (mut a, _) = pair();
     assert_eq!(a.send(&[0; DATA_MAX + 1]), Err(SendError::TooLong));
