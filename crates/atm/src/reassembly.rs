@@ -255,6 +255,10 @@ impl Reassembly {
         let Some(partial) = self.circuits.get_mut(&circuit) else {
             return Err(DropReason::NoCircuit);
         };
+        if bytes.is_empty() && !last {
+            // Of no cell: nothing begins by it.
+            return Ok(None);
+        }
         if partial.discarding {
             partial.discarding = !last;
             return Err(DropReason::Rest);
@@ -349,7 +353,7 @@ impl Reassembly {
     }
 }
 
-/// Keeps a buffer for a later PDU, unless enough are kept or it is large.
+/// Keeps a buffer for a later PDU, unless enough are kept.
 fn keep(kept: &mut Vec<Vec<u8>>, mut buffer: Vec<u8>) {
     if kept.len() < KEPT && buffer.capacity() > 0 {
         buffer.clear();

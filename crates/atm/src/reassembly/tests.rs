@@ -171,6 +171,13 @@ fn a_pdu_that_never_ends_holds_memory_for_its_time_only() {
 }
 
 #[test]
+fn a_part_without_cells_begins_nothing() {
+    let mut reassembly = opened(Limits::default());
+    assert!(reassembly.part(NOW, A, &[], false).unwrap().is_none());
+    assert_eq!(reassembly.poll_timeout(), None);
+}
+
+#[test]
 fn circuits_are_opened_once_and_within_the_limit() {
     let limits = Limits {
         circuits: 1,
