@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::layout::Protocol::{Tcp, Udp};
 use super::layout::{
-    CHANNELS, Class, Counter, FRAGMENTS, Kind, LISTEN_CONNECTED, LISTEN_LOCAL, LOCALS, OWNERS,
-    QUEUES,
+    APPLICATIONS, CHANNELS, Class, Counter, FRAGMENTS, Kind, LISTEN_CONNECTED, LISTEN_LOCAL,
+    LOCALS, OWNERS, QUEUES,
 };
 use super::*;
 
@@ -350,7 +350,7 @@ fn mistakes_are_refused() {
     };
     let one = ChannelId::new(1, 1);
     invalid(tables.trusted.own_port(Udp, None, 0, 0));
-    invalid(tables.trusted.own_port(Udp, None, 7, 16));
+    invalid(tables.trusted.own_port(Udp, None, 7, APPLICATIONS as u16));
     invalid(tables.embedded.listen(Udp, None, 0, one));
     invalid(tables.embedded.listen(Udp, None, 7, ChannelId::NONE));
     invalid(
