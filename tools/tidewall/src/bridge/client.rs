@@ -15,7 +15,8 @@ pub const COMMAND_MAX: usize = 4 << 20;
 const PARTS_MAX: usize = 1024;
 /// Bytes of replies that wait for earlier ones; beyond, no command is read.
 const HELD_PAUSE: usize = 1 << 20;
-/// The most bytes of replies that wait for earlier ones, or to be read.
+/// The most bytes of replies of a connection to the switch that wait for earlier ones, or
+/// to be read.
 pub const HELD_MAX: usize = 64 << 20;
 
 /// What a request waits for.
@@ -260,6 +261,11 @@ impl Client {
     fn refuse(&mut self, what: &str) {
         self.say(error(what));
         self.closing = true;
+    }
+
+    /// Bytes of replies that wait for earlier ones.
+    pub const fn held(&self) -> usize {
+        self.held
     }
 
     /// Takes (a part of) a reply.

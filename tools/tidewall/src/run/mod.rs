@@ -223,7 +223,8 @@ fn server(
     // There is nobody to share with.
     limits.applications_of_user = APPLICATIONS;
     limits.clients_of_user = limits.clients;
-    let mut server = Server::new(limits, device, listener, Log::of(Level::Warning))?;
+    let mut server = Server::new(limits, device, listener, Log::of(Level::Warning))
+        .inspect_err(|_| drop(fs::remove_file(socket)))?;
     server.set_ancestor(std::process::id());
     Ok(server)
 }
