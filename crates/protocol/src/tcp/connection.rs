@@ -562,6 +562,12 @@ impl Connection {
         self.timers.next()
     }
 
+    /// True while something that was sent is not acknowledged.
+    #[inline]
+    pub fn awaits_acknowledgment(&self) -> bool {
+        self.send.una != self.send.nxt
+    }
+
     /// When buffers that are empty by now are given back; part of
     /// [`Connection::next_timeout`], for who has only read.
     #[inline]

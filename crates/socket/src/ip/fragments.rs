@@ -11,7 +11,6 @@ use tidewall_protocol::ip::reassembly::{Counters, Limits, Reassembled, Reassembl
 use tidewall_receive::poller::{Channel, Done};
 
 use super::Ip;
-use crate::causes::Causes;
 use crate::channel_frame::ChannelFrame;
 use crate::endpoint::Endpoint;
 use crate::lock::lock;
@@ -41,14 +40,14 @@ impl Fragments {
             .map(|expiry| expiry.saturating_sub(now))
     }
 
-    /// Gives up datagrams whose time has ended; counted by the reassembler.
-    pub(crate) fn expire(&mut self, now: Duration, _causes: &Causes) {
-        if self
-            .reassembler
-            .next_expiry()
-            .is_some_and(|expiry| expiry <= now)
-        {
-            self.reassembler.expire(now);
+    /// Gives up datagrams whose time has ended; counted by the reassembler. The clock
+    /// is read where there are any.
+    pub(crate) fn expire(&mut self, clock: impl FnOnce() -> Duration) {
+        if let Some(expiry) = self.reassembler.next_expiry() {
+            let now = clock();
+            if expiry <= now {
+                self.reassembler.expire(now);
+            }
         }
     }
 

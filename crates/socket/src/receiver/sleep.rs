@@ -129,10 +129,10 @@ impl Receiver {
             if sleeper.leads && (sends || !self.device_polls()) {
                 progress = self.rounds(core, Caller::Sleeper, progress.ended)?;
             } else if sends {
-                self.round(core, false)?;
+                progress.ended = self.round(core, false)?.ended;
             }
             // Acknowledgments and data of the application's last turn.
-            sends = core.tcp.before_sleep(core);
+            sends = core.tcp.before_sleep(core, progress.ended);
             if has_input() {
                 return Ok(true);
             }
@@ -234,7 +234,7 @@ impl Receiver {
             } else {
                 sleeper.leads = self.leadership.lead(sleeper.waker);
             }
-            lock(&core.ip.fragments).expire(core.now(), &core.causes);
+            lock(&core.ip.fragments).expire(|| core.now());
             if has_input() {
                 return Ok(true);
             }

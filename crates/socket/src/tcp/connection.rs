@@ -4,6 +4,8 @@
 mod endpoint;
 mod output;
 mod state;
+#[cfg(test)]
+mod tests;
 mod waiting;
 mod waits;
 
@@ -67,6 +69,8 @@ pub(crate) struct State {
     channel: Option<ChannelSet>,
     /// When its timer is to expire.
     armed: Duration,
+    /// It was armed for something in flight.
+    armed_in_flight: bool,
     pub(crate) path: Path,
     /// What of it wakes nobody, as the driver's table has it.
     waits: Waits,
@@ -347,14 +351,33 @@ impl ConnectionInner {
         if !state.connection.wants_output() {
             self.update_waits(core, state, deferred);
         }
-        if let Some(due) = state.connection.next_timeout() {
+        self.update_timer(core, state);
+    }
+
+    /// A timer that expires early costs one look; moving it back with each segment would
+    /// cost more. But one for what is acknowledged by now, with nothing else in flight,
+    /// would wake a thread that sleeps, after each answer of a server.
+    fn update_timer(&self, core: &Core, state: &mut State) {
+        let due = state.connection.next_timeout();
+        let in_flight = state.connection.awaits_acknowledgment();
+        if state.armed_in_flight && !in_flight && !state.held_up && !state.orphan {
+            state.armed_in_flight = false;
+            if due.is_none_or(|due| due > state.armed) {
+                state.armed = NEVER;
+                if due.is_none() {
+                    core.tcp.timers.disarm(self.timer);
+                }
+            }
+        }
+        if let Some(due) = due
+            && due < state.armed
+        {
+            state.armed_in_flight = in_flight;
             self.arm(core, state, due);
         }
     }
 
     pub(super) fn arm(&self, core: &Core, state: &mut State, due: Duration) {
-        // A timer that expires early costs one look; moving it back with each
-        // segment would cost more.
         if due < state.armed {
             state.armed = due;
             // Keepalive probes of many connections go together.
@@ -544,6 +567,7 @@ impl Tcp {
                     charged: 0,
                     channel: None,
                     armed: NEVER,
+                    armed_in_flight: false,
                     path: Path {
                         neighbour,
                         neighbour_until: 0,

@@ -233,7 +233,7 @@ impl Helper {
         }
         core.tcp.process_pending(core);
         let due = core.tcp.sending.is_due() || core.tcp.is_late(core.now());
-        if core.tcp.before_sleep(core) && core.receiver.round(core, false).is_ok() {
+        if core.tcp.before_sleep(core, core.now()) && core.receiver.round(core, false).is_ok() {
             core.tcp.flush(core);
         }
         frames > 0 || due

@@ -268,7 +268,7 @@ impl TcpListener {
                 if !polled && !inner.wait_queue.is_polled() {
                     polled = true;
                     core.receiver.round(core, false)?;
-                    core.tcp.before_sleep(core);
+                    core.tcp.before_sleep(core, core.now());
                     if let Some(found) = self.accept_from_kernel()? {
                         return Ok(found);
                     }

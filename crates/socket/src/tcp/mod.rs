@@ -398,16 +398,15 @@ impl Tcp {
 
     /// Before a thread sleeps: everything that is due, so that nothing waits
     /// for it. True when there is more to send after the next round of receiving.
-    pub(crate) fn before_sleep(&self, core: &Core) -> bool {
-        self.run_timers(core);
+    pub(crate) fn before_sleep(&self, core: &Core, now: Duration) -> bool {
+        self.run_timers(core, now);
         self.send(core, false)
     }
 
     /// Sees to timers that have expired, to memory that is scarce, and to frames
-    /// that were left until now.
-    pub(crate) fn run_timers(&self, core: &Core) {
+    /// that were left until `now`.
+    pub(crate) fn run_timers(&self, core: &Core, now: Duration) {
         self.take_waiting_frames(core);
-        let now = core.now();
         self.reclaim(core, now);
         if self.next_timer(now).is_none_or(|left| !left.is_zero()) {
             return;

@@ -201,7 +201,7 @@ impl TcpStream {
                 // Who has a selector polls there.
                 if !polled && !connection.wait_queue.is_polled() {
                     polled = true;
-                    core.tcp.before_sleep(core);
+                    core.tcp.before_sleep(core, core.now());
                     core.receiver.round(core, false)?;
                     continue;
                 }
@@ -209,7 +209,7 @@ impl TcpStream {
             }
             if !polled && core.receiver.is_polling() && !core.receiver.device_polls() {
                 polled = true;
-                core.tcp.before_sleep(core);
+                core.tcp.before_sleep(core, core.now());
                 core.receiver.round_and_return(core)?;
                 continue;
             }

@@ -64,6 +64,13 @@ impl Timers {
         drop(forgotten);
     }
 
+    /// Disarms a timer, which stays its owner's.
+    pub(crate) fn disarm(&self, timer: u32) {
+        let mut state = lock(&self.state);
+        state.wheel.cancel(timer);
+        self.publish(&state);
+    }
+
     /// Arms a timer, or moves it. True when somebody must look earlier now than
     /// before.
     pub(crate) fn arm(&self, timer: u32, deadline: Duration) -> bool {

@@ -93,7 +93,7 @@ impl PollContext {
     fn begin_wait(&self, core: &Core) -> io::Result<()> {
         core.tcp.helper.application_is_here();
         let more = core.tcp.send(core, false);
-        core.tcp.run_timers(core);
+        core.tcp.run_timers(core, core.now());
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
         let busy = more || core.receiver.is_polling() && !core.receiver.device_polls();
         if busy {

@@ -1,0 +1,69 @@
+//! When a connection has its timer expire.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use tidewall_device::memory::{LinkConfig, pair};
+
+use super::*;
+use crate::{MemoryConfig, Stack, TcpListener, TcpStream, tcp::Interest, tcp::Selector};
+
+/// Bytes of an answer: two segments, which a receiver acknowledges at once.
+const ANSWER: usize = 2_000;
+
+/// A thread that sleeps after each answer would be woken for nothing after two round
+/// trips and 2 ms (RFC 8985 §7.2).
+#[test]
+fn a_timer_for_what_is_acknowledged_wakes_nobody() {
+    let (_link, one, other) = pair(LinkConfig::default()).unwrap();
+    let clock = Arc::new(AtomicU64::new(0));
+    let on = |end, own: u8, peer: u8| {
+        let clock = clock.clone();
+        let now = move || Duration::from_micros(10 * clock.fetch_add(1, Ordering::Relaxed));
+        let config = MemoryConfig {
+            addresses: vec![Ipv4Addr::new(10, 0, 0, own).into()],
+            mac: MacAddress([2, 0, 0, 0, 0, own]),
+            peer: MacAddress([2, 0, 0, 0, 0, peer]),
+        };
+        Stack::in_memory_on_clock(end, config, now).unwrap()
+    };
+    let (near, far) = (on(one, 1, 2), on(other, 2, 1));
+    let selectors = [&near, &far].map(|stack| Selector::new(stack).unwrap());
+    let mut events = Vec::new();
+    let mut turn = || {
+        for selector in &selectors {
+            selector.wait(&mut events, Some(Duration::ZERO)).unwrap();
+        }
+    };
+    let service = SocketAddr::from(([10, 0, 0, 1], 80));
+    let listener = TcpListener::bind(&near, service).unwrap();
+    selectors[0].add(&listener, 0, Interest::READABLE).unwrap();
+    let mut client = TcpStream::connect_nonblocking(&far, service).unwrap();
+    selectors[1].add(&client, 0, Interest::READABLE).unwrap();
+    (0..4).for_each(|_| turn());
+    listener.set_nonblocking(true).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    server.set_nonblocking(true).unwrap();
+    selectors[0].add(&server, 1, Interest::READABLE).unwrap();
+    let core = near.core();
+    let connection = core.tcp.flows.all().pop().unwrap();
+    for _ in 0..10 {
+        client.write_all(b"?").unwrap();
+        (0..2).for_each(|_| turn());
+        assert_eq!(server.read(&mut [0; 2]).unwrap(), 1);
+        server.write_all(&[0; ANSWER]).unwrap();
+        selectors[0]
+            .wait(&mut Vec::new(), Some(Duration::ZERO))
+            .unwrap();
+        let armed = connection.look().armed;
+        assert!(connection.look().connection.awaits_acknowledgment());
+        assert!(armed < core.now() + Duration::from_millis(500), "{armed:?}");
+        (0..3).for_each(|_| turn());
+        client.read_exact(&mut [0; ANSWER]).unwrap();
+        assert!(!connection.look().connection.awaits_acknowledgment());
+        let armed = connection.look().armed;
+        assert!(armed > core.now() + Duration::from_millis(500), "{armed:?}");
+    }
+}
