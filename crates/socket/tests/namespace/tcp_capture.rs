@@ -98,7 +98,7 @@ fn dissect(frames: &[Vec<u8>], checksums: bool) -> Vec<Vec<String>> {
 }
 
 /// What a clean run has none of, after the first three.
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "tcp.srcport",
     "tcp.checksum.status",
     "tcp.flags.str",
@@ -111,6 +111,7 @@ const FIELDS: [&str; 12] = [
     "tcp.analysis.ack_lost_segment",
     "tcp.analysis.duplicate_ack",
     "tcp.analysis.window_full",
+    "tcp.checksum.ffff",
 ];
 /// The peer's window may fill up: that is no fault.
 const FAULTS: std::ops::Range<usize> = 3..11;
@@ -135,8 +136,10 @@ fn judge(segments: &[Vec<String>], checksums: bool, least: usize) -> Result<(), 
             }
         }
         if checksums && segment[0] == SERVICE.to_string() {
-            // 1: good.
-            assert_eq!(segment[1], "1", "checksum: {segment:?}");
+            // 1: good. A kernel that finishes a checksum writes 0xffff for 0 (CSUM_MANGLED_0 in
+            // skb_checksum_help), which tshark has a complaint of its own for.
+            let good = segment[1] == "1" || !segment[12].is_empty();
+            assert!(good, "checksum: {segment:?}");
         }
     }
     again?;
