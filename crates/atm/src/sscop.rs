@@ -6,12 +6,19 @@
 //! indication at once, so the four states in which SSCOP waits for its user (3, 6, 8 and 9)
 //! are passed through within a call and not kept.
 
+mod establishment;
+mod receiver;
+mod transmitter;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use tidewall_wire::atm::sscop::{DATA_MAX, LIST_MAX, List, PDU_MAX, Pdu, Sequence};
 
 use crate::reassembly::Time;
+
+use receiver::Receiver;
+use transmitter::{Next, Transmitter};
 
 /// Half of all numbers: what is further on counts as behind.
 const HALF: u32 = 1 << 23;
@@ -116,15 +123,6 @@ pub enum SendError {
     TooLong,
 }
 
-#[derive(Debug)]
-struct Sent {
-    data: Vec<u8>,
-    /// VT(PS) when it was sent last.
-    poll: Sequence,
-    /// It waits to be sent again.
-    again: bool,
-}
-
 #[derive(Debug, Default)]
 struct Timers {
     cc: Option<Time>,
@@ -143,25 +141,10 @@ pub struct Sscop {
     vt_sq: u8,
     vr_sq: u8,
     vt_cc: u32,
-    vt_s: Sequence,
-    vt_a: Sequence,
-    vt_ms: Sequence,
-    vt_ps: Sequence,
-    vt_pa: Sequence,
-    vt_pd: u32,
-    vr_r: Sequence,
-    vr_h: Sequence,
-    vr_mr: Sequence,
-    /// From VT(A) on.
-    sent: VecDeque<Sent>,
-    again: VecDeque<Sequence>,
-    queue: VecDeque<Vec<u8>>,
-    /// From VR(R) on; the first is missing.
-    received: VecDeque<Option<Vec<u8>>>,
+    transmitter: Transmitter,
+    receiver: Receiver,
     out: VecDeque<Vec<u8>>,
     events: VecDeque<Event>,
-    /// [`Event::Data`] in `events`.
-    untaken: u32,
     errors: [u64; 26],
 }
 
@@ -173,7 +156,6 @@ impl Sscop {
             window: config.window.clamp(1, HALF - 1),
             ..config
         };
-        let zero = Sequence::default();
         Self {
             config,
             state: State::Idle,
@@ -181,22 +163,10 @@ impl Sscop {
             vt_sq: config.first_sequence,
             vr_sq: 0,
             vt_cc: 0,
-            vt_s: zero,
-            vt_a: zero,
-            vt_ms: zero,
-            vt_ps: zero,
-            vt_pa: zero,
-            vt_pd: 0,
-            vr_r: zero,
-            vr_h: zero,
-            vr_mr: zero,
-            sent: VecDeque::new(),
-            again: VecDeque::new(),
-            queue: VecDeque::new(),
-            received: VecDeque::new(),
+            transmitter: Transmitter::default(),
+            receiver: Receiver::new(config.window),
             out: VecDeque::new(),
             events: VecDeque::new(),
-            untaken: 0,
             errors: [0; 26],
         }
     }
@@ -254,10 +224,10 @@ impl Sscop {
         if message.len() > DATA_MAX {
             return Err(SendError::TooLong);
         }
-        if self.sent.len() + self.queue.len() >= self.config.queue {
+        if self.transmitter.len() >= self.config.queue {
             return Err(SendError::Full);
         }
-        self.queue.push_back(message.to_vec());
+        self.transmitter.push(message);
         Ok(())
     }
 
@@ -265,8 +235,7 @@ impl Sscop {
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
         if let Event::Data(_) = event {
-            self.untaken -= 1;
-            self.extend_credit();
+            self.receiver.taken();
         }
         Some(event)
     }
@@ -306,23 +275,12 @@ impl Sscop {
 
     fn poll_again(&mut self, now: Time) {
         self.send_poll();
-        if self.sent.is_empty() && self.queue.is_empty() {
+        if self.transmitter.len() == 0 {
             self.timers.poll = None;
             self.timers.keep_alive = Some(now + self.config.keep_alive);
         } else {
             self.timers.keep_alive = None;
             self.timers.poll = Some(now + self.config.poll);
-        }
-    }
-
-    fn cc_expired(&mut self, now: Time) {
-        if self.vt_cc < self.config.max_cc {
-            self.vt_cc += 1;
-            self.timers.cc = Some(now + self.config.cc);
-            self.send_request();
-        } else {
-            self.error(b'O');
-            self.give_up();
         }
     }
 
@@ -335,53 +293,25 @@ impl Sscop {
     }
 
     fn transmit_data(&mut self, now: Time) {
-        while let Some(number) = self.again.pop_front() {
-            let index = number.since(self.vt_a) as usize;
-            if let Some(sent) = self.sent.get_mut(index)
-                && sent.again
-            {
-                sent.again = false;
-                sent.poll = self.vt_ps;
-                let pdu = emitted(&Pdu::Data {
-                    number,
-                    data: &sent.data,
-                });
+        match self.transmitter.next() {
+            Next::Data(pdu) => {
                 self.out.push_back(pdu);
                 self.data_sent(now);
-                return;
             }
-        }
-        if self.queue.is_empty() {
-            return;
-        }
-        let credit = self.vt_ms.since(self.vt_a);
-        if credit < HALF && self.vt_s.since(self.vt_a) < credit {
-            if let Some(data) = self.queue.pop_front() {
-                let number = self.vt_s;
-                let pdu = emitted(&Pdu::Data {
-                    number,
-                    data: &data,
-                });
-                self.out.push_back(pdu);
-                let poll = self.vt_ps;
-                let again = false;
-                self.sent.push_back(Sent { data, poll, again });
-                self.vt_s = self.vt_s.plus(1);
-                self.data_sent(now);
+            Next::NoCredit if self.timers.poll.is_none() => {
+                // A POLL asks for more.
+                self.timers.idle = None;
+                self.timers.keep_alive = None;
+                self.timers.no_response = Some(now + self.config.no_response);
+                self.send_poll();
+                self.timers.poll = Some(now + self.config.poll);
             }
-        } else if self.timers.poll.is_none() {
-            // Without credit: a POLL asks for more.
-            self.timers.idle = None;
-            self.timers.keep_alive = None;
-            self.timers.no_response = Some(now + self.config.no_response);
-            self.send_poll();
-            self.timers.poll = Some(now + self.config.poll);
+            Next::NoCredit | Next::Nothing => {}
         }
     }
 
     /// An SD went out: a POLL at times (Q.2110, figure 20, sheets 46 and 47).
     fn data_sent(&mut self, now: Time) {
-        self.vt_pd += 1;
         if self.timers.poll.is_none() {
             if self.timers.idle.take().is_some() {
                 self.timers.no_response = Some(now + self.config.no_response);
@@ -390,17 +320,15 @@ impl Sscop {
             }
             self.timers.poll = Some(now + self.config.poll);
         }
-        if self.vt_pd >= self.config.max_pd {
+        if self.transmitter.since_poll() >= self.config.max_pd {
             self.send_poll();
             self.timers.poll = Some(now + self.config.poll);
         }
     }
 
     fn send_poll(&mut self) {
-        self.vt_ps = self.vt_ps.plus(1);
-        self.vt_pd = 0;
-        let (poll, next) = (self.vt_ps, self.vt_s);
-        self.put(&Pdu::Poll { poll, next });
+        let poll = self.transmitter.poll();
+        self.put(&poll);
     }
 
     /// A PDU has come.
@@ -470,7 +398,13 @@ impl Sscop {
                 credit,
                 expected,
             } => match self.state {
-                State::Ready => self.status(now, missing, poll, credit, expected),
+                State::Ready => {
+                    let taken = self.transmitter.status(missing, poll, credit, expected);
+                    match taken {
+                        Ok(()) => self.answered(now),
+                        Err(letter) => self.start_recovery(now, letter),
+                    }
+                }
                 _ => self.unexpected_in_idle(b'H'),
             },
             Pdu::UnsolicitedStatus {
@@ -479,7 +413,12 @@ impl Sscop {
                 credit,
                 expected,
             } => match self.state {
-                State::Ready => self.unsolicited(now, first, end, credit, expected),
+                State::Ready => {
+                    let taken = (self.transmitter).unsolicited(first, end, credit, expected);
+                    if let Err(letter) = taken {
+                        self.start_recovery(now, letter);
+                    }
+                }
                 _ => self.unexpected_in_idle(b'I'),
             },
             // Signalling sends neither.
@@ -487,257 +426,39 @@ impl Sscop {
         }
     }
 
-    /// An answer to what is not under way: without a connection the other end learns that.
-    fn unexpected(&mut self, letter: u8) {
-        self.error(letter);
-        if self.state == State::Idle {
-            self.send_end(true);
-        }
-    }
-
-    fn unexpected_in_idle(&mut self, letter: u8) {
-        if self.state == State::Idle {
-            self.unexpected(letter);
-        }
-    }
-
-    /// True for a request that is not a repetition (Q.2110 §7.3: VR(SQ)).
-    fn is_new(&mut self, sequence: u8) -> bool {
-        let new = sequence != self.vr_sq;
-        self.vr_sq = sequence;
-        new
-    }
-
-    fn begin(&mut self, now: Time, sequence: u8, credit: Sequence) {
-        let acknowledge = Pdu::BeginAcknowledge {
-            credit: self.window(),
-            data: &[],
-        };
-        if self.is_new(sequence) {
-            if !matches!(self.state, State::Idle | State::OutgoingConnection) {
-                self.clear();
-                self.events.push_back(Event::Released);
-            }
-            self.put(&acknowledge);
-            self.ready(now, credit);
-            return;
-        }
-        match self.state {
-            State::Idle => self.put(&Pdu::BeginReject { data: &[] }),
-            State::OutgoingConnection => {}
-            State::Ready => {
-                self.timers.no_response = Some(now + self.config.no_response);
-                self.put(&acknowledge);
-            }
-            _ => {
-                // The acknowledgment was lost, and what is asked for now stands.
-                self.put(&acknowledge);
-                self.send_request();
-            }
-        }
-    }
-
-    fn resynchronize(&mut self, now: Time, sequence: u8, credit: Sequence) {
-        let acknowledge = Pdu::ResynchronizeAcknowledge {
-            credit: self.window(),
-        };
-        match self.state {
-            State::Idle => self.unexpected(b'J'),
-            State::OutgoingConnection => self.error(b'J'),
-            State::OutgoingDisconnection => {}
-            State::Ready if sequence == self.vr_sq => {
-                self.timers.no_response = Some(now + self.config.no_response);
-                self.put(&acknowledge);
-            }
-            _ if sequence == self.vr_sq => self.error(b'J'),
-            state => {
-                self.vr_sq = sequence;
-                if state == State::Ready {
-                    self.clear();
-                }
-                self.put(&acknowledge);
-                self.ready(now, credit);
-            }
-        }
-    }
-
-    fn recover(&mut self, now: Time, sequence: u8, credit: Sequence) {
-        let acknowledge = Pdu::RecoverAcknowledge {
-            credit: self.window(),
-        };
-        match self.state {
-            State::Idle => self.unexpected(b'L'),
-            State::OutgoingConnection | State::OutgoingResynchronization => self.error(b'L'),
-            State::OutgoingDisconnection => {}
-            State::Ready if sequence == self.vr_sq => {
-                self.timers.no_response = Some(now + self.config.no_response);
-                self.put(&acknowledge);
-            }
-            State::OutgoingRecovery if sequence == self.vr_sq => self.error(b'L'),
-            state => {
-                self.vr_sq = sequence;
-                if state == State::Ready {
-                    self.clear();
-                }
-                self.put(&acknowledge);
-                self.ready(now, credit);
-            }
-        }
-    }
-
     fn data(&mut self, now: Time, number: Sequence, data: &[u8]) {
-        let offset = number.since(self.vr_r);
-        let high = self.vr_h.since(self.vr_r);
-        let window = self.vr_mr.since(self.vr_r);
-        if offset >= HALF {
-            // It has been delivered before.
-            return;
-        }
-        if offset >= window {
-            // Beyond the credit; what is missing below it is asked for.
-            if high < window {
-                self.send_unsolicited(self.vr_mr);
-                self.vr_h = self.vr_mr;
-            }
-            return;
-        }
-        if offset == 0 {
-            self.received.pop_front();
-            self.deliver(data.to_vec());
-            while let Some(Some(next)) = self.received.front_mut().map(Option::take) {
-                self.received.pop_front();
-                self.deliver(next);
-            }
-            if high == 0 {
-                self.vr_h = self.vr_r;
-            }
-            self.extend_credit();
-            return;
-        }
-        if offset > high {
-            self.send_unsolicited(number);
-        }
-        let index = offset as usize;
-        if self.received.get(index).is_some_and(Option::is_some) {
-            self.error(b'Q');
-            self.start_recovery(now);
-            return;
-        }
-        if offset >= high {
-            self.vr_h = number.plus(1);
-        }
-        if self.received.len() <= index {
-            self.received.resize_with(index + 1, || None);
-        }
-        if let Some(place) = self.received.get_mut(index) {
-            *place = Some(data.to_vec());
-        }
-    }
-
-    fn deliver(&mut self, data: Vec<u8>) {
-        self.vr_r = self.vr_r.plus(1);
-        self.untaken += 1;
-        self.events.push_back(Event::Data(data));
-    }
-
-    /// VR(MR) follows what the user has taken, and never goes back.
-    fn extend_credit(&mut self) {
-        let room = self.config.window.saturating_sub(self.untaken);
-        if room > self.vr_mr.since(self.vr_r) || self.vr_mr.since(self.vr_r) >= HALF {
-            self.vr_mr = self.vr_r.plus(room);
+        match self.receiver.data(number, data, &mut self.events) {
+            Ok(Some(missing)) => self.put(&missing),
+            Ok(None) => {}
+            Err(letter) => self.start_recovery(now, letter),
         }
     }
 
     fn polled(&mut self, now: Time, poll: Sequence, next: Sequence) {
-        let offset = next.since(self.vr_r);
-        let high = self.vr_h.since(self.vr_r);
-        let window = self.vr_mr.since(self.vr_r);
-        if offset < high || offset >= HALF {
-            self.error(b'Q');
-            self.start_recovery(now);
-            return;
-        }
-        let high = offset.min(window);
-        self.vr_h = self.vr_r.plus(high);
-        let here = |index: u32| {
-            let entry = self.received.get(index as usize);
-            entry.is_some_and(Option::is_some)
+        let list = match self.receiver.polled(next) {
+            Ok(list) => list,
+            Err(letter) => return self.start_recovery(now, letter),
         };
-        // Where missing and present change, and where what was polled for ends.
-        let mut list = vec![];
-        if high > 0 {
-            let changes = (1..high).filter(|index| here(*index) != here(index - 1));
-            list.push(0);
-            list.extend(changes);
-            list.push(high);
-        }
-        let elements: Vec<[u8; 4]> = (list.iter())
-            .map(|index| self.vr_r.plus(*index).value().to_be_bytes())
-            .collect();
+        let (expected, credit) = self.receiver.expected();
         // A further STAT begins with the last element of the one before (§7.7).
         let mut from = 0;
         loop {
-            let to = elements.len().min(from + LIST_MAX);
+            let to = list.len().min(from + LIST_MAX);
             self.put(&Pdu::Status {
-                missing: List::new(elements.get(from..to).unwrap_or_default()),
+                missing: List::new(list.get(from..to).unwrap_or_default()),
                 poll,
-                credit: self.vr_mr,
-                expected: self.vr_r,
+                credit,
+                expected,
             });
-            if to == elements.len() {
+            if to == list.len() {
                 break;
             }
             from = to - 1;
         }
     }
 
-    /// Takes what N(R) acknowledges and N(MR) allows; false where they cannot be.
-    fn acknowledged(&mut self, expected: Sequence, credit: Sequence) -> bool {
-        let count = expected.since(self.vt_a);
-        if count > self.vt_s.since(self.vt_a) || credit.since(expected) >= HALF {
-            return false;
-        }
-        self.sent.drain(..self.sent.len().min(count as usize));
-        self.vt_a = expected;
-        self.vt_ms = credit;
-        true
-    }
-
-    fn status(
-        &mut self,
-        now: Time,
-        missing: List<'_>,
-        poll: Sequence,
-        credit: Sequence,
-        expected: Sequence,
-    ) {
-        if poll.since(self.vt_pa) > self.vt_ps.since(self.vt_pa) {
-            self.error(b'R');
-            self.start_recovery(now);
-            return;
-        }
-        let under_way = self.vt_s.since(expected);
-        let rising = missing
-            .iter()
-            .map(|element| i64::from(element.since(expected)))
-            .try_fold(-1, |before, element| (element > before).then_some(element))
-            .is_some_and(|last| last <= i64::from(under_way));
-        if !rising || !self.acknowledged(expected, credit) {
-            self.error(b'S');
-            self.start_recovery(now);
-            return;
-        }
-        self.vt_pa = poll;
-        let ends = missing.iter().skip(1);
-        for (index, (first, end)) in missing.iter().zip(ends).enumerate() {
-            if index % 2 == 0 {
-                // What was sent after the POLL may still be on its way.
-                self.repeat(first, end, |sent| {
-                    let since = poll.since(sent);
-                    since > 0 && since < HALF
-                });
-            }
-        }
+    /// A STAT was taken: the other end is alive.
+    fn answered(&mut self, now: Time) {
         if self.timers.poll.is_some() {
             self.timers.no_response = Some(now + self.config.no_response);
         } else if self.timers.idle.is_none() {
@@ -745,135 +466,6 @@ impl Sscop {
             self.timers.no_response = None;
             self.timers.idle = Some(now + self.config.idle);
         }
-    }
-
-    fn unsolicited(
-        &mut self,
-        now: Time,
-        first: Sequence,
-        end: Sequence,
-        credit: Sequence,
-        expected: Sequence,
-    ) {
-        let under_way = self.vt_s.since(expected);
-        let fits = first.since(expected) < end.since(expected) && end.since(expected) <= under_way;
-        if !fits || !self.acknowledged(expected, credit) {
-            self.error(b'T');
-            self.start_recovery(now);
-            return;
-        }
-        self.repeat(first, end, |_| true);
-    }
-
-    /// Sends again what lies from `first` to before `end`, where `due` of the POLL before it.
-    fn repeat(&mut self, first: Sequence, end: Sequence, due: impl Fn(Sequence) -> bool) {
-        let from = first.since(self.vt_a) as usize;
-        let to = end.since(self.vt_a) as usize;
-        let to = to.min(self.sent.len());
-        for (index, sent) in self.sent.range_mut(from.min(to)..to).enumerate() {
-            if !sent.again && due(sent.poll) {
-                sent.again = true;
-                self.again.push_back(first.plus(index as u32));
-            }
-        }
-    }
-
-    fn send_unsolicited(&mut self, end: Sequence) {
-        self.put(&Pdu::UnsolicitedStatus {
-            first: self.vr_h,
-            end,
-            credit: self.vr_mr,
-            expected: self.vr_r,
-        });
-    }
-
-    fn start_recovery(&mut self, now: Time) {
-        self.clear();
-        self.ask(now, State::OutgoingRecovery);
-    }
-
-    /// Sends the request that leads to a state, and waits in it for the answer.
-    fn ask(&mut self, now: Time, state: State) {
-        self.state = state;
-        self.timers = Timers {
-            cc: Some(now + self.config.cc),
-            ..Timers::default()
-        };
-        self.vt_cc = 1;
-        if state != State::OutgoingDisconnection {
-            self.vt_sq = self.vt_sq.wrapping_add(1);
-        }
-        self.send_request();
-    }
-
-    /// The request of the state, first or again.
-    fn send_request(&mut self) {
-        let (sequence, credit, data) = (self.vt_sq, self.window(), &[][..]);
-        match self.state {
-            State::OutgoingConnection => self.put(&Pdu::Begin {
-                sequence,
-                credit,
-                data,
-            }),
-            State::OutgoingDisconnection => self.send_end(false),
-            State::OutgoingResynchronization => self.put(&Pdu::Resynchronize {
-                sequence,
-                credit,
-                data,
-            }),
-            State::OutgoingRecovery => self.put(&Pdu::Recover { sequence, credit }),
-            State::Idle | State::Ready => {}
-        }
-    }
-
-    fn send_end(&mut self, by_protocol: bool) {
-        let data = &[];
-        self.put(&Pdu::End { by_protocol, data });
-    }
-
-    /// N(MR) of a connection that begins. Messages of the one before that the user has not
-    /// taken count, or a peer that begins again and again could have any number kept.
-    const fn window(&self) -> Sequence {
-        Sequence::new(self.config.window.saturating_sub(self.untaken))
-    }
-
-    /// The link is up, from number 0 on.
-    fn ready(&mut self, now: Time, credit: Sequence) {
-        let zero = Sequence::default();
-        self.state = State::Ready;
-        self.timers = Timers {
-            poll: Some(now + self.config.poll),
-            no_response: Some(now + self.config.no_response),
-            ..Timers::default()
-        };
-        self.vt_ms = credit;
-        (self.vt_s, self.vt_a, self.vt_ps, self.vt_pa) = (zero, zero, zero, zero);
-        self.vt_pd = 0;
-        (self.vr_r, self.vr_h, self.vr_mr) = (zero, zero, self.window());
-        self.sent.clear();
-        self.again.clear();
-        self.received.clear();
-        self.events.push_back(Event::Established);
-    }
-
-    /// Forgets what was under way and what waits (Clear-Buffers is "yes" at the UNI).
-    fn clear(&mut self) {
-        self.sent.clear();
-        self.again.clear();
-        self.queue.clear();
-        self.received.clear();
-    }
-
-    fn down(&mut self) {
-        self.clear();
-        self.state = State::Idle;
-        self.timers = Timers::default();
-        self.events.push_back(Event::Released);
-    }
-
-    fn give_up(&mut self) {
-        self.send_end(true);
-        self.down();
     }
 
     fn put(&mut self, pdu: &Pdu<'_>) {
