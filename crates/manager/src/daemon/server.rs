@@ -22,8 +22,6 @@ use super::{Device, Limits};
 use crate::connection::{Connection, Credentials, Listener};
 use crate::protocol::{Answer, Counters, Empty, Joined, Queue, as_text};
 
-/// Messages of one client before others have their turn.
-const MESSAGES_A_TURN: usize = 16;
 /// Events taken at once.
 const EVENTS: usize = 64;
 
@@ -297,45 +295,44 @@ impl Server {
         Ok(())
     }
 
+    /// Takes one message, so that everybody has his turn; of more the next wait tells.
     fn serve(&mut self, client: ClientId) {
-        for _ in 0..MESSAGES_A_TURN {
-            let Some(connection) = self.clients.get(&client) else {
-                return;
-            };
-            let received = match connection.receive() {
-                Ok(Some(received)) => received,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                _ => return self.end(client),
-            };
-            let holder: Option<HolderFacts> = match received.descriptors.as_slice() {
-                [one] => self.device.holder(one.as_fd()),
-                _ => None,
-            };
-            let (bytes, now) = (&received.bytes, monotonic());
-            let application = self.manager.application_of(client);
-            let (id, reply) =
-                self.manager
-                    .handle(client, bytes, holder.as_ref(), now, &mut self.device);
-            // The descriptors that came are closed before the answer reports them.
-            drop(received);
-            match reply {
-                Reply::Left => self.log_ended(application),
-                _ => self.log_reply(client, &reply),
+        let Some(connection) = self.clients.get(&client) else {
+            return;
+        };
+        let received = match connection.receive() {
+            Ok(Some(received)) => received,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            _ => return self.end(client),
+        };
+        let holder: Option<HolderFacts> = match received.descriptors.as_slice() {
+            [one] => self.device.holder(one.as_fd()),
+            _ => None,
+        };
+        let (bytes, now) = (&received.bytes, monotonic());
+        let application = self.manager.application_of(client);
+        let (id, reply) =
+            self.manager
+                .handle(client, bytes, holder.as_ref(), now, &mut self.device);
+        // The descriptors that came are closed before the answer reports them.
+        drop(received);
+        match reply {
+            Reply::Left => self.log_ended(application),
+            _ => self.log_reply(client, &reply),
+        }
+        let sent = match &reply {
+            Reply::Answer(answer, beside) => {
+                let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
+                self.send(client, id, answer, &beside)
             }
-            let sent = match &reply {
-                Reply::Answer(answer, beside) => {
-                    let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
-                    self.send(client, id, answer, &beside)
-                }
-                Reply::Joined(joined, parts) => {
-                    let joined = Answer::Joined(joined.clone());
-                    self.hand_over(client, id, &joined, parts)
-                }
-                Reply::Left => self.send(client, id, &Answer::Done(Empty {}), &[]),
-            };
-            if sent.is_err() || matches!(reply, Reply::Left) {
-                return self.end(client);
+            Reply::Joined(joined, parts) => {
+                let joined = Answer::Joined(joined.clone());
+                self.hand_over(client, id, &joined, parts)
             }
+            Reply::Left => self.send(client, id, &Answer::Done(Empty {}), &[]),
+        };
+        if sent.is_err() || matches!(reply, Reply::Left) {
+            self.end(client);
         }
     }
 
