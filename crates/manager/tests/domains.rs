@@ -250,21 +250,30 @@ mod inside {
         program.attach(INTERFACE, XdpMode::Native).unwrap();
         let before = threaded::read(INTERFACE, index()).unwrap();
         assert!(!before.threaded);
-        let nice = || {
+        let thread = || {
             let output = Command::new("ps")
-                .args(["-eo", "ni,comm"])
+                .args(["-eo", "ni,pid,comm"])
                 .output()
                 .unwrap();
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             let name = format!("napi/{INTERFACE}-");
             let line = text.lines().find(|line| line.contains(&name))?;
-            line.split_whitespace().next()?.parse::<i32>().ok()
+            let mut words = line.split_whitespace();
+            let nice: i32 = words.next()?.parse().ok()?;
+            Some((nice, words.next()?.to_owned()))
         };
         for _ in 0..2 {
             threaded::set(INTERFACE, index()).unwrap();
             assert!(threaded::read(INTERFACE, index()).unwrap().threaded);
-            assert_eq!(nice(), Some(5));
+            assert_eq!(thread().unwrap().0, 5);
         }
+        // A priority that somebody has given it stays.
+        let process = thread().unwrap().1;
+        let mut renice = Command::new("renice");
+        renice.args(["-n", "7", "-p", &process]);
+        assert!(renice.status().unwrap().success());
+        threaded::set(INTERFACE, index()).unwrap();
+        assert_eq!(thread().unwrap().0, 7);
         threaded::put_back(INTERFACE, index(), before).unwrap();
         assert_eq!(threaded::read(INTERFACE, index()).unwrap(), before);
     }

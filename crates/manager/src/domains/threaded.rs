@@ -7,7 +7,7 @@
 use std::io;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, setpriority_process};
+use rustix::process::{Pid, getpriority_process, setpriority_process};
 use tidewall_sys::netlink::{Napi, Netdev};
 
 /// Of the thread: below the applications, which have work to do with what it gives them.
@@ -50,14 +50,15 @@ pub fn read(interface: &str, index: u32) -> io::Result<Before> {
 
 /// Has threads poll an interface, of low priority where CAP_SYS_NICE is there. May be
 /// repeated: the kernel makes threads anew when the interface goes down and up, and they
-/// forget their priority.
+/// forget their priority. A priority that somebody has given them stays.
 ///
 /// # Errors
 /// EOPNOTSUPP for an interface without NAPI, as a veth without a program; EPERM or EACCES
 /// without CAP_NET_ADMIN, and before Linux 6.17 user 0; what the kernel reports.
 pub fn set(interface: &str, index: u32) -> io::Result<()> {
     switch(interface, index, true)?;
-    for thread in threads(interface, index) {
+    let fresh = |thread: &Pid| getpriority_process(Some(*thread)) == Ok(0);
+    for thread in threads(interface, index).into_iter().filter(fresh) {
         match setpriority_process(Some(thread), NICE) {
             // It works without, and takes more from the applications.
             Ok(()) | Err(Errno::PERM | Errno::ACCESS) => {}
