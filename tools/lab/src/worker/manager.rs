@@ -11,7 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use rustix::process::{Gid, Pid, Signal, Uid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Gid, Pid, Signal, Uid, getpriority_process, kill_process, set_parent_process_death_signal,
+    setpriority_process,
+};
 use rustix::thread::{
     CpuSet, sched_setaffinity, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
@@ -206,6 +209,13 @@ fn pin_pollers(cpu: usize) -> anyhow::Result<usize> {
         .collect();
     for thread in &threads {
         sched_setaffinity(Some(*thread), &set).context("cannot pin the polling thread")?;
+        // The workers' sessions are above all others. A thread of the kernel's is in none, so
+        // it would be below them by more than its own priority says.
+        if super::sessions_are_grouped() {
+            let nice = getpriority_process(Some(*thread))? + super::SESSION_NICE;
+            setpriority_process(Some(*thread), nice.max(super::SESSION_NICE))
+                .context("cannot change the polling thread's priority")?;
+        }
     }
     Ok(threads.len())
 }

@@ -332,6 +332,15 @@ pub struct TracePoint {
     pub latency: Option<Latency>,
 }
 
+/// Priority of the workers' sessions (sched(7), autogrouping), as a nice value.
+const SESSION_NICE: i32 = -20;
+
+/// True where a session's tasks share the weight of one.
+fn sessions_are_grouped() -> bool {
+    let enabled = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
+    enabled.is_ok_and(|enabled| enabled.trim() == "1")
+}
+
 /// The body of the hidden subcommand `lab-worker`.
 ///
 /// # Errors
@@ -345,7 +354,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // With automatic grouping a session's share of the processor is one task's;
     // the weights are to be those of the tasks. Not every kernel has it.
-    let _ = fs::write("/proc/self/autogroup", "-20");
+    let _ = fs::write("/proc/self/autogroup", SESSION_NICE.to_string());
     match job {
         Job::Service(job) => service::serve(&job),
         Job::Load(job) => load::run(&job),
