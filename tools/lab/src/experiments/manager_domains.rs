@@ -35,8 +35,8 @@ const ECHO_PORTS: [u16; 2] = [7, 8];
 const BLAST_PORT: u16 = 9;
 const STILL_PORT: u16 = 10;
 const TIMEOUT: Duration = Duration::from_millis(20);
-/// Requests/s of a paced client to each.
-const PACE: u64 = 4_000;
+/// Requests/s of a paced client to each, as a share of `bare`'s capacity.
+const PACE: f64 = 0.003;
 /// Requests in flight to the one that stands still: its channel is full soon.
 const UNANSWERED: u16 = 64;
 /// The blast at which the claims are judged, as a share of `bare`'s capacity.
@@ -45,7 +45,7 @@ const FULL: [f64; 5] = [0.0, 0.1, JUDGED, 0.5, 0.7];
 const QUICK: [f64; 3] = [0.0, JUDGED, 0.5];
 
 /// Of each client, what its curves are called alone and among the others.
-const CLIENTS: [(Option<u64>, &str, &str, &str); 2] = [
+const CLIENTS: [(Option<f64>, &str, &str, &str); 2] = [
     (Some(PACE), "paced", "paced, alone", "paced, four of them"),
     (
         None,
@@ -75,7 +75,8 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
     };
     let shares: &[f64] = if quick { &QUICK } else { &FULL };
     let mut curves = Vec::new();
-    for (rate, _, alone, together) in CLIENTS {
+    for (share, _, alone, together) in CLIENTS {
+        let rate = capacity.rate(share);
         let pair = Curve {
             system: System::Private,
             setting: Some(alone),
@@ -113,8 +114,8 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let curves = curves(bed, run.options.quick);
     run.series = run.sweep(&curves, run.options.within(5, 60), reduce)?;
     run.note(format!(
-        "All four on one processor, which the kernel's polling thread shares. Paced: {PACE} \
-         requests/s to each of the two; closed loop: one 8-byte request at a time to each, given \
+        "All four on one processor, which the kernel's polling thread shares. Paced: {PACE} of \
+         bare's capacity in requests/s to each of the two; closed loop: one 8-byte request at a time to each, given \
          up after {TIMEOUT:?}. One thread spins for both and sends the blast."
     ));
     Ok(())

@@ -13,10 +13,11 @@ use tidewall_service::{Kind, ServiceSpec};
 use super::tcp::{DOCUMENT, HTTP_PORT, Site, client};
 use super::{Experiment, Run, USUAL, waited};
 use crate::bench::{Measured, load, server};
+use crate::capacity::Bed;
 use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Sample};
 use crate::system::System;
-use crate::testbed::{BusyTimeout, Config, more_clients};
+use crate::testbed::{BusyTimeout, more_clients};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "manager-restart",
@@ -37,13 +38,13 @@ const EVERY_MS: u32 = 1_000;
 /// The issue's minute, and a quick run's share of it.
 const FULL: Duration = Duration::from_secs(60);
 const QUICK: Duration = Duration::from_millis(4_500);
-/// Datagrams/s, and how many may be in flight.
-const DATAGRAMS: (u64, u16) = (8_000, 128);
+/// Datagrams/s as a share of `bare`'s capacity, and how many may be in flight.
+const DATAGRAMS: (f64, u16) = (0.005, 128);
 /// A datagram that has no answer after that is lost.
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// Requests/s over kept connections, and new clients/s.
-const REQUESTS: u64 = 4_000;
-const CLIENTS: u64 = 200;
+/// Requests/s over kept connections, and new clients/s, as shares of the same.
+const REQUESTS: f64 = 0.0025;
+const CLIENTS: f64 = 0.000_125;
 const CONNECT: Duration = Duration::from_secs(1);
 
 const SYSTEMS: [System; 2] = [System::Direct, System::Private];
@@ -57,16 +58,16 @@ const REFUSED: &str = "new clients without a connection";
 const KILLS: &str = "managers killed";
 const ABSENT: &str = "longest without a manager, ms";
 
-fn curves(config: Config, quick: bool, site: &Site) -> Vec<Curve> {
+fn curves((config, capacity): Bed, quick: bool, site: &Site) -> Vec<Curve> {
     let duration = if quick { QUICK } else { FULL };
     let base = LoadSpec {
         duration,
         ..load(config)
     };
-    let (rate, outstanding) = DATAGRAMS;
+    let (share, outstanding) = DATAGRAMS;
     let datagrams = LoadSpec {
         ping: Some(PingSpec {
-            rate: Some(rate),
+            rate: capacity.rate(Some(share)),
             outstanding,
             timeout: TIMEOUT,
             ..PingSpec::new(server(ECHO_PORT))
@@ -75,11 +76,11 @@ fn curves(config: Config, quick: bool, site: &Site) -> Vec<Curve> {
     };
     let connections = LoadSpec {
         http: Some(HttpSpec {
-            rate: Some(REQUESTS),
+            rate: capacity.rate(Some(REQUESTS)),
             ..client(Reuse::KeepAlive)
         }),
         probe: Some(ProbeSpec {
-            rate: CLIENTS,
+            rate: capacity.rate(Some(CLIENTS)).unwrap_or(0).max(1),
             timeout: CONNECT,
             sources: more_clients(),
             ..ProbeSpec::new(server(HTTP_PORT), DOCUMENT)
@@ -120,13 +121,14 @@ fn curves(config: Config, quick: bool, site: &Site) -> Vec<Curve> {
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let bed = run.bed()?;
     let site = Site::new()?;
-    let curves = curves(run.config(), run.options.quick, &site);
+    let curves = curves(bed, run.options.quick, &site);
     run.series = run.sweep(&curves, run.options.within(3, 90), reduce)?;
     run.note(format!(
-        "Datagrams: {} requests/s, lost without an answer after {TIMEOUT:?}. Connections: \
-         {REQUESTS} requests/s over kept ones, and {CLIENTS} new clients/s, each with {CONNECT:?} \
-         to get in. The manager is started again as soon as it is dead.",
+        "Datagrams: {} of bare's capacity in requests/s, lost without an answer after {TIMEOUT:?}. \
+         Connections: {REQUESTS} of it over kept ones, and {CLIENTS} in new clients/s, each with \
+         {CONNECT:?} to get in. The manager is started again as soon as it is dead.",
         DATAGRAMS.0
     ));
     Ok(())
@@ -209,7 +211,9 @@ fn claims(series: &[Series]) -> Vec<Claim> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
+    use crate::testbed::Config;
 
     fn killed(setting: &str, values: &[(&str, f64)]) -> Series {
         let mut series = curve("direct", Some(setting), &[(4.0, 8e3)]);
@@ -248,7 +252,7 @@ mod tests {
     fn loads_are_valid_and_quick_keeps_the_kills() {
         let site = Site::new().unwrap();
         for quick in [false, true] {
-            let curves = curves(Config::default(), quick, &site);
+            let curves = curves((Config::default(), MILLION), quick, &site);
             let mut loads = curves.iter().flat_map(|curve| &curve.loads);
             assert!(loads.all(|load| load.check().is_ok()));
             let killed = |curve: &&Curve| curve.kill_manager_ms.is_some();
