@@ -13,8 +13,10 @@ use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_manager::client::Client;
 use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
 
-/// How often each request is made.
+/// How often what changes nothing is asked.
 const REQUESTS: usize = 2_000;
+/// Listeners, each of which a port is owned for.
+const LISTENERS: usize = 400;
 /// Domains at once, and connections of all of them.
 const DOMAINS: u32 = 100;
 const CONNECTIONS: u32 = 100_000;
@@ -72,16 +74,17 @@ mod inside {
         });
         wait_until("they are gone", || counters().applications == 0);
         let one = client();
-        let listener = TcpListener::bind("0.0.0.0:7001").unwrap();
-        report(
-            "listen: a port owned, and disowned",
-            process,
-            REQUESTS,
-            |_| {
-                let cookie = one.own_port(Protocol::Tcp, &listener).unwrap();
-                one.disown_port(cookie).unwrap();
-            },
-        );
+        let listeners: Vec<TcpListener> = (0..LISTENERS)
+            .map(|number| TcpListener::bind(("0.0.0.0", 7_001 + number as u16)).unwrap())
+            .collect();
+        let mut cookies = Vec::new();
+        report("listen: a port owned", process, LISTENERS, |number| {
+            cookies.push(one.own_port(Protocol::Tcp, &listeners[number]).unwrap());
+        });
+        report("a port disowned", process, LISTENERS, |number| {
+            one.disown_port(cookies[number]).unwrap();
+        });
+        drop(listeners);
         report("a block leased and returned", process, JOINS, |_| {
             let block = one.lease(Protocol::Tcp).unwrap();
             one.return_lease(&block).unwrap();
