@@ -242,6 +242,11 @@ impl Reassembly {
         }
     }
 
+    /// Counts a PDU that its owner has read where it lies, and refused.
+    pub fn refused(&mut self, error: aal5::Error) -> DropReason {
+        self.count(reason(error))
+    }
+
     /// Adds the cells to what is under way. At the last: `Some(None)` where the PDU is the
     /// part itself, and else the CRC of all but its last cell, with the PDU in `whole`.
     fn take(

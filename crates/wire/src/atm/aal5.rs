@@ -7,7 +7,7 @@
 //! +--------- - - ---------+-------------+--------+-----+--------+--------+
 //! ```
 
-use super::{CELL_PAYLOAD_LEN, split};
+use super::CELL_PAYLOAD_LEN;
 use crate::EmitError;
 
 /// Bytes of the trailer.
@@ -124,41 +124,80 @@ impl<'a> Pdu<'a> {
     }
 }
 
-/// Puts pad and trailer behind a payload that lies at the start of `buffer`, and returns
-/// the PDU's bytes.
+/// Writes the PDU of a payload at the start of `buffer`, and returns its bytes.
 ///
 /// # Errors
 /// [`EmitError`], [`EmitError::PayloadTooLong`] for an empty payload too: a length of 0
 /// would say that the PDU is given up.
-pub fn seal(buffer: &mut [u8], payload: usize, user_to_user: u8) -> Result<usize, EmitError> {
-    if payload == 0 || payload > PAYLOAD_MAX {
-        return Err(EmitError::PayloadTooLong {
-            limit: PAYLOAD_MAX,
-            length: payload,
+pub fn emit(payload: &[u8], user_to_user: u8, buffer: &mut [u8]) -> Result<usize, EmitError> {
+    let length = pdu_len(payload.len());
+    let pdu = buffer.len().min(length);
+    let begin = PartialPdu::default();
+    let written = emit_part(payload, user_to_user, begin, &mut buffer[..pdu])?.written;
+    if written < length {
+        return Err(EmitError::BufferTooSmall {
+            needed: length,
+            available: pdu,
         });
     }
-    let (pdu, _) = split(buffer, pdu_len(payload))?;
-    let length = pdu.len();
-    let trailer = length - TRAILER_LEN;
-    pdu[payload..trailer].fill(0);
-    pdu[trailer] = user_to_user;
-    pdu[trailer + 1] = 0;
-    pdu[trailer + 2..trailer + 4].copy_from_slice(&(payload as u16).to_be_bytes());
-    let crc = Crc32::new().update(&pdu[..length - 4]).value();
-    pdu[length - 4..].copy_from_slice(&crc.to_be_bytes());
     Ok(length)
 }
 
-/// Writes the PDU of a payload at the start of `buffer`, and returns its bytes.
+/// Writes the next cells of a payload's PDU, as many as `part` has room for and the PDU
+/// still has: where it goes in several frames.
 ///
 /// # Errors
-/// As [`seal`].
-pub fn emit(payload: &[u8], user_to_user: u8, buffer: &mut [u8]) -> Result<usize, EmitError> {
-    if payload.len() <= PAYLOAD_MAX {
-        let (pdu, _) = split(buffer, pdu_len(payload.len()))?;
-        pdu[..payload.len()].copy_from_slice(payload);
+/// [`EmitError::PayloadTooLong`] as [`emit`].
+pub fn emit_part(
+    payload: &[u8],
+    user_to_user: u8,
+    before: PartialPdu,
+    part: &mut [u8],
+) -> Result<PartialPdu, EmitError> {
+    if payload.is_empty() || payload.len() > PAYLOAD_MAX {
+        return Err(EmitError::PayloadTooLong {
+            limit: PAYLOAD_MAX,
+            length: payload.len(),
+        });
     }
-    seal(buffer, payload.len(), user_to_user)
+    let PartialPdu { crc, written } = before;
+    let left = pdu_len(payload.len()).saturating_sub(written);
+    let length = left.min(part.len() / CELL_PAYLOAD_LEN * CELL_PAYLOAD_LEN);
+    let part = &mut part[..length];
+    let rest = payload.get(written..).unwrap_or_default();
+    let (data, pad) = part.split_at_mut(rest.len().min(length));
+    data.copy_from_slice(&rest[..data.len()]);
+    pad.fill(0);
+    let written = written + length;
+    match part.last_chunk_mut::<TRAILER_LEN>() {
+        Some(trailer) if length == left => {
+            trailer[0] = user_to_user;
+            trailer[2..4].copy_from_slice(&(payload.len() as u16).to_be_bytes());
+            let covered = length - 4;
+            let crc = crc.update(&part[..covered]);
+            part[covered..].copy_from_slice(&crc.value().to_be_bytes());
+            Ok(PartialPdu { crc, written })
+        }
+        _ => Ok(PartialPdu {
+            crc: crc.update(part),
+            written,
+        }),
+    }
+}
+
+/// What [`emit_part`] has written so far; by default nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartialPdu {
+    crc: Crc32,
+    written: usize,
+}
+
+impl PartialPdu {
+    /// Bytes, whole cells.
+    #[must_use]
+    pub const fn written(&self) -> usize {
+        self.written
+    }
 }
 
 /// The CRC-32 of bytes so far (I.363.5 §9.2.1.2: highest bit first, from ones,

@@ -38,6 +38,9 @@ pub enum Error {
     /// A cell where a PDU was expected.
     #[error("a cell on a circuit that carries AAL5 PDUs")]
     NotFrame,
+    /// A PDU, or a cell with a VCI of its own, where a cell of the circuit was expected.
+    #[error("not a cell of the circuit")]
+    NotCell,
     /// Not a number of whole cells, or none.
     #[error("{0} bytes of cells, which have 52 each")]
     Cells(usize),
@@ -59,6 +62,20 @@ impl Label {
         }
         Some(Self(value))
     }
+
+    /// The label that a circuit has in the frame mode where nobody has agreed on another:
+    /// 1 + VPI in the upper 4 bits and the VCI in the lower 16, so that no label is reserved.
+    /// `None` for a VPI over [`Label::VPI_MAX`].
+    #[must_use]
+    pub const fn of_circuit(circuit: Circuit) -> Option<Self> {
+        if circuit.vpi > Self::VPI_MAX {
+            return None;
+        }
+        Some(Self((circuit.vpi as u32 + 1) << 16 | circuit.vci as u32))
+    }
+
+    /// The highest VPI that [`Label::of_circuit`] has a label for.
+    pub const VPI_MAX: u16 = 14;
 
     /// The number.
     #[must_use]
@@ -135,7 +152,27 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// In the cell mode: the cells.
+    /// In the frame mode: a cell of the circuit, in the form of the one-to-one mode (RFC 4717
+    /// §10 and §11), as cells of OAM go beside PDUs.
+    ///
+    /// # Errors
+    /// [`Error::NotCell`] and [`Error::Cells`].
+    pub fn cell(&self) -> Result<CircuitCell<'a>, Error> {
+        let specific = self.control_word as u8;
+        if specific & (FRAME | VCI_PRESENT) != 0 {
+            return Err(Error::NotCell);
+        }
+        let length = self.payload.len();
+        let payload = self.payload.try_into().map_err(|_| Error::Cells(length))?;
+        Ok(CircuitCell {
+            label: self.label,
+            payload_type: PayloadType::from_bits(specific >> 1),
+            low_priority: specific & LOW_PRIORITY != 0,
+            payload,
+        })
+    }
+
+    /// In the N-to-one mode: the cells.
     ///
     /// # Errors
     /// [`Error::Cells`].
@@ -150,6 +187,7 @@ impl<'a> Packet<'a> {
 
 /// The bits of the frame mode's control word (RFC 4717).
 const FRAME: u8 = 0x80;
+const VCI_PRESENT: u8 = 0x40;
 const LAST: u8 = 0x04;
 const CONGESTED: u8 = 0x02;
 const LOW_PRIORITY: u8 = 0x01;
@@ -207,6 +245,37 @@ pub struct Frame<'a> {
     pub header: FrameHeader,
     /// Whole cells' payloads, 48 bytes each.
     pub bytes: &'a [u8],
+}
+
+/// A cell of a circuit in the frame mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CircuitCell<'a> {
+    /// Whose it is.
+    pub label: Label,
+    /// What it carries.
+    pub payload_type: PayloadType,
+    /// Dropped first.
+    pub low_priority: bool,
+    /// The payload.
+    pub payload: &'a [u8; CELL_PAYLOAD_LEN],
+}
+
+impl CircuitCell<'_> {
+    /// Bytes of what [`CircuitCell::emit`] writes.
+    pub const LEN: usize = HEADER_LEN + CELL_PAYLOAD_LEN;
+
+    /// Writes label, control word and payload at the start of `buffer`.
+    ///
+    /// # Errors
+    /// [`EmitError::BufferTooSmall`].
+    pub fn emit(&self, buffer: &mut [u8]) -> Result<(), EmitError> {
+        let (packet, _) = split(buffer, Self::LEN)?;
+        let specific = self.payload_type.bits() << 1 | u8::from(self.low_priority);
+        packet[..LABEL_LEN].copy_from_slice(&self.label.entry());
+        packet[LABEL_LEN..HEADER_LEN].copy_from_slice(&u32::from(specific).to_be_bytes());
+        packet[HEADER_LEN..].copy_from_slice(self.payload);
+        Ok(())
+    }
 }
 
 /// A cell in the N-to-one mode.

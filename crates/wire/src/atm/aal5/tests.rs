@@ -82,6 +82,25 @@ proptest! {
         prop_assert_eq!(continued.payload(), &payload[..]);
     }
 
+    /// A PDU in parts of so many cells is the PDU.
+    #[test]
+    fn parts_make_the_pdu(
+        payload in prop::collection::vec(any::<u8>(), 1..3000),
+        uu: u8,
+        cells in 1_usize..40,
+    ) {
+        let mut whole = vec![0xaa; pdu_len(payload.len())];
+        emit(&payload, uu, &mut whole).unwrap();
+        let (mut so_far, mut parts) = (PartialPdu::default(), Vec::<u8>::new());
+        while parts.len() < whole.len() {
+            let mut part = vec![0xaa; cells * 48];
+            let next = emit_part(&payload, uu, so_far, &mut part).unwrap();
+            parts.extend(&part[..next.written() - so_far.written()]);
+            so_far = next;
+        }
+        prop_assert_eq!(parts, whole);
+    }
+
     /// Eight bytes at a time is as one at a time.
     #[test]
     fn the_crc_is_the_same_however_it_is_cut(

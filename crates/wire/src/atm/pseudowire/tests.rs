@@ -11,6 +11,40 @@ fn a_label_has_twenty_bits() {
 }
 
 #[test]
+fn a_circuit_has_a_label_that_is_not_reserved() {
+    let of = |vpi, vci| Label::of_circuit(Circuit { vpi, vci });
+    assert_eq!(of(0, 5), Label::new(0x1_0005));
+    assert_eq!(of(14, 65_535), Label::new(0xf_ffff));
+    assert_eq!(of(15, 0), None);
+    assert!(of(0, 0).unwrap().value() >= Label::FIRST);
+}
+
+#[test]
+fn a_cell_beside_pdus() {
+    let cell = CircuitCell {
+        label: label(0x1_0064),
+        payload_type: PayloadType::OAM_END_TO_END,
+        low_priority: true,
+        payload: &[7; 48],
+    };
+    let mut buffer = [0; CircuitCell::LEN];
+    cell.emit(&mut buffer).unwrap();
+    assert_eq!(buffer[..8], [0x10, 0x06, 0x41, 2, 0, 0, 0, 0x0b]);
+    let packet = Packet::new(&buffer).unwrap();
+    assert_eq!(packet.frame().unwrap_err(), Error::NotFrame);
+    assert_eq!(packet.cell(), Ok(cell));
+    let longer = [&buffer[..], &[0]].concat();
+    let cells = Packet::new(&longer).unwrap().cell();
+    assert_eq!(cells, Err(Error::Cells(49)));
+    // A PDU, and a cell with a VCI.
+    for specific in [0x84, 0x4b] {
+        buffer[7] = specific;
+        let cell = Packet::new(&buffer).unwrap().cell();
+        assert_eq!(cell, Err(Error::NotCell));
+    }
+}
+
+#[test]
 fn a_whole_pdu_in_a_frame() {
     let mut buffer = [7; HEADER_LEN + 96];
     let header = FrameHeader::whole(label(100));
