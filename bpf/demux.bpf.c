@@ -17,6 +17,7 @@
  * register after a byte swap, and forget a scalar's bounds where ways meet.
  * Needs nothing but clang and the kernel's UAPI headers.
  */
+#include "circuits.h"
 #include "headers.h"
 #include "kernel.h"
 #include "napi.h"
@@ -119,6 +120,9 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 	__u32 transport, end, protocol, version, fragment = 0;
 	__u32 later = 0, first = 0;
 	__u64 high, low; /* the destination */
+	/* `kind` has the arrival of a segment that may wait above its byte. */
+	__u32 owner = NO_OWNER, kind = TW_KIND_DATAGRAM, channel = 0;
+	__u64 listener = 0;
 	if (likely(ethertype == htons(0x0800))) {
 		if (data + NETWORK + V4_HEADER > data_end)
 			DROP(TW_COUNT_TRUNCATED);
@@ -175,15 +179,22 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 		return to_kernel(ctx, queue, TW_CLASS_ARP, 0);
 	} else if (ethertype == htons(0x8100) || ethertype == htons(0x88a8)) {
 		KERNEL(TW_COUNT_TAGGED, TW_CLASS_FORWARDED, 0);
+	} else if (ethertype == htons(0x8847)) {
+		owner = circuit_owner(ctx, device);
+		if (owner == NO_OWNER)
+			KERNEL(TW_COUNT_NO_CIRCUIT, TW_CLASS_FORWARDED, 0);
+		kind = TW_KIND_CIRCUIT;
+		version = 0;
+		protocol = TW_PROTOCOL_CIRCUIT;
+		transport = NETWORK + LABEL_ENTRY;
+		end = data_end - data;
+		goto owned;
 	} else {
 		KERNEL(TW_COUNT_UNKNOWN, TW_CLASS_FORWARDED, 0);
 	}
 	if (unlikely(!is_local(control, high, low)))
 		KERNEL(TW_COUNT_NOT_LOCAL, TW_CLASS_FORWARDED, 0);
 
-	/* `kind` has the arrival of a segment that may wait above its byte. */
-	__u32 owner = NO_OWNER, kind = TW_KIND_DATAGRAM, channel = 0;
-	__u64 listener = 0;
 	if (unlikely(later)) {
 		kind = TW_KIND_FRAGMENT;
 		__u64 decision = fragment_decision(ctx, HERE, fragment);
@@ -230,6 +241,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 	if (owner == NO_OWNER)
 		DATAGRAM_TO_KERNEL(TW_COUNT_UNOWNED);
 
+owned:;
 	struct tw_application *application = 0;
 	void *map = bpf_map_lookup_elem(&applications, &owner);
 	if (map) {
@@ -258,10 +270,13 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 	if (unlikely(READ_ONCE(control->raw))) {
 		kind = TW_KIND_RAW;
 	} else {
-		if (unlikely(kind == TW_KIND_FRAGMENT)) {
-			channel = READ_ONCE(application->fragment_channel);
-		} else if (unlikely(kind == TW_KIND_ICMP_ERROR)) {
-			channel = quoted_channel(ctx, application, KEY, HERE);
+		if (unlikely(kind > TW_KIND_FIRST_FRAGMENT)) {
+			if (kind == TW_KIND_FRAGMENT)
+				channel = READ_ONCE(application->fragment_channel);
+			else if (kind == TW_KIND_ICMP_ERROR)
+				channel = quoted_channel(ctx, application, KEY, HERE);
+			else
+				channel = circuit_channel(ctx, application, KEY);
 		} else {
 			struct tw_listener *entry = &application->listeners[listener];
 			channel = version == 4 ? READ_ONCE(entry->channel[0]) : READ_ONCE(entry->channel[1]);

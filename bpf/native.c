@@ -38,6 +38,11 @@ __u32 tidewall_classify(struct tw_application *application, const struct tw_hash
 	__u32 version = metadata->version, protocol = metadata->protocol;
 	__u32 transport = metadata->transport, end = metadata->end, fragment = metadata->fragment;
 	__u32 header = version == 4 ? V4_HEADER : V6_HEADER;
+	if (protocol == TW_PROTOCOL_CIRCUIT && !version) {
+		metadata->kind = TW_KIND_CIRCUIT;
+		metadata->credit = 0;
+		return metadata->channel = circuit_channel(&ctx, application, k0, k1);
+	}
 	if ((version != 4 && version != 6) || metadata->network != NETWORK || transport < NETWORK + header ||
 	    transport > end || end > length)
 		return 0;

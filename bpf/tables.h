@@ -53,6 +53,8 @@ enum tw_kind {
 	TW_KIND_ICMP_ERROR = 4,
 	/* owned, but not demultiplexed (host demux architectures) */
 	TW_KIND_RAW = 5,
+	/* a frame of a virtual circuit (RFC 4717): label, control word, PDU or cells */
+	TW_KIND_CIRCUIT = 6,
 };
 
 /* Frame metadata, written just below the frame's first byte (24 bytes), or as
@@ -63,12 +65,12 @@ struct tw_metadata {
 	__u32 credit;    /* the channel's head on this queue after this frame */
 	__u32 trace;     /* trace id, 0 = not traced */
 	__u8 kind;       /* enum tw_kind */
-	__u8 version;    /* 4 or 6 */
-	__u8 protocol;   /* transport protocol number after extension headers */
+	__u8 version;    /* 4 or 6; 0 of a circuit */
+	__u8 protocol;   /* transport protocol number after extension headers, or PROTOCOL_CIRCUIT */
 	__u8 arrival;    /* bits 16 to 23 of its arrival if it has waited, else 0 */
-	__u16 network;   /* offset of the IP header from the frame's first byte */
-	__u16 transport; /* offset of the transport header, or of the fragment's payload */
-	__u16 end;       /* offset one past the IP datagram (link padding excluded) */
+	__u16 network;   /* offset of the IP header, or of the label, from the frame's first byte */
+	__u16 transport; /* offset of the transport header, of the fragment's payload, or of the control word */
+	__u16 end;       /* offset one past the IP datagram (link padding excluded), or the frame's length */
 	/* Of a fragment over IPv6 the offset of the fragment header; of a frame that may
 	 * wait bits 0 to 15 of its arrival (1,024 ns, the application's clock), bit 0
 	 * set; else 0. */
@@ -182,7 +184,7 @@ enum tw_counter {
 	/* VLAN-tagged frames, left to the kernel.
 	 * -> Run Tidewall on the untagged interface, or strip tags in the switch. */
 	TW_COUNT_TAGGED,
-	/* Frames that are neither IPv4 nor IPv6, left to the kernel: ARP and others. */
+	/* Frames that are neither IPv4 nor IPv6 nor of circuits, left to the kernel: ARP and others. */
 	TW_COUNT_UNKNOWN,
 	/* Group and broadcast destinations, left to the kernel. */
 	TW_COUNT_MULTICAST,
@@ -221,6 +223,11 @@ enum tw_counter {
 	 * -> One sender's blast on a connection; nobody else's frames are lost for it. tidewall
 	 * trace shows which flow it is. */
 	TW_COUNT_OVER_SHARE,
+	/* MPLS frames that are of no circuit here, left to the kernel: another label, more labels
+	 * than one, or another station's link address.
+	 * -> The other end has a circuit that is not bound here: `tidewall trace` shows its label,
+	 * whose upper 4 bits are 1 + VPI and whose lower 16 are the VCI. */
+	TW_COUNT_NO_CIRCUIT,
 	TW_COUNTERS = 24, /* places for them */
 };
 
@@ -247,7 +254,7 @@ struct tw_control {
 	__u16 probe_source[TW_QUEUES];
 	__u32 interface;               /* index of the device, by which what private applications send leaves */
 	__u32 longest;                 /* bytes of the longest frame that it sends */
-	__u8 link[6];                  /* its link address, which such frames must come from */
+	__u8 link[6];                  /* its link address, which such frames must come from, and those of circuits go to */
 	__u8 pad[2];                   /* zero */
 };
 
@@ -267,6 +274,10 @@ struct tw_queue {
 #define TW_OWNER_ANY 0x10000u       /* application owns the port on every local address */
 #define TW_OWNER_BY_ADDRESS 0x20000u /* look in `owners` for (protocol, address, port) first */
 #define TW_OWNER_APPLICATION 0xffffu /* 1 + application, valid with TW_OWNER_ANY */
+
+/* Protocol of circuits in `owners` and in flows: MPLS in IP, the number that IANA has
+ * for labels. The label, 20 bits, stands there as an IPv4 address does. */
+#define TW_PROTOCOL_CIRCUIT 137
 
 struct tw_owner_key {              /* key of the `owners` hash; value: __u32 application */
 	__u8 address[16];
@@ -319,13 +330,13 @@ struct tw_cookies {
 #define TW_WAIT_ALL 0x8000u        /* all but SYNs, for a time */
 #define TW_WAIT_UNTIL 0x7fffu      /* bits of the tick of the application's clock at which it ends */
 
-/* One exact flow, or a listener on one address. Writer: application. */
+/* One exact flow, a listener on one address, or a circuit. Writer: application. */
 struct tw_flow_entry {
 	__u64 local[2];                /* address */
 	__u64 remote[2];               /* zero for a listener on one address */
 	__u16 local_port;              /* network order */
 	__u16 remote_port;             /* network order, 0 for a listener */
-	__u8 protocol;                 /* TCP or UDP */
+	__u8 protocol;                 /* TCP, UDP or a circuit's */
 	__u8 version;                  /* 4 or 6 */
 	__u16 waits;                   /* TW_WAIT_: which of its segments nobody is woken for; 0: none */
 	__u32 channel;                 /* 0 = slot free; written last, cleared first */

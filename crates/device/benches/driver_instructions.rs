@@ -13,7 +13,7 @@ mod emulator;
 
 use std::process::ExitCode;
 
-use demux_support::{HASH_KEY, corpus, set_up};
+use demux_support::{HASH_KEY, circuit_owners, corpus, set_up};
 use emulator::Emulator;
 use tidewall_device::demux::Tables;
 
@@ -26,7 +26,7 @@ const KEPT: &str = concat!(
 const TOLERANCE: u64 = 2;
 
 /// What is counted, and the frame of the corpus for it.
-const FRAMES: [(&str, &str); 11] = [
+const FRAMES: [(&str, &str); 13] = [
     (
         "UDP over IPv4 to a socket bound to any address",
         "v4-udp-any",
@@ -50,6 +50,8 @@ const FRAMES: [(&str, &str); 11] = [
         "v6-cookies-syn-linux",
     ),
     ("ARP", "arp-broadcast"),
+    ("AAL5 of a circuit", "circuit-open"),
+    ("MPLS of no circuit", "circuit-unknown"),
 ];
 
 fn main() -> ExitCode {
@@ -60,6 +62,9 @@ fn main() -> ExitCode {
         let tables = Tables::in_memory_with_key(HASH_KEY).expect("memory");
         set_up(&tables);
         let mut driver = Emulator::driver(&tables);
+        for (key, application) in circuit_owners() {
+            driver.insert("owners", &key, &application);
+        }
         driver.time = 1_000_000_000;
         // The first fills the small channel.
         let first = driver.run(frame, 0);

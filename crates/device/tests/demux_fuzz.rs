@@ -9,7 +9,7 @@ use tidewall_device::demux::layout::{Counter, Kind, Metadata};
 use tidewall_device::demux::{Tables, Verdict, classify_host, drive};
 
 /// Counters of which every frame moves exactly one, but for ARP to this host.
-const ENDS: [Counter; 15] = [
+const ENDS: [Counter; 16] = [
     Counter::Channel,
     Counter::Raw,
     Counter::Truncated,
@@ -25,6 +25,7 @@ const ENDS: [Counter; 15] = [
     Counter::NoSocket,
     Counter::CookieSent,
     Counter::NoConnection,
+    Counter::NoCircuit,
 ];
 
 fn counted(tables: &Tables) -> u64 {

@@ -97,6 +97,10 @@ fn expected(frame: &[u8]) -> Option<Expected> {
             (6, source.into(), destination.into(), ip.payload())
         }
         Some(NetSlice::Arp(_)) => return Some(Expected::Kernel(Counter::Frames)),
+        // No circuit is open.
+        None if frame[12..14] == [0x88, 0x47] => {
+            return Some(Expected::Kernel(Counter::NoCircuit));
+        }
         None => return Some(Expected::Kernel(Counter::Unknown)),
     };
     let broadcast = destination == IpAddr::from([255; 4]);

@@ -1,8 +1,10 @@
 //! Addresses and flows as the tables hold them.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::layout::Protocol;
+use tidewall_wire::atm::pseudowire::Label;
+
+use super::layout::{PROTOCOL_CIRCUIT, Protocol};
 
 /// The 16 bytes of an address; IPv4 as IPv4-mapped (RFC 4291 §2.5.5.2).
 pub(super) fn address_bytes(address: IpAddr) -> [u8; 16] {
@@ -21,6 +23,11 @@ pub(super) fn address_words(address: IpAddr) -> [u64; 2] {
 pub(super) fn address_of(words: [u64; 2]) -> IpAddr {
     let bytes: [u8; 16] = zerocopy::transmute!(words);
     Ipv6Addr::from(bytes).to_canonical()
+}
+
+/// A label in the place of an address: the tables hold its 20 bits as IPv4's.
+pub(super) fn label_address(label: Label) -> IpAddr {
+    Ipv4Addr::from_bits(label.value()).into()
 }
 
 /// Two ends of a flow, seen from here: `struct ends` of `bpf/headers.h`.
@@ -62,6 +69,14 @@ impl Ends {
             remote: address_words(remote.ip()),
             remote_port: remote.port().to_be(),
             ..Self::listening(protocol, local.ip(), local.port())
+        }
+    }
+
+    pub(super) fn circuit(label: Label) -> Self {
+        Ends {
+            remote: address_words(Ipv4Addr::UNSPECIFIED.into()),
+            protocol: PROTOCOL_CIRCUIT as u8,
+            ..Self::listening(Protocol::Udp, label_address(label), 0)
         }
     }
 

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64};
 
+use tidewall_wire::atm::pseudowire::Label;
+
 use super::application::check;
 use super::ends::{Ends, address_of, flow_tag};
 use super::layout::{
@@ -170,7 +172,23 @@ impl ApplicationTables {
         tags.iter().zip(flows).find(|(tag, _)| is_free(tag))
     }
 
-    /// Enters a flow with its channel and its share of it, or changes them.
+    /// Sends a circuit's frames, those with this label, to a channel. Replaces what was
+    /// there.
+    ///
+    /// # Errors
+    /// EINVAL for no channel; ENOBUFS as [`ApplicationTables::connect`].
+    pub fn open_circuit(&self, label: Label, channel: ChannelId) -> io::Result<()> {
+        check(channel)?;
+        self.insert_flow(&Ends::circuit(label), (channel, 0), 0)
+    }
+
+    /// Undoes [`ApplicationTables::open_circuit`]. Nothing happens when it was not open.
+    pub fn close_circuit(&self, label: Label) {
+        self.remove_flow(&Ends::circuit(label), 0);
+    }
+
+    /// Enters a flow with its channel and its share of it, or changes them. `flag`: what
+    /// says at its port that there are such flows; 0 for one without a port.
     pub(super) fn insert_flow(
         &self,
         ends: &Ends,
@@ -178,7 +196,10 @@ impl ApplicationTables {
         flag: u32,
     ) -> io::Result<()> {
         let (protocol, port) = ends.port();
-        let listener = self.listener(protocol, port)?;
+        let listener = match flag {
+            0 => None,
+            _ => Some(self.listener(protocol, port)?),
+        };
         // Before the lock: the key never changes.
         let hash = flow_hash(self.hash_key, ends);
         let channel = channel.value() | u32::from(share) << SHARE_SHIFT;
@@ -204,13 +225,16 @@ impl ApplicationTables {
         flow.set_waits(Waits::None);
         flow.channel.store(channel, Release);
         tag.store(flow_tag(hash), Release);
+        state.entries += 1;
+        let Some(listener) = listener else {
+            return Ok(());
+        };
         let counts = state.flows.entry(port_index(protocol, port)).or_default();
         let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
         *count += 1;
         if *count == 1 {
             listener.flags.fetch_or(flag, Release);
         }
-        state.entries += 1;
         Ok(())
     }
 
@@ -223,6 +247,10 @@ impl ApplicationTables {
         };
         flow.channel.store(0, Release);
         tag.store(0, Release);
+        state.entries = state.entries.saturating_sub(1);
+        if flag == 0 {
+            return;
+        }
         let index = port_index(protocol, port);
         let counts = state.flows.entry(index).or_default();
         let count = &mut counts[usize::from(flag == LISTEN_CONNECTED)];
@@ -235,7 +263,6 @@ impl ApplicationTables {
         if *counts == [0, 0] {
             state.flows.remove(&index);
         }
-        state.entries = state.entries.saturating_sub(1);
     }
 }
 

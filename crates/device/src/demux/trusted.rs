@@ -7,14 +7,15 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::ethernet::{self, MacAddress};
 
 use super::counters::DriverCounters;
-use super::ends::{address_bytes, address_words};
+use super::ends::{address_bytes, address_words, label_address};
 use super::kernel::ClassCounts;
 use super::layout::{
     APPLICATIONS, Class, Counter, Device, FragmentKey, LOCAL_PROBES, LOCALS, OWNER_ANY,
-    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, QUEUES, Queue,
+    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, PROTOCOL_CIRCUIT, Protocol, QUEUES, Queue,
 };
 use super::maps::{KernelMaps, Maps, no_room};
 use super::raw_native::local_slot;
@@ -44,12 +45,16 @@ struct State {
     owned_addresses: HashMap<usize, u32>,
 }
 
-fn owner_key(protocol: Protocol, address: IpAddr, port: u16) -> OwnerKey {
+fn owner_key(protocol: u8, address: IpAddr, port: u16) -> OwnerKey {
     let mut key = [0; 20];
     key[..16].copy_from_slice(&address_bytes(address));
     key[16..18].copy_from_slice(&port.to_be_bytes());
-    key[18] = protocol as u8;
+    key[18] = protocol;
     key
+}
+
+fn circuit_key(label: Label) -> OwnerKey {
+    owner_key(PROTOCOL_CIRCUIT as u8, label_address(label), 0)
 }
 
 /// A port that an application owns: protocol, local address or all, port, application.
@@ -272,7 +277,7 @@ impl TrustedTables {
         };
         if state
             .maps
-            .insert_owner(owner_key(protocol, address, port), application.into())?
+            .insert_owner(owner_key(protocol as u8, address, port), application.into())?
         {
             *state.owned_addresses.entry(index).or_default() += 1;
         }
@@ -302,7 +307,7 @@ impl TrustedTables {
         };
         if !state
             .maps
-            .remove_owner(&owner_key(protocol, address, port))?
+            .remove_owner(&owner_key(protocol as u8, address, port))?
         {
             return Ok(());
         }
@@ -316,6 +321,36 @@ impl TrustedTables {
             );
         }
         Ok(())
+    }
+
+    /// Gives the circuit of a label to `application`.
+    ///
+    /// # Errors
+    /// EADDRINUSE when an application has it; EINVAL for an application out of range;
+    /// ENOBUFS when the table, which owners of addresses share, is full; what the kernel
+    /// reports otherwise.
+    pub fn own_circuit(&self, label: Label, application: u16) -> io::Result<()> {
+        if usize::from(application) >= APPLICATIONS {
+            return Err(invalid("application out of range"));
+        }
+        let key = circuit_key(label);
+        let mut state = self.state();
+        if state.maps.owner(&key).is_some() {
+            return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+        }
+        state.maps.insert_owner(key, application.into()).map(drop)
+    }
+
+    /// Takes back what [`TrustedTables::own_circuit`] gave. Nothing happens when nobody
+    /// had it.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn disown_circuit(&self, label: Label) -> io::Result<()> {
+        self.state()
+            .maps
+            .remove_owner(&circuit_key(label))
+            .map(drop)
     }
 
     /// Declares the addresses of this host; every other destination is the
@@ -347,8 +382,8 @@ impl TrustedTables {
         Ok(())
     }
 
-    /// Declares the device to what judges the frames of private applications: its index,
-    /// its link address, and its MTU in bytes.
+    /// Declares the device: its index, its link address, to which frames of circuits come,
+    /// and its MTU in bytes. By all of them the frames of private applications are judged.
     pub fn set_device(&self, interface: u32, link: MacAddress, mtu: u32) {
         let control = &self.map().control;
         // No frame is that short: while these change, none leaves.

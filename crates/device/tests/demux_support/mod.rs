@@ -8,11 +8,13 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use tidewall_device::demux::layout::Class;
 use tidewall_device::demux::layout::Protocol::{Tcp, Udp};
+use tidewall_device::demux::layout::{Class, PROTOCOL_CIRCUIT};
 use tidewall_device::demux::{
     ChannelId, ClassLimit, CookieMode, CookieOffer, CookieParameters, Tables,
 };
+use tidewall_wire::atm::pseudowire::Label;
+use tidewall_wire::ethernet::MacAddress;
 
 pub mod outcome;
 pub mod waits;
@@ -27,7 +29,7 @@ pub const COOKIES: CookieParameters = CookieParameters {
     hop_limit: 64,
 };
 /// Channels that the set-up uses are below.
-pub const CHANNELS_USED: u16 = 16;
+pub const CHANNELS_USED: u16 = 18;
 /// Limit of the channel that soon is full.
 pub const SMALL_LIMIT: u32 = 1;
 
@@ -57,6 +59,27 @@ pub fn corpus() -> Vec<Sample> {
             }
         })
         .collect()
+}
+
+/// Link address of the device.
+pub const LINK: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+
+/// Circuits that an application owns: open, without a channel, of an application without
+/// tables, and with a channel that is soon full.
+pub fn circuits() -> [(Label, u16); 4] {
+    [(0x1_0064, 0), (0x1_0065, 0), (0x1_0066, 5), (0xf_ffff, 0)]
+        .map(|(label, application)| (Label::new(label).unwrap(), application))
+}
+
+/// What the table of owners has of them, which is not in memory that is shared.
+pub fn circuit_owners() -> [([u8; 20], [u8; 4]); 4] {
+    circuits().map(|(label, application)| {
+        let mut key = [0; 20];
+        key[10..12].fill(0xff);
+        key[12..16].copy_from_slice(&label.value().to_be_bytes());
+        key[18] = PROTOCOL_CIRCUIT as u8;
+        (key, u32::from(application).to_ne_bytes())
+    })
 }
 
 /// Share of the flow of channel 6.
@@ -176,11 +199,22 @@ pub fn set_up(tables: &Tables) {
         .trusted
         .set_class(0, Class::NoConnection, ClassLimit::NONE);
 
+    tables.trusted.set_device(1, LINK, 1500);
+    for (label, application) in circuits() {
+        tables.trusted.own_circuit(label, application).unwrap();
+    }
+    for (place, index) in [(0, 16), (3, 17)] {
+        let (label, _) = circuits()[place];
+        tables.embedded.open_circuit(label, channel(index)).unwrap();
+    }
+
     tables.embedded.set_fragment_channel(channel(10));
-    for index in [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15] {
+    for index in [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15, 16] {
         tables.embedded.set_limit(0, index, u32::MAX);
     }
-    tables.embedded.set_limit(0, 8, SMALL_LIMIT);
+    for index in [8, 17] {
+        tables.embedded.set_limit(0, index, SMALL_LIMIT);
+    }
 }
 
 /// A small generator of repeatable numbers (xorshift64*).

@@ -161,7 +161,9 @@ impl Tcp {
                 }
                 Err(cause) => dropped(cause),
             },
-            Some(Kind::Fragment | Kind::Raw) | None => dropped(DropReason::Protocol),
+            Some(Kind::Fragment | Kind::Raw | Kind::Circuit) | None => {
+                dropped(DropReason::Protocol)
+            }
         }
     }
 

@@ -297,7 +297,9 @@ impl SocketInner {
                 }
                 Err(cause) => dropped(cause),
             },
-            Some(Kind::Fragment | Kind::Raw) | None => dropped(DropReason::Protocol),
+            Some(Kind::Fragment | Kind::Raw | Kind::Circuit) | None => {
+                dropped(DropReason::Protocol)
+            }
         }
     }
 

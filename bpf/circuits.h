@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * Virtual circuits: ATM over MPLS (RFC 4717) in Ethernet (RFC 3032 section 5). A
+ * frame's label is what a datagram's address and port are: `owners` says which
+ * application has it, and that one's `flows` which channel.
+ */
+#ifndef TIDEWALL_CIRCUITS_H
+#define TIDEWALL_CIRCUITS_H
+
+#include "flows.h"
+
+#define LABEL_ENTRY 4
+#define NO_LABEL 0xffffffffu
+
+/* The label of a frame to this device's link address, if it is the only one; else
+ * NO_LABEL. A label has no other end than the link's: that of a frame for somebody
+ * else, which a device receives while it is watched, is not ours. */
+INLINE __u32 circuit_label(struct xdp_md *ctx, const struct tw_control *control)
+{
+	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	if (data + NETWORK + LABEL_ENTRY > data_end)
+		return NO_LABEL;
+	const __u16 *to = (const __u16 *)data, *link = (const __u16 *)control->link;
+	if (to[0] != READ_ONCE(link[0]) || to[1] != READ_ONCE(link[1]) || to[2] != READ_ONCE(link[2]))
+		return NO_LABEL;
+	__u32 entry = (__u32)data[NETWORK] << 24 | (__u32)data[NETWORK + 1] << 16 | (__u32)data[NETWORK + 2] << 8;
+	return entry & 0x100 ? entry >> 12 : NO_LABEL;
+}
+
+/* The application that owns the label of a frame, or NO_OWNER. */
+GLOBAL __u32 circuit_owner(struct xdp_md *ctx, struct tw_device *device)
+{
+	if (!device)
+		return NO_OWNER;
+	__u32 label = circuit_label(ctx, &device->control);
+	if (label == NO_LABEL)
+		return NO_OWNER;
+	struct tw_owner_key key = { .protocol = TW_PROTOCOL_CIRCUIT };
+	*(__u64 *)(key.address + 8) = MAPPED(htonl(label));
+	const __u32 *application = bpf_map_lookup_elem(&owners, &key);
+	return application ? *application : NO_OWNER;
+}
+
+/* Channel of a frame of which circuit_owner() knew the label, or 0. */
+GLOBAL __u64 circuit_channel(struct xdp_md *ctx, struct tw_application *application, __u64 k0, __u64 k1)
+{
+	struct ends ends = { .protocol = TW_PROTOCOL_CIRCUIT, .version = 4 };
+	__u8 entry[LABEL_ENTRY];
+	if (!application || bpf_xdp_load_bytes(ctx, NETWORK, entry, LABEL_ENTRY))
+		return 0;
+	__u32 label = (__u32)entry[0] << 12 | (__u32)entry[1] << 4 | entry[2] >> 4;
+	ends.local[1] = MAPPED(htonl(label));
+	ends.remote[1] = MAPPED(0);
+	return find_flow(application, k0, k1, &ends);
+}
+
+#endif
