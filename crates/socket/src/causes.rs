@@ -75,6 +75,10 @@ pub struct StackCounters {
     pub protocol: BTreeMap<String, u64>,
     /// Reassembly counters by name; only those that are not zero.
     pub fragments: BTreeMap<String, u64>,
+    /// What became of AAL5 PDUs and cells of circuits by cause; only causes that
+    /// occurred.
+    #[serde(default)]
+    pub circuits: BTreeMap<String, u64>,
     /// Complete datagrams whose socket was gone.
     pub no_socket: u64,
     /// Reassembled datagrams for a socket that took no more.
@@ -119,6 +123,7 @@ impl StackCounters {
                 .filter(|(_, count)| *count > 0)
                 .map(|(name, count)| (name.to_owned(), count))
                 .collect(),
+            circuits: core.atm.counters(),
             no_socket: read(&core.causes.no_socket),
             socket_full: read(&core.causes.socket_full),
             icmp_errors: read(&core.causes.icmp_errors),

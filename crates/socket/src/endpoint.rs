@@ -10,8 +10,8 @@ use crate::channels::ChannelSet;
 use crate::stack::Core;
 use crate::tcp::frames::Deferred;
 
-/// The owner of a channel, and of at most one timer: a UDP socket, a TCP listener,
-/// a TCP connection, the channels that connections share.
+/// The owner of a channel, and of at most one timer: a UDP socket, a circuit, a TCP
+/// listener, a TCP connection, the channels that connections share.
 pub(crate) trait Endpoint: Send + Sync {
     /// Frames came to `channel`: one call for a run of them. Nothing is locked.
     fn on_frames(self: Arc<Self>, core: &Core, channel: u16);

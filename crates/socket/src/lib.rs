@@ -1,7 +1,7 @@
 //! Sockets: the API that applications use.
 //!
 //! Lives here: [`Stack`] (a device and everything above it, inside the
-//! application's own process), [`UdpSocket`], the kernel sockets that hold
+//! application's own process), [`UdpSocket`], [`AtmSocket`], the kernel sockets that hold
 //! their ports, routes and neighbours as the kernel knows them, and what an
 //! operator sees of a live stack ([`snapshot`], [`control`]). Does not live
 //! here: packet formats, protocol rules, demultiplexing.
@@ -29,6 +29,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod atm;
 mod causes;
 mod channel_frame;
 mod channels;
@@ -63,6 +64,7 @@ pub mod tuning {
 mod virtual_time;
 mod wait_queue;
 
+pub use atm::{AtmOptions, AtmReceived, AtmSocket, Circuit};
 pub use descriptor::{Descriptors, OpenFile};
 pub use receiver::TrafficClass;
 #[cfg(any(test, feature = "testutil"))]

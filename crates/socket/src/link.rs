@@ -121,6 +121,9 @@ impl LinkWatch {
             for queue in &core.receiver.queues {
                 lock(&queue.transmitter).set_link(MacAddress(mac), mtu);
             }
+            core.netdev
+                .owner
+                .set_device(link.index, MacAddress(mac), mtu);
             let frames = core
                 .receiver
                 .queues

@@ -73,7 +73,7 @@ order! {
     /// That one thread at a time binds, connects or closes a socket, or opens a
     /// connection a channel.
     Binding,
-    /// What waits to be received by a UDP socket.
+    /// What waits to be received by a UDP socket or of a circuit.
     UdpReceive,
     /// Connections in TIME-WAIT.
     TimeWait,

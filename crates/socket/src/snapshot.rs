@@ -14,6 +14,7 @@ use tidewall_receive::poller::Shared;
 
 use tidewall_sys::netlink::Rtnetlink;
 
+pub use crate::atm::circuit_counters;
 pub use crate::causes::StackCounters;
 pub use crate::forward::{SwitchMember, SwitchSnapshot};
 use crate::lock::lock;
@@ -47,7 +48,7 @@ pub struct StackSnapshot {
     pub losses: Option<DeviceLosses>,
     /// One entry a queue.
     pub queues: Vec<QueueSnapshot>,
-    /// One entry an open UDP socket and TCP listener.
+    /// One entry an open UDP socket, circuit and TCP listener.
     pub sockets: Vec<SocketSnapshot>,
     /// TCP connections.
     #[serde(default)]
@@ -243,7 +244,7 @@ pub struct SocketSnapshot {
     pub channel: u16,
     /// Protocol name.
     pub protocol: String,
-    /// Bound address.
+    /// Bound address, or a circuit's VPI and VCI.
     pub local: String,
     /// Peer, if connected.
     pub peer: Option<String>,
@@ -515,6 +516,22 @@ impl StackSnapshot {
                 dropped_full,
             }
         });
+        let circuits = core.atm.all();
+        let circuits = circuits.iter().map(|circuit| {
+            let number = circuit.id().index();
+            let (occupancy, dropped_full) = channel_counts(core, number);
+            SocketSnapshot {
+                channel: number,
+                protocol: "aal5".to_owned(),
+                local: circuit.circuit.to_string(),
+                peer: None,
+                received: circuit.received(),
+                through_kernel: 0,
+                occupancy,
+                limit: circuit.limit(),
+                dropped_full,
+            }
+        });
         let listeners = core.tcp.all_listeners();
         let listeners = listeners.iter().filter_map(|listener| {
             let number = listener.channel()?;
@@ -543,7 +560,7 @@ impl StackSnapshot {
                 losses.since(core.netdev.losses_before.get().copied().unwrap_or_default())
             }),
             queues: queues.collect(),
-            sockets: sockets.chain(listeners).collect(),
+            sockets: sockets.chain(circuits).chain(listeners).collect(),
             tcp: TcpSnapshot::take(core),
             switch,
             counters: StackCounters::take(core),

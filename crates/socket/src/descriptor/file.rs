@@ -1,5 +1,6 @@
 //! Open files: what descriptors name.
 
+use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -11,7 +12,7 @@ use rustix::net::{SocketFlags, acceptfrom_with, getpeername, getsockname};
 
 use crate::kernel_calls::{self, internet};
 use crate::readiness::{EpollSet, KernelFile};
-use crate::{TcpListener, TcpStream, UdpSocket};
+use crate::{AtmSocket, TcpListener, TcpStream, UdpSocket};
 
 /// Does not wait, whatever the open file is set to.
 pub const MSG_DONTWAIT: i32 = libc::MSG_DONTWAIT;
@@ -51,6 +52,8 @@ pub enum OpenFile {
     Listener(TcpListener),
     /// A UDP socket.
     Datagram(UdpSocket),
+    /// A permanent virtual circuit.
+    Circuit(AtmSocket),
     /// A descriptor of the kernel's, of any kind.
     Kernel(KernelFile),
     /// An epoll set.
@@ -63,6 +66,7 @@ impl std::fmt::Debug for OpenFile {
             OpenFile::Stream(_) => "Stream",
             OpenFile::Listener(_) => "Listener",
             OpenFile::Datagram(_) => "Datagram",
+            OpenFile::Circuit(_) => "Circuit",
             OpenFile::Kernel(_) => "Kernel",
             OpenFile::Epoll(_) => "Epoll",
         };
@@ -85,6 +89,12 @@ impl From<TcpListener> for OpenFile {
 impl From<UdpSocket> for OpenFile {
     fn from(socket: UdpSocket) -> Self {
         OpenFile::Datagram(socket)
+    }
+}
+
+impl From<AtmSocket> for OpenFile {
+    fn from(socket: AtmSocket) -> Self {
+        OpenFile::Circuit(socket)
     }
 }
 
@@ -146,6 +156,17 @@ pub(crate) fn scatter(from: &[&[u8]], to: &mut [IoSliceMut<'_>]) -> usize {
     copied
 }
 
+/// The bytes of all pieces; those of one piece where they are.
+fn joined<'a>(buffers: &'a [IoSlice<'_>]) -> Cow<'a, [u8]> {
+    match buffers {
+        [one] => Cow::Borrowed(one),
+        many => many
+            .iter()
+            .flat_map(|piece| piece.iter().copied())
+            .collect(),
+    }
+}
+
 impl OpenFile {
     // ---- Reading ------------------------------------------------------------
 
@@ -199,6 +220,14 @@ impl OpenFile {
                 })?;
                 Ok(result)
             }
+            OpenFile::Circuit(socket) => {
+                check_flags(flags, 0)?;
+                let mut copied = 0;
+                socket.receive_batch(1, flags & MSG_DONTWAIT != 0, &mut |received| {
+                    copied = scatter(&[received.payload], buffers);
+                })?;
+                Ok((copied, None))
+            }
             OpenFile::Kernel(fd) => kernel_calls::receive(fd, buffers, flags),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
@@ -245,21 +274,18 @@ impl OpenFile {
             OpenFile::Listener(_) => error(libc::EPIPE),
             OpenFile::Datagram(socket) => {
                 check_flags(flags, 0)?;
-                let whole;
-                let payload: &[u8] = match buffers {
-                    [one] => one,
-                    many => {
-                        whole = many
-                            .iter()
-                            .flat_map(|piece| piece.iter().copied())
-                            .collect::<Vec<u8>>();
-                        &whole
-                    }
-                };
+                let payload = joined(buffers);
                 match destination {
-                    Some(destination) => socket.send_to(payload, destination),
-                    None => socket.send(payload),
+                    Some(destination) => socket.send_to(&payload, destination),
+                    None => socket.send(&payload),
                 }
+            }
+            OpenFile::Circuit(socket) => {
+                if destination.is_some() {
+                    return error(libc::EISCONN);
+                }
+                check_flags(flags, 0)?;
+                socket.send(&joined(buffers))
             }
             OpenFile::Kernel(fd) => kernel_calls::send(fd, buffers, destination, flags),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
@@ -281,7 +307,7 @@ impl OpenFile {
                 Ok((stream.into(), Some(peer)))
             }
             OpenFile::Stream(_) => error(libc::EINVAL),
-            OpenFile::Datagram(_) => error(libc::EOPNOTSUPP),
+            OpenFile::Datagram(_) | OpenFile::Circuit(_) => error(libc::EOPNOTSUPP),
             OpenFile::Kernel(fd) => {
                 let (accepted, peer) = acceptfrom_with(fd, SocketFlags::CLOEXEC)?;
                 Ok((accepted.into(), internet(peer)))
@@ -298,7 +324,9 @@ impl OpenFile {
     /// [`UdpSocket::connect`] or the kernel reports.
     pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
         match self {
-            OpenFile::Stream(_) | OpenFile::Listener(_) => error(libc::EISCONN),
+            OpenFile::Stream(_) | OpenFile::Listener(_) | OpenFile::Circuit(_) => {
+                error(libc::EISCONN)
+            }
             OpenFile::Datagram(socket) => socket.connect(peer),
             OpenFile::Kernel(fd) => Ok(rustix::net::connect(fd, &peer)?),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
@@ -316,6 +344,8 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.shutdown(how),
             OpenFile::Listener(listener) => listener.shutdown(how),
             OpenFile::Datagram(socket) => socket.shutdown(how),
+            // Nothing of it closes by halves, and Linux says so to nobody.
+            OpenFile::Circuit(_) => Ok(()),
             OpenFile::Kernel(fd) => {
                 let how = match how {
                     Shutdown::Read => rustix::net::Shutdown::Read,
@@ -337,6 +367,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.take_error(),
             OpenFile::Listener(listener) => listener.take_error(),
             OpenFile::Datagram(socket) => socket.take_error(),
+            OpenFile::Circuit(socket) => socket.take_error(),
             OpenFile::Kernel(fd) => Ok(socket_error(fd)?.err().map(io::Error::from)),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
@@ -351,6 +382,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.local_addr().map(Some),
             OpenFile::Listener(listener) => listener.local_addr().map(Some),
             OpenFile::Datagram(socket) => socket.local_addr().map(Some),
+            OpenFile::Circuit(_) => Ok(None),
             OpenFile::Kernel(fd) => Ok(internet(Some(getsockname(fd)?))),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
@@ -365,6 +397,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.peer_addr().map(Some),
             OpenFile::Listener(_) => error(libc::ENOTCONN),
             OpenFile::Datagram(socket) => socket.peer_addr().map(Some),
+            OpenFile::Circuit(_) => Ok(None),
             OpenFile::Kernel(fd) => Ok(internet(getpeername(fd)?)),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
@@ -381,6 +414,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => Ok(stream.is_nonblocking()),
             OpenFile::Listener(listener) => Ok(listener.is_nonblocking()),
             OpenFile::Datagram(socket) => Ok(socket.is_nonblocking()),
+            OpenFile::Circuit(socket) => Ok(socket.is_nonblocking()),
             OpenFile::Kernel(fd) => Ok(fcntl_getfl(fd)?.contains(OFlags::NONBLOCK)),
             // A flag without a meaning there.
             OpenFile::Epoll(_) => Ok(false),
@@ -397,6 +431,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.set_nonblocking(nonblocking),
             OpenFile::Listener(listener) => listener.set_nonblocking(nonblocking),
             OpenFile::Datagram(socket) => socket.set_nonblocking(nonblocking),
+            OpenFile::Circuit(socket) => socket.set_nonblocking(nonblocking),
             OpenFile::Kernel(fd) => Ok(ioctl_fionbio(fd, nonblocking)?),
             OpenFile::Epoll(_) => Ok(()),
         }

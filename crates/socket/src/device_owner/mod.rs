@@ -17,6 +17,8 @@ use tidewall_device::demux::{Tables, TrustedTables};
 use tidewall_manager::AfXdp;
 use tidewall_manager::client::Client;
 use tidewall_manager::restore::Undo;
+use tidewall_wire::atm::pseudowire::Label;
+use tidewall_wire::ethernet::MacAddress;
 
 use crate::lock::{Mutex, lock, rank};
 use managed::Managed;
@@ -100,6 +102,33 @@ impl DeviceOwner {
                 drop(own.trusted.disown_port(protocol, address, port));
             }
             DeviceOwner::Managed(managed) => managed.disown_port(protocol, address, port),
+        }
+    }
+
+    /// Has the driver give the stack a circuit's frames: [`TrustedTables::own_circuit`].
+    ///
+    /// # Errors
+    /// As there; `Unsupported` of a manager's device.
+    pub(crate) fn own_circuit(&self, label: Label) -> io::Result<()> {
+        match self {
+            DeviceOwner::Embedded(own) => own.trusted.own_circuit(label, own.application),
+            DeviceOwner::Managed(_) => Err(unsupported()),
+        }
+    }
+
+    /// Undoes [`DeviceOwner::own_circuit`].
+    pub(crate) fn disown_circuit(&self, label: Label) {
+        if let DeviceOwner::Embedded(own) = self {
+            // A label that the table keeps costs the driver one look-up.
+            drop(own.trusted.disown_circuit(label));
+        }
+    }
+
+    /// Declares the device to the driver program, which a manager has done by itself.
+    pub(crate) fn set_device(&self, interface: u32, link: MacAddress, mtu: usize) {
+        if let DeviceOwner::Embedded(own) = self {
+            let mtu = u32::try_from(mtu).unwrap_or(u32::MAX);
+            own.trusted.set_device(interface, link, mtu);
         }
     }
 

@@ -1,5 +1,7 @@
 //! Sending frames of our own.
 
+mod circuits;
+
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;

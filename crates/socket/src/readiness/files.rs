@@ -62,6 +62,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream,
             OpenFile::Listener(listener) => listener,
             OpenFile::Datagram(socket) => socket,
+            OpenFile::Circuit(socket) => socket,
             OpenFile::Kernel(file) => file,
             OpenFile::Epoll(set) => set,
         }

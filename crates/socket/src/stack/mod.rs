@@ -23,6 +23,7 @@ use tidewall_receive::control::{Limits, PolicyKind};
 use tidewall_receive::poller::{self, Shared};
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::atm::Atm;
 use crate::causes::Causes;
 use crate::channels::{ChannelPool, FRAGMENT_CHANNEL, SHARED_CHANNEL, TIME_WAIT_CHANNEL};
 use crate::control::Control;
@@ -94,6 +95,7 @@ pub(crate) struct Core {
     pub(crate) channels: ChannelPool,
     pub(crate) udp: Udp,
     pub(crate) tcp: Tcp,
+    pub(crate) atm: Atm,
     #[cfg(feature = "mio")]
     pub(crate) notifier: crate::readiness::event_loop::Notifier,
     pub(crate) causes: Causes,
@@ -264,6 +266,7 @@ impl Stack {
             queues => queues.min(handles.len()),
         };
         tables.set_fragment_channel(fragment_id);
+        owner.set_device(routes.interface(), mac, mtu);
         owner.own_orphan_fragments();
         let tcp = Tcp::new(&handles, helper, parts.sysctl)?;
         let receiver = Receiver::new(
@@ -289,6 +292,7 @@ impl Stack {
             channels: ChannelPool::default(),
             udp: Udp::default(),
             tcp,
+            atm: Atm::default(),
             causes: Causes::default(),
             trace: TraceLog::default(),
             #[cfg(feature = "mio")]
@@ -566,6 +570,9 @@ impl Core {
         self.netdev.warn(format!("{} is no more", self.netdev.name));
         for socket in self.udp.all() {
             socket.fail(libc::ENODEV);
+        }
+        for circuit in self.atm.all() {
+            circuit.fail(libc::ENODEV);
         }
         for listener in self.tcp.all_listeners() {
             listener.notify_failure();

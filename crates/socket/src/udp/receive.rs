@@ -365,7 +365,7 @@ impl SocketInner {
 
 /// Most datagrams that the application is given before it is looked whether a poll is
 /// due, where one will be.
-const BETWEEN_LOOKS: usize = 4;
+pub(crate) const BETWEEN_LOOKS: usize = 4;
 
 /// Frames taken out of a channel for the application's closure. Whatever that
 /// does, all of them go back, and their credit: a closure that panics has seen

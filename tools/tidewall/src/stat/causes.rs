@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use tidewall_device::demux::layout::{Class, Counter};
 use tidewall_protocol::DropReason;
 
+use super::circuits::CIRCUITS;
 use super::explain::{Counts, Entry, Place};
 
 use Counts::{Loss, Way};
@@ -46,7 +47,7 @@ pub static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
         entry(Protocol, reason.name(), Loss, meaning, advice)
     });
     let lists = driver.into_iter().chain(kernel).chain(engines);
-    let others = OTHERS.iter().chain(SWITCH);
+    let others = OTHERS.iter().chain(CIRCUITS).chain(SWITCH);
     lists.chain(others.copied()).collect()
 });
 

@@ -19,6 +19,8 @@ pub enum Place {
     Protocol,
     /// Reassembly of fragments.
     Reassembly,
+    /// AAL5 and cells of circuits.
+    Circuit,
     /// The socket.
     Socket,
     /// The transport switch.
@@ -29,13 +31,14 @@ pub enum Place {
 
 impl Place {
     /// All, in the order in which a frame passes them.
-    pub const ALL: [Place; 9] = [
+    pub const ALL: [Place; 10] = [
         Place::Device,
         Place::Driver,
         Place::Kernel,
         Place::Ring,
         Place::Protocol,
         Place::Reassembly,
+        Place::Circuit,
         Place::Socket,
         Place::Switch,
         Place::Transmit,
@@ -50,6 +53,7 @@ impl Place {
             Place::Ring => "ring",
             Place::Protocol => "protocol",
             Place::Reassembly => "reassembly",
+            Place::Circuit => "circuit",
             Place::Socket => "socket",
             Place::Switch => "switch",
             Place::Transmit => "transmit",
@@ -128,8 +132,9 @@ mod tests {
 
     use tidewall_device::demux::layout::{Class, Counter};
     use tidewall_protocol::DropReason;
+    use tidewall_socket::snapshot::circuit_counters;
 
-    use super::Place::{Driver, Kernel, Protocol};
+    use super::Place::{Circuit, Driver, Kernel, Protocol};
     use super::*;
 
     #[test]
@@ -147,6 +152,7 @@ mod tests {
             names(Protocol),
             DropReason::ALL.iter().map(|cause| cause.name()).collect()
         );
+        assert_eq!(names(Circuit), circuit_counters().into_iter().collect());
     }
 
     #[test]

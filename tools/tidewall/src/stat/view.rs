@@ -286,6 +286,11 @@ pub fn losses(pair: &Pair) -> Vec<Loss> {
             stack.counters.fragments.get(name).copied().unwrap_or(0)
         });
     }
+    for name in now.counters.circuits.keys() {
+        add(Place::Circuit, None, name, &|stack| {
+            stack.counters.circuits.get(name).copied().unwrap_or(0)
+        });
+    }
     add(Place::Socket, None, "socket-gone", &|stack| {
         stack.counters.no_socket
     });

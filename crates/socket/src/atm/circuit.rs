@@ -1,0 +1,214 @@
+//! What a circuit's socket shares with the stack.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use tidewall_device::demux::ChannelId;
+use tidewall_receive::poller::Channel;
+use tidewall_wire::atm::Circuit;
+use tidewall_wire::atm::aal5::pdu_len;
+use tidewall_wire::atm::pseudowire::Label;
+
+use super::receive::Owned;
+use super::{AtmOptions, DEFAULT_RECEIVE_LIMIT};
+use crate::channels::ChannelSet;
+use crate::endpoint::Endpoint;
+use crate::lock::{Mutex, lock, rank};
+use crate::readiness::Events;
+use crate::readiness::registration::Pollable;
+use crate::stack::Core;
+use crate::wait_queue::{WaitQueue, Waitable};
+
+pub(crate) struct CircuitInner {
+    id: ChannelId,
+    pub(crate) circuit: Circuit,
+    pub(super) label: Label,
+    pub(super) options: AtmOptions,
+    /// Bytes of the longest PDU received.
+    pub(super) pdu_max: usize,
+    pub(super) wait_queue: WaitQueue,
+    pub(super) waiting: Mutex<Waiting, rank::UdpReceive>,
+    pub(super) pending_error: AtomicI32,
+    pub(super) limit: AtomicU32,
+    pub(super) low_priority: AtomicBool,
+    pub(super) last_queue: AtomicUsize,
+    pub(super) received: AtomicU64,
+    /// Tag of the last loopback cell sent.
+    pub(super) last_tag: AtomicU32,
+}
+
+/// What has come and was not received.
+pub(super) struct Waiting {
+    /// One a queue; empty once the socket is closed.
+    pub(super) channels: Vec<Channel>,
+    /// Payloads that are out of their frames.
+    pub(super) outside: VecDeque<Owned>,
+    /// Parts of a PDU have come, and not its last.
+    pub(super) in_parts: bool,
+    /// Tags of loopback cells that came back, the last few.
+    pub(super) answers: VecDeque<u32>,
+}
+
+impl CircuitInner {
+    pub(super) fn new(
+        circuit: Circuit,
+        label: Label,
+        set: ChannelSet,
+        options: AtmOptions,
+    ) -> Self {
+        CircuitInner {
+            id: set.id,
+            circuit,
+            label,
+            options,
+            pdu_max: pdu_len(options.receive_max),
+            wait_queue: WaitQueue::default(),
+            waiting: Mutex::new(Waiting {
+                channels: set.channels.into(),
+                outside: VecDeque::new(),
+                in_parts: false,
+                answers: VecDeque::new(),
+            }),
+            pending_error: AtomicI32::new(0),
+            limit: AtomicU32::new(DEFAULT_RECEIVE_LIMIT),
+            low_priority: AtomicBool::new(false),
+            last_queue: AtomicUsize::new(0),
+            received: AtomicU64::new(0),
+            last_tag: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn id(&self) -> ChannelId {
+        self.id
+    }
+
+    /// Payloads received.
+    pub(crate) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Most frames that may wait, a queue.
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    fn has_payloads(&self) -> bool {
+        let waiting = lock(&self.waiting);
+        !waiting.outside.is_empty() || waiting.channels.iter().any(|it| !it.looks_empty())
+    }
+
+    /// True when a receive call need not wait.
+    fn has_input(&self) -> bool {
+        self.pending_error.load(Ordering::Relaxed) != 0 || self.has_payloads()
+    }
+
+    /// Fails the next call that receives or sends.
+    pub(crate) fn fail(&self, errno: i32) {
+        self.pending_error.store(errno, Ordering::Relaxed);
+        self.wait_queue.notify(Events::STATE_CHANGED);
+    }
+
+    pub(super) fn take_error(&self) -> Option<io::Error> {
+        match self.pending_error.swap(0, Ordering::Relaxed) {
+            0 => None,
+            errno => Some(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// A receiver has what it wanted: what is left is another's.
+    pub(super) fn pass_wakeup(&self) {
+        if self.wait_queue.has_threads() && self.has_input() {
+            self.wait_queue.wake_one();
+        }
+    }
+
+    fn has_frames(&self) -> bool {
+        let waiting = lock(&self.waiting);
+        waiting.channels.iter().any(|it| !it.looks_empty())
+    }
+
+    /// True once for an answer that has come.
+    pub(super) fn take_answer(&self, tag: u32) -> bool {
+        let answers = &mut lock(&self.waiting).answers;
+        let place = answers.iter().position(|&answered| answered == tag);
+        place.and_then(|place| answers.remove(place)).is_some()
+    }
+
+    /// Takes the channels out, to close them.
+    pub(super) fn close(&self, core: &Core) -> Vec<Channel> {
+        let mut waiting = lock(&self.waiting);
+        for owned in waiting.outside.drain(..) {
+            owned.give_credit(core, self.id);
+        }
+        std::mem::take(&mut waiting.channels)
+    }
+}
+
+/// Somebody who receives, and so takes what comes.
+pub(super) struct Receiving<'a>(pub(super) &'a CircuitInner);
+
+impl Waitable for Receiving<'_> {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.0.wait_queue
+    }
+
+    fn has_input(&self) -> bool {
+        self.0.has_input()
+    }
+
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+}
+
+/// Somebody who waits for the answer to a loopback cell.
+pub(super) struct Pinging<'a> {
+    pub(super) inner: &'a CircuitInner,
+    pub(super) tag: u32,
+}
+
+impl Waitable for Pinging<'_> {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.inner.wait_queue
+    }
+
+    fn has_input(&self) -> bool {
+        self.inner.has_frames() || lock(&self.inner.waiting).answers.contains(&self.tag)
+    }
+}
+
+impl Waitable for CircuitInner {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
+    }
+
+    fn has_input(&self) -> bool {
+        self.has_input()
+    }
+}
+
+impl Endpoint for CircuitInner {
+    fn on_frames(self: Arc<Self>, _core: &Core, _channel: u16) {
+        self.wait_queue.notify_one(Events::DATA_CAME);
+    }
+
+    fn copy_out(self: Arc<Self>, core: &Core) {
+        self.keep_waiting(core);
+    }
+}
+
+impl Pollable for CircuitInner {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.wait_queue
+    }
+
+    // Sending waits for a frame at worst.
+    fn events(&self) -> Events {
+        let failed = self.pending_error.load(Ordering::Relaxed) != 0;
+        (Events::WRITABLE | Events::WRBAND)
+            .with_if(Events::ERR, failed)
+            .with_if(Events::READABLE, self.has_payloads())
+    }
+}

@@ -1,0 +1,420 @@
+//! Virtual circuits: sockets that carry AAL5 PDUs over ATM.
+//!
+//! A stack's interface becomes one of ATM when it is said where its circuits lead
+//! ([`Stack::attach_atm`]). Each circuit has a label of its own (RFC 4717, the AAL5 PDU
+//! frame mode), by which the driver program finds its channel as it finds that of a port.
+//!
+//! ```text
+//!  channel ─► circuit ─► PDU in its frame ─► application
+//!                 └────► parts of PDUs: reassembly, one memory for all circuits
+//! ```
+
+pub(crate) mod circuit;
+mod options;
+mod receive;
+mod sending;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tidewall_atm::reassembly::{DropReason, Limits, Reassembly};
+use tidewall_wire::atm::aal5::PAYLOAD_MAX;
+use tidewall_wire::atm::pseudowire::Label;
+use tidewall_wire::ethernet::MacAddress;
+
+use crate::channels::ChannelSet;
+use crate::ip::routes::Neighbour;
+use crate::lock::{Mutex, lock, rank};
+use crate::readiness::registration::Handle;
+use crate::stack::{Core, Stack};
+use crate::timeout::Timeout;
+use crate::wait_queue::Waitable;
+use circuit::{CircuitInner, Pinging, Receiving};
+
+pub use receive::AtmReceived;
+pub use tidewall_wire::atm::Circuit;
+
+/// Frames that may wait for a circuit, a queue, unless its application says otherwise.
+const DEFAULT_RECEIVE_LIMIT: u32 = 128;
+
+/// How to bind a circuit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtmOptions {
+    /// Bytes of the longest payload that is sent, 0 to 65,535 (`max_sdu` of Linux's
+    /// `atm_trafprm`). By default 9,180, the MTU of IP over ATM (RFC 2225 §7).
+    pub send_max: usize,
+    /// Bytes of the longest payload that is received, 1 to 65,535; by default as many.
+    /// What has more cells than that is refused.
+    pub receive_max: usize,
+}
+
+impl Default for AtmOptions {
+    fn default() -> Self {
+        AtmOptions {
+            send_max: 9180,
+            receive_max: 9180,
+        }
+    }
+}
+
+/// Circuits of one stack.
+pub(crate) struct Atm {
+    /// Open ones. Nothing else is locked with it.
+    circuits: Mutex<BTreeMap<Circuit, Arc<CircuitInner>>, rank::Leaf>,
+    /// Where they lead.
+    next_hop: Mutex<Option<IpAddr>, rank::Leaf>,
+    /// PDUs that come in parts.
+    reassembly: Mutex<Reassembly, rank::Leaf>,
+    causes: Causes,
+}
+
+/// What becomes of frames of circuits that is nothing of AAL5's.
+#[derive(Default)]
+struct Causes {
+    /// Neither a PDU nor a cell in the frame mode.
+    malformed: AtomicU64,
+    /// Cells of OAM that are damaged, or that nobody here answers.
+    oam_ignored: AtomicU64,
+    /// Loopback cells that were answered.
+    oam_answered: AtomicU64,
+}
+
+impl Causes {
+    fn named(&self) -> [(&'static str, &AtomicU64); 3] {
+        [
+            ("circuit-malformed", &self.malformed),
+            ("oam-answered", &self.oam_answered),
+            ("oam-ignored", &self.oam_ignored),
+        ]
+    }
+}
+
+/// Names of the counters of circuits ([`StackCounters::circuits`]).
+///
+/// [`StackCounters::circuits`]: crate::snapshot::StackCounters::circuits
+pub fn circuit_counters() -> Vec<&'static str> {
+    let of_aal5 = DropReason::ALL.map(DropReason::name);
+    let own = Causes::default().named().map(|(name, _)| name);
+    of_aal5.into_iter().chain(own).collect()
+}
+
+impl Default for Atm {
+    fn default() -> Self {
+        Atm {
+            circuits: Mutex::default(),
+            next_hop: Mutex::default(),
+            reassembly: Mutex::new(Reassembly::new(Limits::default())),
+            causes: Causes::default(),
+        }
+    }
+}
+
+impl Atm {
+    /// All circuits.
+    pub(crate) fn all(&self) -> Vec<Arc<CircuitInner>> {
+        lock(&self.circuits).values().cloned().collect()
+    }
+
+    /// What happened, by name; only what did.
+    pub(crate) fn counters(&self) -> BTreeMap<String, u64> {
+        let reassembly = lock(&self.reassembly);
+        let of_aal5 = DropReason::ALL.map(|reason| (reason.name(), reassembly.dropped(reason)));
+        drop(reassembly);
+        let own = self.causes.named();
+        let own = own.map(|(name, count)| (name, count.load(Ordering::Relaxed)));
+        of_aal5
+            .into_iter()
+            .chain(own)
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| (name.to_owned(), count))
+            .collect()
+    }
+
+    /// Link address of the next hop.
+    ///
+    /// # Errors
+    /// ENODEV where there is none; ENETUNREACH for one that the interface does not lead to;
+    /// EAGAIN while its address is looked for.
+    fn neighbour(&self, core: &Core) -> io::Result<MacAddress> {
+        let next_hop = *lock(&self.next_hop);
+        let next_hop = next_hop.ok_or_else(|| errno(libc::ENODEV))?;
+        match lock(&core.ip.routes).neighbour(next_hop, None, Instant::now()) {
+            Neighbour::Known { neighbour, .. } => Ok(neighbour),
+            Neighbour::Resolving { .. } => Err(errno(libc::EAGAIN)),
+            Neighbour::Kernel => Err(errno(libc::ENETUNREACH)),
+        }
+    }
+}
+
+fn errno(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+impl Stack {
+    /// Makes the interface one of ATM, whose circuits lead to `next_hop`, a neighbour on its
+    /// link: another stack, a switch of cells, a router. Frames go to its link address,
+    /// which is looked for as that of any neighbour. Circuits that are open go there from
+    /// now on, too.
+    ///
+    /// # Errors
+    /// EOWNERDEAD in a forked child; `Unsupported` for an application of a manager.
+    pub fn attach_atm(&self, next_hop: IpAddr) -> io::Result<()> {
+        let core = self.here()?;
+        if !core.netdev.owner.is_embedded() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        *lock(&core.atm.next_hop) = Some(next_hop);
+        Ok(())
+    }
+}
+
+/// A permanent virtual circuit, one end of it: what Linux's AF_ATMPVC socket is once it is
+/// bound.
+///
+/// Payloads of 1 to 65,535 bytes go whole, each an AAL5 PDU, and come in the order in which
+/// they were sent; what is lost on the way, or has no room, is lost whole. One that fits
+/// into a frame is received where it lies. The other end must have bound the same circuit.
+///
+/// Loopback cells of OAM (I.610) are answered by the threads that receive.
+///
+/// Several threads may use one socket at once.
+pub struct AtmSocket {
+    inner: Arc<CircuitInner>,
+    // Dropped after `inner`'s use in Drop; keeps the device open.
+    stack: Stack,
+    nonblocking: AtomicBool,
+    read_timeout: Timeout,
+}
+
+impl AtmSocket {
+    /// Binds a circuit of the interface.
+    ///
+    /// # Errors
+    /// As Linux's `bind`: ENODEV where the interface is none of ATM
+    /// ([`Stack::attach_atm`]); EINVAL for circuit 0.0 and for a VPI over
+    /// [`Label::VPI_MAX`]; EADDRINUSE when the circuit is open. ENFILE when the stack's
+    /// channels are all in use, ENOBUFS when the driver's tables are full.
+    pub fn bind(stack: &Stack, circuit: Circuit) -> io::Result<Self> {
+        Self::bind_with(stack, circuit, AtmOptions::default())
+    }
+
+    /// As [`AtmSocket::bind`], with options.
+    ///
+    /// # Errors
+    /// As [`AtmSocket::bind`]; EINVAL for options out of range.
+    pub fn bind_with(stack: &Stack, circuit: Circuit, options: AtmOptions) -> io::Result<Self> {
+        let core = stack.here()?;
+        core.netdev.check()?;
+        if lock(&core.atm.next_hop).is_none() {
+            return Err(errno(libc::ENODEV));
+        }
+        let label = Label::of_circuit(circuit)
+            .filter(|_| circuit != Circuit { vpi: 0, vci: 0 })
+            .filter(|_| options.send_max <= PAYLOAD_MAX)
+            .filter(|_| (1..=PAYLOAD_MAX).contains(&options.receive_max))
+            .ok_or_else(|| errno(libc::EINVAL))?;
+        let _binding = lock(&core.binding);
+        core.netdev.owner.own_circuit(label)?;
+        let inner = Self::open(core, circuit, label, options);
+        let inner = inner.inspect_err(|_| core.netdev.owner.disown_circuit(label))?;
+        Ok(AtmSocket {
+            inner,
+            stack: stack.clone(),
+            nonblocking: AtomicBool::new(false),
+            read_timeout: Timeout::default(),
+        })
+    }
+
+    fn open(
+        core: &Core,
+        circuit: Circuit,
+        label: Label,
+        options: AtmOptions,
+    ) -> io::Result<Arc<CircuitInner>> {
+        let queues = &core.receiver.queues;
+        let id = core.channels.allocate()?;
+        let set = core.channels.open(queues, id, DEFAULT_RECEIVE_LIMIT)?;
+        if let Err(error) = core.tables.open_circuit(label, id) {
+            core.channels.close(queues, set);
+            return Err(error);
+        }
+        let opened = lock(&core.atm.reassembly).open(circuit, options.receive_max);
+        if opened.is_err() {
+            core.tables.close_circuit(label);
+            core.channels.close(queues, set);
+            return Err(errno(libc::ENOBUFS));
+        }
+        let inner = Arc::new(CircuitInner::new(circuit, label, set, options));
+        core.channels.set_endpoint(id.index(), Some(inner.clone()));
+        lock(&core.atm.circuits).insert(circuit, inner.clone());
+        Ok(inner)
+    }
+
+    /// The circuit.
+    pub fn circuit(&self) -> Circuit {
+        self.inner.circuit
+    }
+
+    /// How it was bound.
+    pub fn options(&self) -> AtmOptions {
+        self.inner.options
+    }
+
+    /// Receives one payload; of a longer one the rest is lost. Returns how much was copied.
+    ///
+    /// # Errors
+    /// EAGAIN when nonblocking or at the timeout, EINTR, ENODEV once the interface is no
+    /// more.
+    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut copied = 0;
+        self.recv_batch(1, |received| {
+            copied = received.payload.len().min(buffer.len());
+            buffer[..copied].copy_from_slice(&received.payload[..copied]);
+        })?;
+        Ok(copied)
+    }
+
+    /// Receives up to `limit` payloads without copying those that came in one frame: `each`
+    /// sees them where they lie. Waits for the first unless nonblocking. Returns how many
+    /// there were, at least one unless `limit` is 0.
+    ///
+    /// # Errors
+    /// As [`AtmSocket::recv`]. Payloads already given to `each` are not lost to an error: it
+    /// is reported by the next call.
+    pub fn recv_batch(
+        &self,
+        limit: usize,
+        mut each: impl FnMut(AtmReceived<'_>),
+    ) -> io::Result<usize> {
+        self.receive_batch(limit, false, &mut each)
+    }
+
+    /// As [`AtmSocket::recv_batch`]. `at_once`: does not wait, whatever the socket is set to.
+    pub(crate) fn receive_batch(
+        &self,
+        limit: usize,
+        at_once: bool,
+        each: &mut dyn FnMut(AtmReceived<'_>),
+    ) -> io::Result<usize> {
+        if limit == 0 {
+            return Ok(0);
+        }
+        let nonblocking = at_once || self.is_nonblocking();
+        let timeout = self.read_timeout().filter(|_| !nonblocking);
+        let waiting = Receiving(&self.inner);
+        self.attempt(&waiting, nonblocking, timeout, |core| {
+            let given = self.inner.drain(core, limit, each);
+            (given > 0).then_some(given)
+        })
+    }
+
+    /// Sends a loopback cell to the other end (I.610 §10.2.3), and waits for its answer.
+    /// Payloads that come meanwhile wait for who receives. Returns how long it took.
+    ///
+    /// # Errors
+    /// ETIMEDOUT when no answer came in time; as [`AtmSocket::send`].
+    pub fn ping(&self, timeout: Duration) -> io::Result<Duration> {
+        let core = self.stack.here()?;
+        let began = core.instant_now();
+        let tag = self.inner.send_loopback(core)?;
+        let inner = &*self.inner;
+        let waiting = Pinging { inner, tag };
+        let answered = self.attempt(&waiting, false, Some(timeout), |core| {
+            self.inner.keep_waiting(core);
+            self.inner.take_answer(tag).then(|| core.instant_now())
+        });
+        match answered {
+            Ok(answered) => Ok(answered.saturating_duration_since(began)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(errno(libc::ETIMEDOUT)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Repeats `attempt`, with rounds of receiving between, until it has something.
+    fn attempt<V>(
+        &self,
+        waiting: &dyn Waitable,
+        nonblocking: bool,
+        timeout: Option<Duration>,
+        mut attempt: impl FnMut(&Core) -> Option<V>,
+    ) -> io::Result<V> {
+        let core = self.stack.here()?;
+        let deadline = timeout.map(|timeout| core.instant_now() + timeout);
+        let mut polled = false;
+        core.receiver.poll_if_due(core)?;
+        loop {
+            self.take_pending()?;
+            if let Some(value) = attempt(core) {
+                self.inner.pass_wakeup();
+                return Ok(value);
+            }
+            if !polled
+                && (nonblocking || (core.receiver.is_polling() && !core.receiver.device_polls()))
+            {
+                polled = true;
+                if nonblocking {
+                    core.receiver.round(core, false)?;
+                } else {
+                    core.receiver.round_and_return(core)?;
+                }
+                continue;
+            }
+            core.netdev.check()?;
+            if nonblocking {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            polled = false;
+            if !core.receiver.sleep(core, &[waiting], deadline)? {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+        }
+    }
+
+    /// Takes the pending error, if any (SO_ERROR).
+    ///
+    /// # Errors
+    /// None; the signature is the other sockets'.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(self.inner.take_error())
+    }
+
+    fn take_pending(&self) -> io::Result<()> {
+        self.inner.take_error().map_or(Ok(()), Err)
+    }
+}
+
+impl Handle for AtmSocket {
+    type Shared = CircuitInner;
+
+    fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
+    fn shared(&self) -> &Arc<CircuitInner> {
+        &self.inner
+    }
+}
+
+impl Drop for AtmSocket {
+    fn drop(&mut self) {
+        let Ok(core) = self.stack.here() else { return };
+        let inner = &self.inner;
+        inner.wait_queue.close();
+        let _binding = lock(&core.binding);
+        // Before the label is another's.
+        core.tables.close_circuit(inner.label);
+        core.channels.set_endpoint(inner.id().index(), None);
+        drop(lock(&core.atm.circuits).remove(&inner.circuit));
+        lock(&core.atm.reassembly).close(inner.circuit);
+        let set = ChannelSet {
+            id: inner.id(),
+            channels: inner.close(core).into(),
+        };
+        core.channels.close(&core.receiver.queues, set);
+        core.netdev.owner.disown_circuit(inner.label);
+    }
+}

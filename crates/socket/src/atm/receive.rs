@@ -1,0 +1,377 @@
+//! Receiving: from the frames of a circuit's channel to the application's closure.
+
+use std::sync::atomic::Ordering;
+
+use tidewall_device::demux::ChannelId;
+use tidewall_device::demux::layout::Kind;
+use tidewall_device::frame::Frame;
+use tidewall_receive::poller::{Done, Shared};
+use tidewall_wire::atm::PayloadType;
+use tidewall_wire::atm::aal5::Pdu;
+use tidewall_wire::atm::oam::Loopback;
+use tidewall_wire::atm::pseudowire::{self, FrameHeader, Packet};
+
+use super::circuit::{CircuitInner, Waiting};
+use crate::channel_frame::ChannelFrame;
+use crate::lock::lock;
+use crate::stack::Core;
+use crate::udp::receive::BETWEEN_LOOKS;
+
+/// Answers to loopback cells that are kept for who asked.
+const ANSWERS_MAX: usize = 16;
+
+/// A payload as it was received.
+#[derive(Clone, Copy, Debug)]
+pub struct AtmReceived<'a> {
+    /// 1 to 65,535 bytes.
+    pub payload: &'a [u8],
+    /// What the sender put into AAL5's byte for users (I.363.5 §9.2.1.1).
+    pub user_to_user: u8,
+    /// Some cell of it met congestion (explicit forward congestion indication).
+    pub congested: bool,
+    /// Some cell of it is dropped first (cell loss priority).
+    pub low_priority: bool,
+}
+
+impl<'a> AtmReceived<'a> {
+    fn new(pdu: &Pdu<'a>, header: &FrameHeader) -> Self {
+        AtmReceived {
+            payload: pdu.payload(),
+            user_to_user: pdu.user_to_user(),
+            congested: header.congested,
+            low_priority: header.low_priority,
+        }
+    }
+}
+
+/// A payload in a buffer of its own size.
+pub(super) struct Owned {
+    payload: Box<[u8]>,
+    user_to_user: u8,
+    congested: bool,
+    low_priority: bool,
+    /// Queue whose credit of a frame it still holds.
+    credit: Option<usize>,
+}
+
+impl Owned {
+    fn copy(received: &AtmReceived<'_>) -> Self {
+        Owned {
+            payload: received.payload.into(),
+            user_to_user: received.user_to_user,
+            congested: received.congested,
+            low_priority: received.low_priority,
+            credit: None,
+        }
+    }
+
+    fn borrow(&self) -> AtmReceived<'_> {
+        AtmReceived {
+            payload: &self.payload,
+            user_to_user: self.user_to_user,
+            congested: self.congested,
+            low_priority: self.low_priority,
+        }
+    }
+
+    pub(super) fn give_credit(&self, core: &Core, id: ChannelId) {
+        if let Some(queue) = self.credit.and_then(|it| core.receiver.queues.get(it)) {
+            queue.shared.give_credit(id, 1);
+        }
+    }
+}
+
+/// What a frame came to while the circuit was locked.
+enum Taken {
+    /// A whole PDU, which is read in its frame.
+    Whole,
+    /// The last part of a PDU.
+    Reassembled(Owned),
+    /// A loopback cell that is to go back.
+    Answer(PayloadType, Loopback),
+    /// Nothing more to be done: kept, or dropped and counted.
+    Nothing,
+}
+
+impl CircuitInner {
+    /// Gives up to `limit` payloads that wait to `each`. Returns how many.
+    pub(super) fn drain(
+        &self,
+        core: &Core,
+        limit: usize,
+        each: &mut dyn FnMut(AtmReceived<'_>),
+    ) -> usize {
+        let mut given = self.drain_outside(core, limit, each);
+        for (number, queue) in core.receiver.queues.iter().enumerate() {
+            while given < limit {
+                let mut most = limit - given;
+                if core.receiver.will_be_due() {
+                    most = most.min(BETWEEN_LOOKS);
+                }
+                let batch = Batch::new(self, number, &queue.shared);
+                let (taken, delivered) = batch.deliver(core, most, each);
+                given += delivered;
+                if taken == 0 {
+                    break;
+                }
+                if given < limit && core.receiver.poll_if_due(core).is_err() {
+                    // The next call reports it.
+                    return given;
+                }
+            }
+        }
+        given
+    }
+
+    fn drain_outside(
+        &self,
+        core: &Core,
+        limit: usize,
+        each: &mut dyn FnMut(AtmReceived<'_>),
+    ) -> usize {
+        let count = lock(&self.waiting).outside.len().min(limit);
+        for given in 0..count {
+            // One at a time: `each` may call us again, or panic.
+            let Some(owned) = lock(&self.waiting).outside.pop_front() else {
+                return given;
+            };
+            owned.give_credit(core, self.id());
+            self.received.fetch_add(1, Ordering::Relaxed);
+            each(owned.borrow());
+        }
+        count
+    }
+
+    /// Moves everything that waits in frames into buffers of its own size.
+    pub(super) fn keep_waiting(&self, core: &Core) {
+        let mut replies = Vec::new();
+        let mut kept = 0;
+        for (number, queue) in core.receiver.queues.iter().enumerate() {
+            let shared = &queue.shared;
+            let mut done = Done::default();
+            let mut of_queue = 0;
+            let mut waiting = lock(&self.waiting);
+            while let Some((frame, taken)) = self.next(core, number, shared, &mut waiting) {
+                let owned = match taken {
+                    Taken::Whole => self.read(core, shared, &frame).map(|it| Owned::copy(&it)),
+                    Taken::Reassembled(owned) => Some(owned),
+                    Taken::Answer(of, loopback) => {
+                        replies.push((of, loopback));
+                        None
+                    }
+                    Taken::Nothing => None,
+                };
+                done.add(shared, frame);
+                if let Some(owned) = owned {
+                    let credit = Some(number);
+                    waiting.outside.push_back(Owned { credit, ..owned });
+                    of_queue += 1;
+                }
+            }
+            drop(waiting);
+            shared.give_back(self.id(), done);
+            shared.give_credit(self.id(), 0u32.wrapping_sub(of_queue));
+            kept += of_queue;
+        }
+        core.causes.copied_out(kept.into());
+        for (of, loopback) in replies {
+            self.answer(core, of, &loopback);
+        }
+    }
+
+    /// The next frame of a queue, and what it is. Parts of PDUs and cells are dealt with in
+    /// the order in which they came: with the circuit locked.
+    fn next(
+        &self,
+        core: &Core,
+        queue: usize,
+        shared: &Shared,
+        waiting: &mut Waiting,
+    ) -> Option<(Frame, Taken)> {
+        let frame = waiting.channels.get_mut(queue)?.remove()?;
+        self.last_queue.store(queue, Ordering::Relaxed);
+        let described = ChannelFrame::new(shared, &frame);
+        let taken = match packet(&described).and_then(|it| it.frame().map(|part| (it, part))) {
+            Ok((_, part)) if self.is_whole(&part, waiting) => Taken::Whole,
+            Ok((_, part)) => {
+                waiting.in_parts = !part.header.last;
+                let (now, last) = (core.now(), part.header.last);
+                let mut reassembly = lock(&core.atm.reassembly);
+                match reassembly.part(now, self.circuit, part.bytes, last) {
+                    Ok(Some(pdu)) => {
+                        let received = AtmReceived::new(&pdu, &part.header);
+                        described.trace(core, "delivered", || delivered(&received));
+                        Taken::Reassembled(Owned::copy(&received))
+                    }
+                    Ok(None) => Taken::Nothing,
+                    Err(reason) => {
+                        described.trace(core, "dropped", || reason.name().to_owned());
+                        Taken::Nothing
+                    }
+                }
+            }
+            Err(pseudowire::Error::NotFrame) => self.cell(core, &described, waiting),
+            Err(error) => {
+                described.trace(core, "dropped", || error.to_string());
+                core.atm.causes.malformed.fetch_add(1, Ordering::Relaxed);
+                Taken::Nothing
+            }
+        };
+        Some((frame, taken))
+    }
+
+    fn is_whole(&self, part: &pseudowire::Frame<'_>, waiting: &Waiting) -> bool {
+        part.header.last && !waiting.in_parts && part.bytes.len() <= self.pdu_max
+    }
+
+    /// A cell that came beside PDUs.
+    fn cell(&self, core: &Core, described: &ChannelFrame<'_>, waiting: &mut Waiting) -> Taken {
+        let causes = &core.atm.causes;
+        let oam = [PayloadType::OAM_SEGMENT, PayloadType::OAM_END_TO_END];
+        let cell = packet(described).and_then(|packet| packet.cell());
+        let cell = cell.ok().filter(|cell| oam.contains(&cell.payload_type));
+        let read = cell.and_then(|cell| {
+            let loopback = Loopback::parse(cell.payload).ok()?;
+            Some((cell.payload_type, loopback))
+        });
+        match read {
+            Some((of, loopback)) if let Some(reply) = loopback.reply() => {
+                causes.oam_answered.fetch_add(1, Ordering::Relaxed);
+                Taken::Answer(of, reply)
+            }
+            Some((_, answer)) if !answer.to_be_returned => {
+                let answers = &mut waiting.answers;
+                if answers.len() >= ANSWERS_MAX {
+                    answers.pop_front();
+                }
+                answers.push_back(answer.tag);
+                self.wait_queue.wake_all();
+                Taken::Nothing
+            }
+            _ => {
+                described.trace(core, "dropped", || "oam-ignored".to_owned());
+                causes.oam_ignored.fetch_add(1, Ordering::Relaxed);
+                Taken::Nothing
+            }
+        }
+    }
+
+    /// The PDU of a frame that has all of it; counted when it is refused.
+    fn read<'a>(
+        &self,
+        core: &Core,
+        shared: &'a Shared,
+        frame: &'a Frame,
+    ) -> Option<AtmReceived<'a>> {
+        let described = ChannelFrame::new(shared, frame);
+        let part = packet(&described).ok()?.frame().ok()?;
+        match Pdu::new(part.bytes) {
+            Ok(pdu) => {
+                let received = AtmReceived::new(&pdu, &part.header);
+                described.trace(core, "delivered", || delivered(&received));
+                Some(received)
+            }
+            Err(error) => {
+                let reason = lock(&core.atm.reassembly).refused(error);
+                described.trace(core, "dropped", || reason.name().to_owned());
+                None
+            }
+        }
+    }
+
+    /// Sends a loopback cell back. One that cannot go is as good as lost on the way.
+    fn answer(&self, core: &Core, of: PayloadType, loopback: &Loopback) {
+        drop(self.send_oam(core, of, loopback));
+    }
+}
+
+/// What is behind the Ethernet header.
+fn packet<'a>(described: &ChannelFrame<'a>) -> Result<Packet<'a>, pseudowire::Error> {
+    match described.packet() {
+        Some(bytes) if described.kind() == Some(Kind::Circuit) => Packet::new(bytes),
+        _ => Err(pseudowire::Error::Truncated),
+    }
+}
+
+fn delivered(received: &AtmReceived<'_>) -> String {
+    format!("{} bytes", received.payload.len())
+}
+
+/// Frames taken out of a channel for the application's closure, one at a time. Whatever that
+/// does, they go back, and their credit.
+struct Batch<'a> {
+    circuit: &'a CircuitInner,
+    queue: usize,
+    shared: &'a Shared,
+    /// The one that is being read.
+    frame: Option<Frame>,
+    done: Done,
+    delivered: usize,
+}
+
+impl<'a> Batch<'a> {
+    fn new(circuit: &'a CircuitInner, queue: usize, shared: &'a Shared) -> Self {
+        Batch {
+            circuit,
+            queue,
+            shared,
+            frame: None,
+            done: Done::default(),
+            delivered: 0,
+        }
+    }
+
+    /// Returns frames taken and payloads delivered.
+    fn deliver(
+        mut self,
+        core: &Core,
+        most: usize,
+        each: &mut dyn FnMut(AtmReceived<'_>),
+    ) -> (usize, usize) {
+        let (circuit, shared) = (self.circuit, self.shared);
+        let mut taken = 0;
+        while taken < most {
+            let next = {
+                let mut waiting = lock(&circuit.waiting);
+                circuit.next(core, self.queue, shared, &mut waiting)
+            };
+            let Some((frame, what)) = next else { break };
+            taken += 1;
+            let frame = &*self.frame.insert(frame);
+            match what {
+                Taken::Whole => {
+                    if let Some(received) = circuit.read(core, shared, frame) {
+                        self.delivered += 1;
+                        each(received);
+                    }
+                }
+                Taken::Reassembled(owned) => {
+                    self.delivered += 1;
+                    each(owned.borrow());
+                }
+                Taken::Answer(of, loopback) => circuit.answer(core, of, &loopback),
+                Taken::Nothing => {}
+            }
+            self.end_frame();
+        }
+        (taken, self.delivered)
+    }
+
+    fn end_frame(&mut self) {
+        if let Some(frame) = self.frame.take() {
+            self.done.add(self.shared, frame);
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        self.end_frame();
+        let done = std::mem::take(&mut self.done);
+        self.shared.give_back(self.circuit.id(), done);
+        let delivered = self.delivered as u64;
+        self.circuit
+            .received
+            .fetch_add(delivered, Ordering::Relaxed);
+    }
+}

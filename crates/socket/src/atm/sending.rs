@@ -1,0 +1,168 @@
+//! Sending on a circuit.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tidewall_wire::atm::PayloadType;
+use tidewall_wire::atm::oam::Loopback;
+use tidewall_wire::atm::pseudowire::{CircuitCell, FrameHeader};
+
+#[cfg(doc)]
+use super::AtmOptions;
+use super::circuit::CircuitInner;
+use super::{AtmSocket, errno};
+use crate::ip::transmit::Transmitter;
+use crate::lock::lock;
+use crate::readiness::Events;
+use crate::receiver::QueueHandle;
+use crate::stack::Core;
+
+/// How long a blocking send waits for a frame.
+const FRAME_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long it waits for the next hop's link address: the kernel asks three times, a second
+/// apart.
+const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often it looks for that.
+const NEIGHBOUR_LOOK: Duration = Duration::from_millis(5);
+
+impl AtmSocket {
+    /// Sends one payload. Of an empty one nothing is sent, as by Linux.
+    ///
+    /// # Errors
+    /// EMSGSIZE over [`AtmOptions::send_max`] bytes; ENETUNREACH where the interface does
+    /// not lead to the next hop, EHOSTUNREACH where that does not answer; EAGAIN when
+    /// nonblocking, and no frame is free or the next hop is still looked for; ENOBUFS when no
+    /// frame is free for 100 ms; ENODEV once the interface is no more.
+    pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
+        self.take_pending()?;
+        let sent = self.send_payload(payload)?;
+        self.flush()?;
+        Ok(sent)
+    }
+
+    /// Queues a payload; [`AtmSocket::flush`] sends everything queued with one system call.
+    ///
+    /// # Errors
+    /// As [`AtmSocket::send`].
+    pub fn queue(&self, payload: &[u8]) -> io::Result<()> {
+        self.send_payload(payload).map(drop)
+    }
+
+    /// Sends what was queued.
+    ///
+    /// # Errors
+    /// ENETDOWN and what else the device reports.
+    pub fn flush(&self) -> io::Result<()> {
+        self.inner.flush(self.stack.here()?)
+    }
+
+    fn send_payload(&self, payload: &[u8]) -> io::Result<usize> {
+        if payload.is_empty() {
+            return Ok(0);
+        }
+        if payload.len() > self.inner.options.send_max {
+            return Err(errno(libc::EMSGSIZE));
+        }
+        let core = self.stack.here()?;
+        core.netdev.check()?;
+        let header = FrameHeader {
+            low_priority: self.inner.low_priority.load(Ordering::Relaxed),
+            ..FrameHeader::whole(self.inner.label)
+        };
+        let began = Instant::now();
+        loop {
+            let sent = core.atm.neighbour(core).and_then(|neighbour| {
+                let queue = |transmitter: &mut Transmitter| {
+                    transmitter.queue_pdu(neighbour, &header, payload)
+                };
+                self.inner.transmit(core, queue)
+            });
+            let Err(error) = sent else {
+                return Ok(payload.len());
+            };
+            let (limit, at_last) = match error.raw_os_error() {
+                Some(libc::EAGAIN) => (NEIGHBOUR_TIMEOUT, libc::EHOSTUNREACH),
+                Some(libc::ENOBUFS) => (FRAME_TIMEOUT, libc::ENOBUFS),
+                _ => return Err(error),
+            };
+            if self.is_nonblocking() {
+                // Nobody says when that ends, which is soon: an edge-triggered caller may
+                // try again.
+                self.inner
+                    .wait_queue
+                    .notify_registrations(Events::SPACE_CAME);
+                return Err(errno(libc::EAGAIN));
+            }
+            if began.elapsed() >= limit {
+                return Err(errno(at_last));
+            }
+            match at_last {
+                libc::ENOBUFS => std::thread::yield_now(),
+                _ => std::thread::sleep(NEIGHBOUR_LOOK),
+            }
+        }
+    }
+}
+
+impl CircuitInner {
+    fn transmit_queue<'a>(&self, core: &'a Core) -> io::Result<(usize, &'a QueueHandle)> {
+        // Answers leave by the queue their questions came in on.
+        let queue = self.last_queue.load(Ordering::Relaxed);
+        let found = core.receiver.sending_queue(queue);
+        found.ok_or_else(|| errno(libc::ENETDOWN))
+    }
+
+    fn transmit<V>(
+        &self,
+        core: &Core,
+        queue: impl FnOnce(&mut Transmitter) -> io::Result<V>,
+    ) -> io::Result<V> {
+        let (_, handle) = self.transmit_queue(core)?;
+        queue(&mut lock(&handle.transmitter))
+    }
+
+    fn flush(&self, core: &Core) -> io::Result<()> {
+        let (number, handle) = self.transmit_queue(core)?;
+        core.receiver.send_queue(core, number, handle)
+    }
+
+    /// Sends a loopback cell on its way out. Returns its tag.
+    pub(super) fn send_loopback(&self, core: &Core) -> io::Result<u32> {
+        let tag = self
+            .last_tag
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_add(1);
+        let request = Loopback::request(tag);
+        let began = Instant::now();
+        loop {
+            match self.send_oam(core, PayloadType::OAM_END_TO_END, &request) {
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    if began.elapsed() >= NEIGHBOUR_TIMEOUT {
+                        return Err(errno(libc::EHOSTUNREACH));
+                    }
+                    std::thread::sleep(NEIGHBOUR_LOOK);
+                }
+                sent => return sent.map(|()| tag),
+            }
+        }
+    }
+
+    /// Sends a loopback cell.
+    pub(super) fn send_oam(
+        &self,
+        core: &Core,
+        payload_type: PayloadType,
+        loopback: &Loopback,
+    ) -> io::Result<()> {
+        let cell = CircuitCell {
+            label: self.label,
+            payload_type,
+            low_priority: false,
+            payload: &loopback.bytes(),
+        };
+        let neighbour = core.atm.neighbour(core)?;
+        self.transmit(core, |transmitter| transmitter.queue_cell(neighbour, &cell))?;
+        self.flush(core)
+    }
+}

@@ -1,0 +1,113 @@
+//! Circuits through the driver program, over a veth between two stacks.
+
+use std::net::Ipv4Addr;
+use std::thread;
+use std::time::Duration;
+
+use tidewall_socket::{AtmSocket, Circuit, EmbeddedConfig, Stack};
+
+use super::support::{PEER, PEER4, peer_namespace, shell, stack, wait_until};
+
+const CIRCUIT: Circuit = Circuit { vpi: 0, vci: 100 };
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A veth whose ends are both here: nobody is the other's neighbour by itself.
+fn two_stacks() -> [Stack; 2] {
+    let ends = [("tw-c", "10.78.0"), ("tw-d", "10.79.0")];
+    shell("ip link add tw-c type veth peer name tw-d");
+    for (index, (name, network)) in ends.into_iter().enumerate() {
+        let (other, _) = ends[1 - index];
+        shell(&format!(
+            "ip addr add {network}.1/24 dev {name}; ip link set {name} up
+             ip neigh add {network}.2 dev {name} nud permanent \
+                lladdr $(cat /sys/class/net/{other}/address)"
+        ));
+    }
+    ends.map(|(name, network)| {
+        let stack = Stack::embedded(EmbeddedConfig::new(name).control(false)).unwrap();
+        stack
+            .attach_atm(format!("{network}.2").parse().unwrap())
+            .unwrap();
+        stack
+    })
+}
+
+pub fn two_stacks_exchange_payloads_and_pings() {
+    let stacks = two_stacks();
+    let [near, far] = stacks.each_ref().map(|stack| {
+        let socket = AtmSocket::bind(stack, CIRCUIT).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    });
+    let answering = thread::spawn(move || {
+        let mut buffer = vec![0; 9180];
+        loop {
+            let length = far.recv(&mut buffer).unwrap();
+            far.send(&buffer[..length]).unwrap();
+            if length == 1 {
+                return far;
+            }
+        }
+    });
+    let mut buffer = vec![0; 9180];
+    for size in [40, 41, 1480, 1481, 1500, 9180].repeat(20) {
+        let payload: Vec<u8> = (0..size).map(|n| (n * 7 + size) as u8).collect();
+        near.send(&payload).unwrap();
+        assert_eq!(near.recv(&mut buffer).unwrap(), size);
+        assert!(buffer[..size] == payload, "{size} bytes");
+    }
+    for _ in 0..5 {
+        near.ping(PATIENCE).unwrap();
+    }
+    near.send(&[1]).unwrap();
+    assert_eq!(near.recv(&mut buffer).unwrap(), 1);
+    let far = answering.join().unwrap();
+    let counters = |stack: &Stack| stack.snapshot().counters.circuits;
+    let answered = [("oam-answered".to_owned(), 5)].into();
+    assert_eq!(
+        (counters(&stacks[0]), counters(&stacks[1])),
+        ([].into(), answered)
+    );
+    // Its owner is gone: the driver knows the label no more.
+    drop(far);
+    near.send(b"nobody").unwrap();
+    assert!(wait_until(|| {
+        let queues = stacks[1].snapshot().queues;
+        queues[0].driver.get("no-circuit") == Some(&1)
+    }));
+    // A label is free again with its socket.
+    let far = AtmSocket::bind(&stacks[1], CIRCUIT).unwrap();
+    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    near.send(b"again").unwrap();
+    assert_eq!(far.recv(&mut buffer).unwrap(), 5);
+}
+
+/// The kernel at the other end says where it is, and takes frames that are not IP's.
+pub fn the_next_hop_is_found_as_any_neighbour() {
+    let stack = stack();
+    stack.attach_atm(PEER4.into()).unwrap();
+    let socket = AtmSocket::bind(&stack, CIRCUIT).unwrap();
+    let received = || {
+        let path = format!("/sys/class/net/{PEER}/statistics/rx_packets");
+        let read = shell(&format!("ip netns exec {} cat {path}", peer_namespace()));
+        read.trim().parse::<u64>().unwrap()
+    };
+    socket.send(b"to be resolved first").unwrap();
+    let before = received();
+    for _ in 0..10 {
+        socket.send(b"whole").unwrap();
+    }
+    assert!(wait_until(|| received() >= before + 10));
+    // Nobody is there.
+    stack
+        .attach_atm(Ipv4Addr::new(10, 77, 0, 99).into())
+        .unwrap();
+    let error = socket.send(b"lost").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EHOSTUNREACH));
+    // The way leads elsewhere.
+    stack
+        .attach_atm(Ipv4Addr::new(127, 0, 0, 1).into())
+        .unwrap();
+    let error = socket.send(b"not so").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENETUNREACH));
+}
