@@ -8,7 +8,7 @@
 //! Read first: socket(7), tcp(7), epoll(7), recvmsg(2); docs/deviations.md.
 //!
 //! ```text
-//!  number ─► Descriptors ─► OpenFile ─► TcpStream, TcpListener, UdpSocket
+//!  number ─► Descriptors ─► OpenFile ─► TcpStream, TcpListener, UdpSocket, AtmSocket
 //!     └────► Socket: family, options, address bound to, until one of those is there
 //! ```
 //!
@@ -18,6 +18,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod atm;
 mod control;
 mod info;
 mod message;
@@ -35,6 +36,7 @@ use std::time::Duration;
 
 use tidewall_socket::{Descriptors, OpenFile, Stack};
 
+pub use atm::{PvcAddress, SO_ATMPVC, SO_ATMQOS, SO_SETCLP};
 pub use info::TcpInfo;
 pub use message::{ControlMessage, ExtendedError, Received, TCP_CM_INQ};
 pub use tidewall_protocol::tcp::Errno;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tidewall_protocol::tcp::{Congestion, FastOpenKeys, Framing, Keepalive, StreamOptions, Sysctl};
 use tidewall_socket::{ListenOptions, OpenFile, TcpStream};
 
+use crate::atm::circuit_of;
 use crate::message;
 use crate::socket::{State, stream_of};
 use crate::{Errno, Posix, Result, TcpInfo, errno, lock};
@@ -233,6 +234,17 @@ impl Posix {
                 _ => Err(Errno(libc::ENOPROTOOPT)),
             };
         }
+        if level == libc::SOL_ATM && socket.domain == libc::AF_ATMPVC {
+            return self.set_atm(&file, &socket, option, value);
+        }
+        if let Some(circuit) = circuit_of(&file) {
+            return match (level, option) {
+                (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
+                    circuit.set_read_timeout(timeval(value)?).map_err(errno)
+                }
+                _ => Err(Errno(libc::ENOPROTOOPT)),
+            };
+        }
         let fast_client = self.stack().sysctl().fast_open & SYSCTL_FAST_OPEN_CLIENT != 0;
         let options = {
             let mut state = lock(&socket.state);
@@ -259,6 +271,9 @@ impl Posix {
     pub fn getsockopt(&self, fd: i32, level: i32, option: i32) -> Result<Vec<u8>> {
         let file = self.file(fd)?;
         let socket = self.socket_of(fd)?;
+        if level == libc::SOL_ATM && socket.domain == libc::AF_ATMPVC {
+            return self.atm_option(fd, &socket, option);
+        }
         let stream = stream_of(&file);
         if let Some(kernel) = stream.and_then(TcpStream::kernel_socket) {
             let mut value = vec![0; 1024];
@@ -294,6 +309,7 @@ impl Posix {
             (libc::SOL_SOCKET, libc::SO_TYPE) => socket.kind,
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.domain,
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => match socket.kind {
+                _ if socket.domain == libc::AF_ATMPVC => 0,
                 libc::SOCK_DGRAM => libc::IPPROTO_UDP,
                 _ => libc::IPPROTO_TCP,
             },

@@ -12,6 +12,7 @@ use tidewall_socket::tcp::State as Phase;
 use tidewall_socket::{BindOptions, ConnectOptions, OpenFile, TcpListener, TcpStream, UdpSocket};
 
 use crate::address::{canonical, check_family, shown, wildcard};
+use crate::atm::AtmState;
 use crate::option::{Options, SYSCTL_FAST_OPEN_CLIENT, SYSCTL_FAST_OPEN_NO_COOKIE};
 use crate::{Errno, Posix, Result, errno, lock};
 
@@ -31,6 +32,10 @@ impl Socket {
     pub(crate) fn is_stream(&self) -> bool {
         self.kind != libc::SOCK_DGRAM
     }
+
+    pub(crate) fn is_udp(&self) -> bool {
+        self.kind == libc::SOCK_DGRAM && self.domain != libc::AF_ATMPVC
+    }
 }
 
 /// What changes of a socket.
@@ -41,6 +46,7 @@ pub(crate) struct State {
     /// A `connect` whose end was not reported (`SS_CONNECTING`).
     pub(crate) connecting: bool,
     pub(crate) options: Options,
+    pub(crate) atm: AtmState,
 }
 
 /// The connection of an open file, if it is one.
@@ -75,16 +81,20 @@ fn flags_of(kind: i32) -> Flags {
 impl Posix {
     /// `socket(2)`: AF_INET or AF_INET6, SOCK_STREAM for TCP, SOCK_SEQPACKET for frames
     /// over TCP (ACP, which Linux has not) or SOCK_DGRAM for UDP, with SOCK_NONBLOCK and
-    /// SOCK_CLOEXEC or without.
+    /// SOCK_CLOEXEC or without; AF_ATMPVC for permanent virtual circuits over AAL5
+    /// ([`Posix::bind_circuit`]).
     ///
     /// # Errors
     /// EAFNOSUPPORT, ESOCKTNOSUPPORT and EPROTONOSUPPORT for any other; EMFILE, ENOMEM.
     pub fn socket(&self, domain: i32, kind: i32, protocol: i32) -> Result<i32> {
-        if domain != libc::AF_INET && domain != libc::AF_INET6 {
+        if ![libc::AF_INET, libc::AF_INET6, libc::AF_ATMPVC].contains(&domain) {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
         let flags = flags_of(kind);
         let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+        if domain == libc::AF_ATMPVC {
+            return self.atm_socket_with(flags, kind);
+        }
         let own = match kind {
             libc::SOCK_STREAM | libc::SOCK_SEQPACKET => libc::IPPROTO_TCP,
             libc::SOCK_DGRAM => libc::IPPROTO_UDP,
@@ -108,6 +118,20 @@ impl Posix {
         Ok(fd)
     }
 
+    /// Linux has AF_ATMPVC of any kind but SOCK_STREAM, and takes the adaptation layer from
+    /// SO_ATMQOS whatever the protocol.
+    fn atm_socket_with(&self, flags: Flags, kind: i32) -> Result<i32> {
+        if kind == libc::SOCK_STREAM {
+            return Err(Errno(libc::EINVAL));
+        }
+        // The number's until a circuit is bound; nothing comes to it.
+        let unbound = kernel_socket(libc::AF_INET, libc::SOCK_DGRAM).map_err(errno)?;
+        let fd = self.descriptors.open(unbound, flags).map_err(errno)?;
+        let fd = self.renumber(fd)?;
+        self.enter(fd, libc::AF_ATMPVC, libc::SOCK_DGRAM, State::default());
+        Ok(fd)
+    }
+
     fn enter(&self, fd: i32, domain: i32, kind: i32, state: State) {
         let socket = Socket {
             domain,
@@ -118,7 +142,7 @@ impl Posix {
     }
 
     /// Has a number name another file, with its flags.
-    fn replace(&self, fd: i32, file: OpenFile) -> Result<()> {
+    pub(crate) fn replace(&self, fd: i32, file: OpenFile) -> Result<()> {
         let nonblocking = self.file(fd)?.is_nonblocking().map_err(errno)?;
         file.set_nonblocking(nonblocking).map_err(errno)?;
         let closes = self.descriptors.close_on_exec(fd).map_err(errno)?;
@@ -240,8 +264,8 @@ impl Posix {
             let state = lock(&socket.state);
             State {
                 bound: state.bound,
-                connecting: false,
                 options: state.options.inherited(),
+                ..State::default()
             }
         };
         if let Some(stream) = stream_of(&*self.file(accepted)?) {
@@ -364,12 +388,15 @@ impl Posix {
         Err(failed.unwrap_or(Errno(libc::ECONNABORTED)))
     }
 
-    /// `getsockname(2)`.
+    /// `getsockname(2)`; of AF_ATMPVC see [`Posix::circuit_address`].
     ///
     /// # Errors
-    /// ENOTSOCK.
+    /// ENOTSOCK; EAFNOSUPPORT for AF_ATMPVC.
     pub fn getsockname(&self, fd: i32) -> Result<SocketAddr> {
         let socket = self.socket_of(fd)?;
+        if socket.domain == libc::AF_ATMPVC {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
         let file = self.file(fd)?;
         let bound = lock(&socket.state).bound;
         let own = match &*file {
@@ -380,12 +407,15 @@ impl Posix {
         Ok(shown(own.or(bound).unwrap_or(any), socket.domain))
     }
 
-    /// `getpeername(2)`.
+    /// `getpeername(2)`; of AF_ATMPVC see [`Posix::circuit_address`].
     ///
     /// # Errors
-    /// ENOTCONN, ENOTSOCK.
+    /// ENOTCONN, ENOTSOCK; EAFNOSUPPORT for AF_ATMPVC.
     pub fn getpeername(&self, fd: i32) -> Result<SocketAddr> {
         let socket = self.socket_of(fd)?;
+        if socket.domain == libc::AF_ATMPVC {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
         let peer = match &*self.file(fd)? {
             OpenFile::Kernel(_) => None,
             file => file.peer_address().map_err(errno)?,
@@ -405,8 +435,9 @@ impl Posix {
             libc::SHUT_RDWR => Shutdown::Both,
             _ => return Err(Errno(libc::EINVAL)),
         };
-        self.socket_of(fd)?;
+        let socket = self.socket_of(fd)?;
         match &*self.file(fd)? {
+            OpenFile::Kernel(_) if socket.domain == libc::AF_ATMPVC => Ok(()),
             OpenFile::Kernel(_) => Err(Errno(libc::ENOTCONN)),
             file => file.shutdown(how).map_err(errno),
         }

@@ -37,7 +37,7 @@ impl Posix {
         }
         let Some(stream) = stream_of(&file) else {
             return match &*file {
-                OpenFile::Kernel(_) if socket.is_stream() => Err(Errno(libc::ENOTCONN)),
+                OpenFile::Kernel(_) if !socket.is_udp() => Err(Errno(libc::ENOTCONN)),
                 _ => receive(&file, buffers, flags & RECEIVE_FLAGS).map(|received| Received {
                     from: received.from.map(|from| shown(from, socket.domain)),
                     ..received
@@ -123,7 +123,13 @@ impl Posix {
         let Ok(socket) = self.socket_of(fd) else {
             return file.send(buffers, to, flags).map_err(errno);
         };
-        if socket.kind == libc::SOCK_DGRAM {
+        if socket.domain == libc::AF_ATMPVC {
+            return match &*file {
+                OpenFile::Kernel(_) => Err(Errno(libc::ENOTCONN)),
+                file => file.send(buffers, to, flags & SEND_FLAGS).map_err(errno),
+            };
+        }
+        if socket.is_udp() {
             if let Some(to) = to {
                 check_family(to, socket.domain)?;
             }

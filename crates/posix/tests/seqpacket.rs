@@ -1,41 +1,20 @@
 //! SOCK_SEQPACKET over TCP (ACP) between two stacks in memory, as a C program has it.
 
+mod processes;
+
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::thread;
-use std::time::Instant;
 
 use libc::{AF_INET, MSG_EOR, MSG_PEEK, MSG_TRUNC, SOCK_NONBLOCK, SOCK_SEQPACKET, SOCK_STREAM};
-use tidewall_device::memory::{LinkConfig, pair_on_clock};
-use tidewall_posix::{Errno, PollFd, Posix, PosixConfig, Received};
+use processes::{SERVER, processes};
+use tidewall_posix::{Errno, PollFd, Posix, Received};
 use tidewall_socket::readiness::Events;
-use tidewall_socket::{MemoryConfig, Stack};
-use tidewall_wire::ethernet::MacAddress;
 
-const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const PORT: u16 = 84;
 
 /// Milliseconds after which a poll here has failed.
 const TIMEOUT: i32 = 10_000;
-
-/// A client's process and a server's.
-fn processes() -> (Posix, Posix) {
-    let start = Instant::now();
-    let (_, a, b) = pair_on_clock(LinkConfig::default(), move || start.elapsed()).unwrap();
-    let stack = |end, address: Ipv4Addr, mac, peer| {
-        let config = MemoryConfig {
-            addresses: vec![IpAddr::from(address)],
-            mac: MacAddress([2, 0, 0, 0, 0, mac]),
-            peer: MacAddress([2, 0, 0, 0, 0, peer]),
-        };
-        Posix::new(
-            &Stack::in_memory(end, config).unwrap(),
-            PosixConfig::default(),
-        )
-    };
-    let client = stack(a, Ipv4Addr::new(10, 0, 0, 1), 1, 2);
-    (client, stack(b, SERVER, 2, 1))
-}
 
 fn receive(posix: &Posix, fd: i32, room: usize, flags: i32) -> (usize, i32, Vec<u8>) {
     let mut buffer = vec![0; room];

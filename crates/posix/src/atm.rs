@@ -1,0 +1,277 @@
+//! Circuits as C programs have them: AF_ATMPVC, and the options of `linux/atm.h`.
+
+use tidewall_socket::{AtmOptions, AtmSocket, Circuit, OpenFile};
+
+use crate::socket::Socket;
+use crate::{Errno, Posix, Result, errno, lock};
+
+/// Any interface, path or channel (`ATM_ITF_ANY`, `ATM_VPI_ANY`, `ATM_VCI_ANY`).
+const ANY: i32 = -1;
+/// The number of a stack's one interface.
+const INTERFACE: i16 = 0;
+
+/// `SO_SETCLP`.
+pub const SO_SETCLP: i32 = 0x4200_0004;
+/// `SO_ATMQOS`.
+pub const SO_ATMQOS: i32 = 0x4202_0054;
+/// `SO_ATMPVC`.
+pub const SO_ATMPVC: i32 = 0x4204_000c;
+
+/// Traffic classes (`ATM_NONE`, `ATM_UBR`, `ATM_ANYCLASS`).
+const NONE: u8 = 0;
+const UBR: u8 = 1;
+const ANY_CLASS: u8 = 5;
+/// No bound on a rate (`ATM_MAX_PCR`).
+const PCR_MAX: i32 = -1;
+/// `ATM_MAX_CDV`.
+const CDV_MAX: i32 = 9999;
+/// `ATM_MAX_AAL5_PDU`.
+const SDU_MAX: i32 = 65_535;
+/// Adaptation layers (`ATM_NO_AAL`, `ATM_AAL5`).
+const NO_AAL: u8 = 0;
+const AAL5: u8 = 5;
+
+/// `struct sockaddr_atmpvc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PvcAddress {
+    /// The interface; a stack has one, 0. -1 is any.
+    pub interface: i16,
+    /// Virtual path identifier, 0 to 14; -1 is any.
+    pub vpi: i16,
+    /// Virtual channel identifier, 0 to 65,535; -1 is any from 32 on.
+    pub vci: i32,
+}
+
+impl PvcAddress {
+    /// Its length in bytes.
+    pub const LEN: usize = 12;
+
+    /// From the bytes of a C caller.
+    ///
+    /// # Errors
+    /// EINVAL for another length, EAFNOSUPPORT for another family.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| Errno(libc::EINVAL))?;
+        let [f0, f1, _, _, i0, i1, p0, p1, c0, c1, c2, c3] = *bytes;
+        if i32::from(u16::from_ne_bytes([f0, f1])) != libc::AF_ATMPVC {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        Ok(Self {
+            interface: i16::from_ne_bytes([i0, i1]),
+            vpi: i16::from_ne_bytes([p0, p1]),
+            vci: i32::from_ne_bytes([c0, c1, c2, c3]),
+        })
+    }
+
+    /// As C has it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..2].copy_from_slice(&(libc::AF_ATMPVC as u16).to_ne_bytes());
+        bytes[4..6].copy_from_slice(&self.interface.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&self.vpi.to_ne_bytes());
+        bytes[8..].copy_from_slice(&self.vci.to_ne_bytes());
+        bytes
+    }
+}
+
+/// `struct atm_qos`: a `struct atm_trafprm` for each direction, and the adaptation layer.
+#[derive(Clone, Copy)]
+pub(crate) struct Qos([u8; Self::LEN]);
+
+/// Where a direction's parameters begin.
+const SEND: usize = 0;
+const RECEIVE: usize = 40;
+/// Where they are in them.
+const MAX_PCR: usize = 4;
+const PCR: usize = 8;
+const MIN_PCR: usize = 12;
+const MAX_CDV: usize = 16;
+const MAX_SDU: usize = 20;
+
+impl Qos {
+    const LEN: usize = 84;
+    const AAL: usize = 80;
+
+    /// As Linux's `check_qos` and `adjust_tp` have it.
+    ///
+    /// # Errors
+    /// EINVAL for another length, no direction, or parameters that contradict each other;
+    /// EOPNOTSUPP for another class than UBR.
+    fn parse(value: &[u8]) -> Result<Self> {
+        let mut qos = Self(value.try_into().map_err(|_| Errno(libc::EINVAL))?);
+        let classes = [SEND, RECEIVE].map(|direction| qos.0[direction]);
+        let named = classes.map(|class| class != NONE && class != ANY_CLASS);
+        if classes == [NONE; 2] || (named == [true; 2] && classes[0] != classes[1]) {
+            return Err(Errno(libc::EINVAL));
+        }
+        for (direction, class) in [SEND, RECEIVE].into_iter().zip(classes) {
+            if class == NONE {
+                continue;
+            }
+            let [most, rate, least] = [MAX_PCR, PCR, MIN_PCR].map(|at| qos.int(direction + at));
+            let no_rate = class != UBR && class != ANY_CLASS && [most, rate, least] == [0; 3];
+            let bounded = least != 0 && most != 0 && most != PCR_MAX;
+            if no_rate || least == PCR_MAX || (bounded && least > most) {
+                return Err(Errno(libc::EINVAL));
+            }
+            if class != UBR && class != ANY_CLASS {
+                return Err(Errno(libc::EOPNOTSUPP));
+            }
+            if !(1..=SDU_MAX).contains(&qos.int(direction + MAX_SDU)) {
+                qos.set(direction + MAX_SDU, SDU_MAX);
+            }
+            if qos.int(direction + MAX_CDV) == 0 {
+                qos.set(direction + MAX_CDV, CDV_MAX);
+            }
+        }
+        Ok(qos)
+    }
+
+    fn int(&self, at: usize) -> i32 {
+        let bytes = self.0.get(at..).and_then(<[u8]>::first_chunk);
+        bytes.map_or(0, |bytes| i32::from_ne_bytes(*bytes))
+    }
+
+    fn set(&mut self, at: usize, value: i32) {
+        if let Some(place) = self.0.get_mut(at..at + 4) {
+            place.copy_from_slice(&value.to_ne_bytes());
+        }
+    }
+
+    /// The longest payload of a direction; 0 for one that is not used.
+    fn longest(&self, direction: usize) -> usize {
+        match self.0[direction] {
+            NONE => 0,
+            _ => self.int(direction + MAX_SDU).max(0) as usize,
+        }
+    }
+
+    fn options(&self) -> AtmOptions {
+        AtmOptions {
+            send_max: self.longest(SEND),
+            receive_max: self.longest(RECEIVE).max(1),
+        }
+    }
+}
+
+/// What a socket of circuits was given.
+#[derive(Clone, Default)]
+pub(crate) struct AtmState {
+    qos: Option<Qos>,
+    low_priority: bool,
+}
+
+/// The circuit of an open file, if it is one.
+pub(crate) fn circuit_of(file: &OpenFile) -> Option<&AtmSocket> {
+    match file {
+        OpenFile::Circuit(socket) => Some(socket),
+        _ => None,
+    }
+}
+
+impl Posix {
+    /// `bind(2)` and `connect(2)` of AF_ATMPVC, which are the same: the circuit is open then.
+    ///
+    /// # Errors
+    /// As Linux: EAFNOSUPPORT for a socket of another family, EBADFD before SO_ATMQOS was
+    /// set, EISCONN when bound, ENODEV for another interface, EPROTOTYPE for another
+    /// adaptation layer than AAL5, EINVAL for what is not in the ranges of
+    /// [`PvcAddress`]; what [`AtmSocket::bind`] reports.
+    pub fn bind_circuit(&self, fd: i32, address: PvcAddress) -> Result<()> {
+        let socket = self.atm_socket(fd)?;
+        if circuit_of(&*self.file(fd)?).is_some() {
+            return Err(Errno(libc::EISCONN));
+        }
+        let state = lock(&socket.state).atm.clone();
+        let qos = state.qos.ok_or(Errno(libc::EBADFD))?;
+        if ![INTERFACE, ANY as i16].contains(&address.interface) {
+            return Err(Errno(libc::ENODEV));
+        }
+        if ![NO_AAL, AAL5].contains(&qos.0[Qos::AAL]) {
+            return Err(Errno(libc::EPROTOTYPE));
+        }
+        let (vpi, vci) = (i32::from(address.vpi), address.vci);
+        let vpi = u16::try_from(if vpi == ANY { 0 } else { vpi });
+        let vpi = vpi.map_err(|_| Errno(libc::EINVAL))?;
+        let bind = |vci| AtmSocket::bind_with(self.stack(), Circuit { vpi, vci }, qos.options());
+        let bound = match vci {
+            ANY => (Circuit::FIRST_USER_VCI..=u16::MAX)
+                .map(bind)
+                .find(|bound| match bound {
+                    Err(error) => error.raw_os_error() != Some(libc::EADDRINUSE),
+                    Ok(_) => true,
+                })
+                .ok_or(Errno(libc::EADDRINUSE))?,
+            _ => bind(u16::try_from(vci).map_err(|_| Errno(libc::EINVAL))?),
+        };
+        let bound = bound.map_err(errno)?;
+        bound.set_low_priority(state.low_priority);
+        self.replace(fd, bound.into())
+    }
+
+    /// `getsockname(2)` and `getpeername(2)` of AF_ATMPVC.
+    ///
+    /// # Errors
+    /// ENOTCONN before it is bound; EAFNOSUPPORT for a socket of another family.
+    pub fn circuit_address(&self, fd: i32) -> Result<PvcAddress> {
+        self.atm_socket(fd)?;
+        let file = self.file(fd)?;
+        let circuit = circuit_of(&file).ok_or(Errno(libc::ENOTCONN))?.circuit();
+        Ok(PvcAddress {
+            interface: INTERFACE,
+            vpi: circuit.vpi as i16,
+            vci: circuit.vci.into(),
+        })
+    }
+
+    fn atm_socket(&self, fd: i32) -> Result<std::sync::Arc<Socket>> {
+        let socket = self.socket_of(fd)?;
+        match socket.domain {
+            libc::AF_ATMPVC => Ok(socket),
+            _ => Err(Errno(libc::EAFNOSUPPORT)),
+        }
+    }
+
+    /// `setsockopt(2)` of SOL_ATM.
+    pub(crate) fn set_atm(
+        &self,
+        file: &OpenFile,
+        socket: &Socket,
+        option: i32,
+        value: &[u8],
+    ) -> Result<()> {
+        let state = &mut lock(&socket.state).atm;
+        match option {
+            // What is open keeps what was agreed on.
+            SO_ATMQOS if circuit_of(file).is_some() => Err(Errno(libc::EOPNOTSUPP)),
+            SO_ATMQOS => {
+                state.qos = Some(Qos::parse(value)?);
+                Ok(())
+            }
+            SO_SETCLP => {
+                let low: [u8; 4] = value.try_into().map_err(|_| Errno(libc::EINVAL))?;
+                state.low_priority = low != [0; 4];
+                if let Some(circuit) = circuit_of(file) {
+                    circuit.set_low_priority(state.low_priority);
+                }
+                Ok(())
+            }
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    /// `getsockopt(2)` of SOL_ATM.
+    pub(crate) fn atm_option(&self, fd: i32, socket: &Socket, option: i32) -> Result<Vec<u8>> {
+        let state = lock(&socket.state).atm.clone();
+        match option {
+            SO_ATMQOS => {
+                let qos = state.qos.ok_or(Errno(libc::EINVAL))?;
+                Ok(qos.0.to_vec())
+            }
+            SO_SETCLP => Ok(i32::from(state.low_priority).to_ne_bytes().to_vec()),
+            SO_ATMPVC => Ok(self.circuit_address(fd)?.to_bytes().to_vec()),
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+}
