@@ -49,6 +49,14 @@ pub trait Receive: Send {
     /// it has room for.
     fn fill(&mut self, frames: &mut Vec<Frame>);
 
+    /// True where the device receives into empty frames while nobody polls it: in
+    /// zero-copy mode, and as long as its poll is not known. The more it has, the longer a
+    /// burst may be. Elsewhere a poll puts what it brings into frames that were given to
+    /// the device before it.
+    fn receives_ahead(&self) -> bool {
+        true
+    }
+
     /// Most frames that may wait, without waking anybody, for the next
     /// [`Receive::receive`], which gives them first; 0: the device cannot keep them
     /// apart.

@@ -150,6 +150,7 @@ pub fn adopt(
     let queue = Queue {
         receive: Box::new(ReceiveHalf {
             fd: fd.clone(),
+            zero_copy,
             frame_shift: frame_shift(&memory),
             counters: counters.clone(),
             memory: memory.clone(),
@@ -205,6 +206,7 @@ pub(super) struct WaitingHalf {
 
 struct ReceiveHalf {
     fd: Arc<Unshared<OwnedFd>>,
+    zero_copy: bool,
     frame_shift: u32,
     counters: DriverCounters,
     memory: FrameMemory,
@@ -288,6 +290,10 @@ impl Receive for ReceiveHalf {
         }
         self.receive.release();
         (waiting + count) as usize
+    }
+
+    fn receives_ahead(&self) -> bool {
+        self.zero_copy || self.napi.state().ids[0] == 0
     }
 
     fn waiting_limit(&self) -> u32 {

@@ -80,6 +80,10 @@ impl Receive for ReceiveHalf {
         }
     }
 
+    fn receives_ahead(&self) -> bool {
+        false
+    }
+
     fn waiting_limit(&self) -> u32 {
         let mut state = self.link.state();
         let queue = state.queue_mut(self.side, self.queue);

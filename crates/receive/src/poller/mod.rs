@@ -33,6 +33,12 @@ pub use shared::{Channel, Done, QueueCounters, Shared};
 /// ring overflows for no reason.
 pub const BATCH: usize = 256;
 
+/// Frames that the device has while it is polled and receives nothing between two polls:
+/// room for what one round may find, and for as many again that its timer brings to a
+/// thread that is late. The device takes frames in the order in which it got them, so as
+/// many are touched in turn: the fewer, the more of them are in the processor's caches.
+const POLLED_FRAMES: usize = 2 * BATCH;
+
 /// Rounds that must find the driver ahead of us before its frames are taken
 /// for lost: a frame in flight on another CPU is not lost yet.
 const ROUNDS_BEFORE_WRITE_OFF: u32 = 2;
@@ -86,6 +92,8 @@ pub struct Poller {
     device: Box<dyn Receive>,
     batch: Vec<Received>,
     empty_frames: Vec<Frame>,
+    /// Of them, those that the device is given just now.
+    to_device: Vec<Frame>,
     accounts: Box<[Account]>,
     /// Numbers of open channels, for reconciling.
     open: Vec<u32>,
@@ -162,6 +170,7 @@ pub fn open(
         device: receive,
         batch: Vec::with_capacity(BATCH),
         empty_frames: frames,
+        to_device: Vec::new(),
         accounts,
         open: Vec::new(),
         arrived,
@@ -176,7 +185,7 @@ pub fn open(
         round_number: 0,
         schedule: Schedule::default(),
     };
-    poller.refill();
+    poller.refill_to_sleep();
     (poller, shared, transmit, for_transmit)
 }
 
@@ -323,7 +332,11 @@ impl Poller {
 
     /// One poll of a round.
     fn poll(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
-        self.refill();
+        if interrupt == Interrupt::Masked && !self.device.receives_ahead() {
+            self.refill(POLLED_FRAMES);
+        } else {
+            self.refill_to_sleep();
+        }
         let seen = self.shared.driver.counter(Counter::Frames);
         let polled = self.device.poll(interrupt);
         let driven = self
@@ -377,7 +390,7 @@ impl Poller {
         self.round_number = self.round_number.wrapping_add(1);
         let mut round = Round::default();
         loop {
-            self.refill();
+            self.refill_to_sleep();
             let (frames, missing) = self.sort(ready);
             round.frames += frames;
             round.missing = missing;
@@ -389,10 +402,10 @@ impl Poller {
         round
     }
 
-    /// True when less than a quarter of the receive frames are with the
-    /// device: slow receivers hold the rest.
+    /// True when less than a quarter of the receive frames are the device's to have: slow
+    /// receivers hold the rest.
     pub fn short_of_frames(&self) -> bool {
-        self.in_device < self.receive_frames / 4
+        self.in_device + self.empty_frames.len() < self.receive_frames / 4
     }
 
     /// A round for the host architectures: gives every frame to `each`,
@@ -414,7 +427,7 @@ impl Poller {
         let driven = || shared.driver.counter(Counter::Frames);
         let before = driven();
         for _ in 0..self.polls {
-            self.refill();
+            self.refill_to_sleep();
             let seen = driven();
             let polled = self.device.poll(interrupt);
             let taken = driven().wrapping_sub(seen);
@@ -449,7 +462,7 @@ impl Poller {
         let shared = self.shared.clone();
         let mut round = Round::default();
         loop {
-            self.refill();
+            self.refill_to_sleep();
             let frames = self.device.receive(&mut self.batch, BATCH);
             self.in_device -= frames.min(self.in_device);
             for received in self.batch.drain(..) {
@@ -464,14 +477,30 @@ impl Poller {
         round
     }
 
-    fn refill(&mut self) {
+    /// Gives the device as many frames as it may need while nobody polls it: all, where it
+    /// receives ahead, else the quarter below which frames are short
+    /// ([`Poller::short_of_frames`]). Before a thread sleeps on it.
+    pub fn refill_to_sleep(&mut self) {
+        self.refill(if self.device.receives_ahead() {
+            usize::MAX
+        } else {
+            (self.receive_frames / 4).max(2 * POLLED_FRAMES)
+        });
+    }
+
+    /// Gives the device empty frames, those first that were used last, until it has `most`.
+    fn refill(&mut self, most: usize) {
         self.shared
             .free
             .take_all(&self.shared.slots, &mut self.empty_frames);
-        if !self.empty_frames.is_empty() {
-            let before = self.empty_frames.len();
-            self.device.fill(&mut self.empty_frames);
-            self.in_device += before - self.empty_frames.len();
+        let room = most.saturating_sub(self.in_device);
+        let count = room.min(self.empty_frames.len());
+        if count > 0 {
+            let rest = self.empty_frames.len() - count;
+            self.to_device.extend(self.empty_frames.drain(rest..));
+            self.device.fill(&mut self.to_device);
+            self.in_device += count - self.to_device.len();
+            self.empty_frames.append(&mut self.to_device);
         }
     }
 

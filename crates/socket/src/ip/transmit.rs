@@ -45,6 +45,8 @@ pub(crate) struct Transmitter {
     mtu: usize,
     /// Frames that the device has not taken yet.
     waiting: u32,
+    /// Frames given to it since those that it has sent were last taken back.
+    since_reclaim: u32,
     sent: Arc<AtomicU64>,
     /// Of them, those whose checksum was left to the device.
     offloaded: u64,
@@ -103,6 +105,7 @@ impl Transmitter {
             mac,
             mtu,
             waiting: 0,
+            since_reclaim: 0,
             sent: Arc::default(),
             offloaded: 0,
             no_frame: 0,
@@ -333,6 +336,7 @@ impl Transmitter {
 
     /// Takes back what the device has sent.
     pub(crate) fn reclaim(&mut self) {
+        self.since_reclaim = 0;
         let before = self.free.len();
         self.device.reclaim(&mut self.free);
         let Some(origins) = self.origins.as_mut().filter(|it| it.handed > 0) else {
@@ -382,6 +386,7 @@ impl Transmitter {
             }
         }
         self.waiting += 1;
+        self.since_reclaim += 1;
         self.sent.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -398,7 +403,12 @@ impl Transmitter {
         Ok(flushed)
     }
 
+    /// A frame that nobody uses: one that was sent lately, which the processor's caches
+    /// may still have.
     fn frame(&mut self) -> io::Result<Option<Frame>> {
+        if self.since_reclaim >= BURST {
+            self.reclaim();
+        }
         if let Some(frame) = self.free.pop() {
             return Ok(Some(frame));
         }

@@ -104,7 +104,11 @@ pub(crate) fn wait_for_frames(
         }
         let queues = up.iter().flat_map(|core| &core.receiver.queues);
         let descriptors: Vec<_> = queues
-            .flat_map(|queue| queue.poller.lock().descriptors())
+            .flat_map(|queue| {
+                let mut poller = queue.poller.lock();
+                poller.refill_to_sleep();
+                poller.descriptors()
+            })
             .collect();
         if let Some(core) = cores.first() {
             core.sleep_on(&descriptors, timeout, None, &mut Vec::new())?;

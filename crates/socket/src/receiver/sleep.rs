@@ -213,7 +213,9 @@ impl Receiver {
             );
             if sleeper.leads && !spins && !self.architecture.has_threads() {
                 for queue in &self.queues {
-                    descriptors.extend(queue.poller.lock().descriptors());
+                    let mut poller = queue.poller.lock();
+                    poller.refill_to_sleep();
+                    descriptors.extend(poller.descriptors());
                 }
             }
             if !spins {

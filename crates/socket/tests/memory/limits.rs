@@ -1,12 +1,13 @@
 //! The bound on each channel, kept by the driver, and credit that comes back
 //! whatever happens.
 
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::{Counter, OWNERS, Protocol};
 use tidewall_device::memory::{Impairments, LinkConfig, Rings, Side};
-use tidewall_socket::{TcpListener, UdpSocket};
+use tidewall_socket::{Received, TcpListener, UdpSocket};
 
 use super::support::*;
 
@@ -73,6 +74,34 @@ fn a_limit_may_change_while_datagrams_wait() {
     let expected: Vec<u32> = (0..10).chain([11]).collect();
     drain(&other);
     assert_eq!(numbers(&socket), expected);
+    assert_eq!(bed.outstanding(), 0);
+}
+
+/// The device gives its frames out in order: with all of them it would touch them all.
+#[test]
+fn a_polled_device_receives_into_few_frames_again_and_again() {
+    let bed = Bed::with(LinkConfig {
+        frames: 8192,
+        ..LinkConfig::default()
+    });
+    let socket = bed.service();
+    let mut used = BTreeSet::new();
+    let mut received = 0;
+    for burst in 0..300u32 {
+        send(&bed, burst * 64..(burst + 1) * 64);
+        // What it was given for a thread that sleeps comes first.
+        let steady = burst >= 200;
+        let mut each = |datagram: Received<'_>| {
+            if steady {
+                used.insert(datagram.payload.as_ptr().addr());
+            }
+        };
+        while let Ok(count) = socket.recv_batch(64, &mut each) {
+            received += count;
+        }
+    }
+    assert_eq!(received, 300 * 64);
+    assert!((64..=512).contains(&used.len()), "{}", used.len());
     assert_eq!(bed.outstanding(), 0);
 }
 

@@ -28,6 +28,9 @@ use crate::testbed::{SERVER, SERVER_INTERFACE};
 /// Frames that the program admits to a port between two polls: two whole ones, since an
 /// interrupt may bring one of its own.
 pub(super) const LIMIT: u32 = 2 * POLL_MAX;
+/// Frames that a queue receives into and sends from: the fewer, the more of them are in the
+/// processor's caches. Room for what two polls bring, and as many that are being sent.
+const FRAMES: usize = 4 * POLL_MAX as usize;
 /// Bytes of a UDP header.
 const HEADER: u16 = 8;
 
@@ -125,7 +128,8 @@ impl<'a> Bare<'a> {
             turn: TurnCounts::default(),
         };
         let mut queues = Vec::new();
-        for (queue, number) in std::mem::take(&mut device.queues).into_iter().zip(0..) {
+        for (mut queue, number) in std::mem::take(&mut device.queues).into_iter().zip(0..) {
+            queue.frames.truncate(FRAMES);
             let services: Vec<_> = setup.services.iter().zip(1..).map(serve).collect();
             for Served { spec, channel, .. } in &services {
                 let embedded = &tables.embedded;
