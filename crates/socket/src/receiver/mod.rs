@@ -137,6 +137,8 @@ pub(crate) struct Receiver {
     looks: Looks,
     /// Batches of frames in a row that the device's timer brought.
     timer_batches: AtomicU32,
+    /// When the last round over all queues ended, ns since the start.
+    round_ended: AtomicU64,
     /// Queues are traffic classes, in order.
     classed: bool,
 }
@@ -251,6 +253,7 @@ impl Receiver {
             others: Mutex::default(),
             looks: Looks::default(),
             timer_batches: AtomicU32::new(0),
+            round_ended: AtomicU64::new(0),
             classed,
         }
     }

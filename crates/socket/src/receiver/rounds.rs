@@ -1,5 +1,7 @@
 //! Rounds of receiving over all queues, and what follows them.
 
+use std::cell::RefCell;
+
 use super::classes::nanoseconds;
 use super::*;
 use crate::lock::{MutexGuard, rank};
@@ -33,9 +35,30 @@ impl Progress {
     }
 }
 
-#[derive(Default)]
+/// Channels that got frames; kept so that a round allocates nothing. A thread that is
+/// ending has lost it, and allocates.
 struct Ready {
     channels: Vec<u16>,
+}
+
+thread_local! {
+    static READY: RefCell<Vec<u16>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Ready {
+    /// None yet. What follows a round may make another one, so the list is taken.
+    fn none() -> Self {
+        let channels = READY.try_with(RefCell::take).unwrap_or_default();
+        Ready { channels }
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        let mut channels = std::mem::take(&mut self.channels);
+        channels.clear();
+        let _ = READY.try_with(|place| place.replace(channels));
+    }
 }
 
 /// Why a thread wants what has come.
@@ -103,14 +126,34 @@ impl Receiver {
     /// What the device reports.
     #[inline]
     pub(crate) fn poll_if_due(&self, core: &Core) -> io::Result<()> {
+        self.poll_between(core, 0).map(drop)
+    }
+
+    /// As [`Receiver::poll_if_due`], by a call that has delivered `step` frames since it
+    /// looked. Returns how many more until it looks again: twice as many, where four times
+    /// the time is left.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub(crate) fn poll_between(&self, core: &Core, step: usize) -> io::Result<usize> {
         let due = self.due();
-        if due != NEVER {
-            let now = core.now();
-            if nanoseconds(now) >= due {
-                self.rounds(core, Caller::Poller, now)?;
-            }
+        if due == NEVER {
+            return Ok(step);
         }
-        Ok(())
+        let now = core.now();
+        let time = nanoseconds(now);
+        if time >= due {
+            self.rounds(core, Caller::Poller, now)?;
+            return Ok(step);
+        }
+        // Since the last round, which is not less than since the last look.
+        let took = time.saturating_sub(self.round_ended.load(Ordering::Relaxed));
+        Ok(if took.saturating_mul(4) <= due - time {
+            step * 2
+        } else {
+            step
+        })
     }
 
     /// One round on every queue, in order: queue 0 is polled first. A queue
@@ -203,7 +246,7 @@ impl Receiver {
                 None if leads => queue.poller.lock(),
                 None => continue,
             };
-            let mut ready = Ready::default();
+            let mut ready = Ready::none();
             let round = match self.way(began, queue, poller.napi().ids[0] != 0, caller) {
                 Way::Look => {
                     let round = poller.collect(&mut ready.channels);
@@ -273,6 +316,8 @@ impl Receiver {
             // Other threads have all the queues. Who polls for a time needs to see it pass.
             progress.ended = core.now();
         }
+        self.round_ended
+            .store(nanoseconds(progress.ended), Ordering::Relaxed);
         failed.map(|()| progress)
     }
 
@@ -391,7 +436,7 @@ impl Receiver {
         }
         for queue in &self.queues {
             let mut poller = queue.poller.lock();
-            let mut ready = Ready::default();
+            let mut ready = Ready::none();
             let round = poller.collect(&mut ready.channels);
             if round.frames > 0 {
                 if self.deferral.came(round.frames, &mut poller) {

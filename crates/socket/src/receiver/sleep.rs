@@ -55,20 +55,18 @@ impl Receiver {
             return Ok(true);
         }
         core.netdev.check()?;
-        let spins = !self.architecture.has_threads()
-            && self.spin.begins(self.sent())
-            && core.tcp.sending.len() == 0;
-        if spins {
-            let mut now = core.now();
-            let end = core.instant_at(now) + self.spin.most;
-            while core.instant_at(now) < end {
-                now = self.rounds(core, Caller::Poller, now)?.ended;
-                if has_input() {
-                    self.spin.ended(true);
+        if !self.architecture.has_threads() && core.tcp.sending.len() == 0 {
+            let answers = self.spin.begins(self.sent());
+            // Where receive control forbids to sleep it would poll in any case.
+            if answers || self.waiting() == Waiting::Poll {
+                let found = self.poll_before_sleep(core, has_input)?;
+                if answers {
+                    self.spin.ended(found);
+                }
+                if found {
                     return Ok(true);
                 }
             }
-            self.spin.ended(false);
         }
         let waker = thread_waker()?;
         waker.clear_if_signalled();
@@ -100,6 +98,20 @@ impl Receiver {
             _ if has_input() => Ok(true),
             other => other,
         }
+    }
+
+    /// Polls before a sleep, no longer than that may pay ([`Spin`]). Who finds something
+    /// has entered no wait queue for it.
+    fn poll_before_sleep(&self, core: &Core, has_input: impl Fn() -> bool) -> io::Result<bool> {
+        let mut now = core.now();
+        let end = now + self.spin.most;
+        while now < end {
+            now = self.rounds(core, Caller::Poller, now)?.ended;
+            if has_input() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Frames sent so far.

@@ -43,7 +43,6 @@ use crate::snapshot::{DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::channels::Channels;
 use crate::trace::TraceLog;
-use crate::udp::inner::SocketInner;
 use crate::udp::{Udp, UdpSocket};
 use crate::virtual_time::Clock;
 use crate::wait_queue::Waitable;
@@ -369,13 +368,13 @@ impl Stack {
         {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let inner: Vec<&SocketInner> = sockets.iter().map(|socket| &*socket.inner).collect();
         let deadline = timeout.map(|timeout| self.core().instant_now() + timeout);
-        let waited: Vec<&dyn Waitable> = inner.iter().map(|&socket| socket as _).collect();
+        let waited: Vec<&dyn Waitable> = sockets.iter().map(|it| &*it.inner as _).collect();
         let core = self.here()?;
         core.receiver.sleep(core, &waited, deadline)?;
-        let mut ready: Vec<usize> = (0..inner.len()).filter(|&n| inner[n].has_input()).collect();
-        ready.sort_by_key(|&n| std::cmp::Reverse(inner[n].priority()));
+        let has_input = |&n: &usize| sockets[n].inner.has_input();
+        let mut ready: Vec<usize> = (0..sockets.len()).filter(has_input).collect();
+        ready.sort_by_key(|&n| std::cmp::Reverse(sockets[n].inner.priority()));
         Ok(ready)
     }
 

@@ -25,6 +25,7 @@ pub use mtu::MtuDiscover;
 pub(crate) use ports::Udp;
 
 use inner::{Ends, Receiving, SocketInner};
+use receive::BETWEEN_LOOKS;
 
 /// Frames that may wait for a socket, a queue, unless it says otherwise. One
 /// poll delivers up to 128, so this is room for several while the application
@@ -296,7 +297,10 @@ impl UdpSocket {
         let timeout = self.read_timeout().filter(|_| !nonblocking);
         let deadline = timeout.map(|timeout| core.instant_now() + timeout);
         let mut polled = false;
-        core.receiver.poll_if_due(core)?;
+        // Who may be given more looks after each step, and at the end.
+        if limit <= BETWEEN_LOOKS {
+            core.receiver.poll_if_due(core)?;
+        }
         loop {
             self.take_pending()?;
             if self.must_ask_kernel() {

@@ -158,20 +158,24 @@ impl SocketInner {
         each: &mut dyn FnMut(Received<'_>),
     ) -> usize {
         let mut given = self.drain_outside(core, limit, each);
+        let mut step = BETWEEN_LOOKS;
         for queue in 0..core.receiver.queue_count() {
             while given < limit {
                 let mut most = limit - given;
                 if core.receiver.will_be_due() {
-                    most = most.min(BETWEEN_LOOKS);
+                    most = most.min(step);
                 }
                 let (taken, delivered) = self.drain_channel(core, queue, most, each);
                 given += delivered;
-                if taken == 0 {
-                    break;
+                if taken > 0 && given < limit {
+                    match core.receiver.poll_between(core, step) {
+                        Ok(next) => step = next,
+                        // The next call reports it.
+                        Err(_) => return given,
+                    }
                 }
-                if given < limit && core.receiver.poll_if_due(core).is_err() {
-                    // The next call reports it.
-                    return given;
+                if taken < most {
+                    break;
                 }
             }
         }
@@ -363,8 +367,8 @@ impl SocketInner {
     }
 }
 
-/// Most datagrams that the application is given before it is looked whether a poll is
-/// due, where one will be.
+/// Most datagrams that the application is given before it is first looked whether a poll
+/// is due, where one will be.
 pub(crate) const BETWEEN_LOOKS: usize = 4;
 
 /// Frames taken out of a channel for the application's closure. Whatever that

@@ -193,7 +193,7 @@ impl UdpSocket {
                 traffic_class: self.inner.options.traffic_class.load(Ordering::Relaxed),
                 hop_limit: self.inner.options.hop_limit.load(Ordering::Relaxed),
             };
-            let give_up = Instant::now() + SEND_TIMEOUT;
+            let mut give_up = None;
             loop {
                 let mut transmitter = lock(&queue.transmitter);
                 if length > transmitter.mtu() || !self.inner.fits(wire, length, mtu) {
@@ -216,7 +216,8 @@ impl UdpSocket {
                             self.inner.note_sent();
                             return Err(io::ErrorKind::WouldBlock.into());
                         }
-                        if Instant::now() >= give_up {
+                        let now = Instant::now();
+                        if now >= *give_up.get_or_insert(now + SEND_TIMEOUT) {
                             return Err(error);
                         }
                         std::thread::yield_now();
