@@ -137,7 +137,8 @@ pub(crate) struct Receiver {
     looks: Looks,
     /// Batches of frames in a row that the device's timer brought.
     timer_batches: AtomicU32,
-    /// When the last round over all queues ended, ns since the start.
+    /// Rounds over all queues, and when the last one ended, ns since the start.
+    rounds_made: AtomicU64,
     round_ended: AtomicU64,
     /// Queues are traffic classes, in order.
     classed: bool,
@@ -253,6 +254,7 @@ impl Receiver {
             others: Mutex::default(),
             looks: Looks::default(),
             timer_batches: AtomicU32::new(0),
+            rounds_made: AtomicU64::new(0),
             round_ended: AtomicU64::new(0),
             classed,
         }

@@ -1,5 +1,8 @@
 //! Rounds of receiving over all queues, and what follows them.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::RefCell;
 
 use super::classes::nanoseconds;
@@ -168,6 +171,35 @@ impl Receiver {
         self.rounds(core, caller, core.now())
     }
 
+    /// How many rounds over all queues were made so far.
+    #[inline]
+    pub(crate) fn rounds_made(&self) -> u64 {
+        self.rounds_made.load(Ordering::Relaxed)
+    }
+
+    /// A round for a receive call that does not wait and found nothing. `asked`: how many
+    /// rounds had been made when its socket was asked before; `made`: when it was asked
+    /// now. A round serves all sockets: where one has been made in between, and no longer
+    /// ago than a wake-up takes, this call has just seen what it brought, and a thread that
+    /// asks its sockets one after the other polls once for all of them. True if a round was
+    /// made, which may have brought something.
+    pub(crate) fn round_after_asking(
+        &self,
+        core: &Core,
+        asked: u64,
+        made: u64,
+    ) -> io::Result<bool> {
+        let now = core.now();
+        if asked != made {
+            let ended = Duration::from_nanos(self.round_ended.load(Ordering::Relaxed));
+            if now.saturating_sub(ended) < self.wake_up.time() {
+                return Ok(false);
+            }
+        }
+        self.rounds(core, Caller::Visitor, now)?;
+        Ok(true)
+    }
+
     /// As [`Receiver::round`], by a thread that will be back when it has dealt with
     /// what comes, and sleeps first if it will not.
     pub(crate) fn round_and_return(&self, core: &Core) -> io::Result<Progress> {
@@ -318,6 +350,7 @@ impl Receiver {
         }
         self.round_ended
             .store(nanoseconds(progress.ended), Ordering::Relaxed);
+        self.rounds_made.fetch_add(1, Ordering::Relaxed);
         failed.map(|()| progress)
     }
 
@@ -485,78 +518,6 @@ impl Receiver {
         }
         if short {
             core.channels.copy_out(core);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tidewall_wire::ethernet::MacAddress;
-
-    use super::*;
-    use crate::{MemoryConfig, Stack};
-    use tidewall_device::memory::{LinkConfig, pair};
-
-    fn config() -> MemoryConfig {
-        MemoryConfig {
-            addresses: vec!["10.0.0.1".parse().unwrap()],
-            mac: MacAddress([2, 0, 0, 0, 0, 1]),
-            peer: MacAddress([2, 0, 0, 0, 0, 2]),
-        }
-    }
-
-    #[test]
-    fn a_round_reads_the_clock_once() {
-        let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
-        let reads = Arc::new(AtomicU64::new(0));
-        let counts = reads.clone();
-        let clock = move || Duration::from_nanos(counts.fetch_add(1, Ordering::Relaxed) + 1);
-        let stack = Stack::in_memory_on_clock(end, config(), clock).unwrap();
-        let core = stack.core();
-        let before = core.now();
-        let progress = core.receiver.rounds(core, Caller::Poller, before).unwrap();
-        assert_eq!(progress.ended, before + Duration::from_nanos(1));
-        assert_eq!(core.now(), before + Duration::from_nanos(2));
-    }
-
-    /// One that polls for a time must see it pass while another thread polls.
-    #[test]
-    fn a_round_that_finds_every_queue_taken_ends_later() {
-        let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
-        let stack = Stack::in_memory(end, config()).unwrap();
-        let core = stack.core();
-        let began = core.now();
-        let taken = core.receiver.queues[0].poller.lock();
-        let progress = core.receiver.rounds(core, Caller::Poller, began).unwrap();
-        drop(taken);
-        assert!(progress.ended > began, "{progress:?}");
-    }
-
-    #[test]
-    fn a_thread_that_may_not_sleep_polls() {
-        let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
-        let stack = Stack::in_memory(end, config()).unwrap();
-        let core = stack.core();
-        // The device's timer brings batches of bearable size ...
-        core.receiver.queues[0]
-            .interrupt_interval
-            .store(200_000, Ordering::Relaxed);
-        core.receiver.timer_batches.store(1, Ordering::Relaxed);
-        assert!(core.receiver.device_polls());
-        core.receiver
-            .timer_batches
-            .store(TIMER_BATCHES, Ordering::Relaxed);
-        assert!(
-            !core.receiver.device_polls(),
-            "now and then we look ourselves"
-        );
-        // ... until somebody waits for answers: nothing may depend on it then.
-        core.receiver.timer_batches.store(1, Ordering::Relaxed);
-        for waiting in [DO_NOT_SLEEP, 0] {
-            core.receiver.queues[0]
-                .interrupt_interval
-                .store(waiting, Ordering::Relaxed);
-            assert!(!core.receiver.device_polls(), "{waiting}");
         }
     }
 }

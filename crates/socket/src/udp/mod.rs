@@ -94,6 +94,8 @@ pub struct UdpSocket {
     empty_receives: AtomicU64,
     /// Receives that found datagrams in user space.
     own_receives: AtomicU64,
+    /// Rounds that had been made when it was last asked.
+    asked: AtomicU64,
 }
 
 impl UdpSocket {
@@ -143,6 +145,7 @@ impl UdpSocket {
             read_timeout: Timeout::default(),
             empty_receives: AtomicU64::new(0),
             own_receives: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
         };
         // From here on dropping `socket` undoes what was done, which takes the
         // lock itself.
@@ -302,6 +305,12 @@ impl UdpSocket {
             core.receiver.poll_if_due(core)?;
         }
         loop {
+            let made = core.receiver.rounds_made();
+            let mut asked = self.asked.swap(made, Ordering::Relaxed);
+            if !core.netdev.has_kernel {
+                // In memory what was sent before a call is found by it.
+                asked = made;
+            }
             self.take_pending()?;
             if self.must_ask_kernel() {
                 let given = self.inner.drain_kernel(limit, each)?;
@@ -321,15 +330,14 @@ impl UdpSocket {
                     given => return Ok(given),
                 }
             }
-            if !polled
-                && (nonblocking || (core.receiver.is_polling() && !core.receiver.device_polls()))
-            {
+            if !polled && nonblocking {
                 polled = true;
-                if nonblocking {
-                    core.receiver.round(core, false)?;
-                } else {
-                    core.receiver.round_and_return(core)?;
+                if core.receiver.round_after_asking(core, asked, made)? {
+                    continue;
                 }
+            } else if !polled && core.receiver.is_polling() && !core.receiver.device_polls() {
+                polled = true;
+                core.receiver.round_and_return(core)?;
                 continue;
             }
             self.take_pending()?;
