@@ -12,7 +12,9 @@ use tidewall_wire::tcp::Header;
 /// call emits and then acts: where a single emission has the whole received payload it
 /// rewrites the received frame in place (addresses, ports and header; a segment that
 /// carries something has no options, so the header may shrink); otherwise it copies each
-/// payload into a frame of its own. [`segments`] says which may share a segment. Checksums, hop limits and next hops are the driver's.
+/// payload into a frame of its own. [`segments`] says which may share a segment,
+/// and [`Gather`](crate::Gather) keeps what is small for what follows in the same batch.
+/// Checksums, hop limits and next hops are the driver's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Emission {
     /// From `local` to `remote`.
@@ -21,6 +23,10 @@ pub struct Emission {
     pub header: Header,
     /// What it carries.
     pub payload: Payload,
+    /// The most payload of a segment to there, so that several may become one
+    /// ([`Gather`](crate::Gather)); 0 where one has to leave by itself: its receiver counts it
+    /// as a duplicate acknowledgment, or it opens or ends a connection.
+    pub room: u16,
 }
 
 impl Emission {

@@ -85,6 +85,7 @@ impl Flow {
             flow,
             header,
             payload: Payload::None,
+            room: 0,
         });
     }
 

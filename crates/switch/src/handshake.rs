@@ -97,6 +97,7 @@ impl Flow {
             flow: self.peer,
             header,
             payload: Payload::None,
+            room: 0,
         });
     }
 
@@ -193,6 +194,7 @@ impl Switch {
             flow: segment.flow,
             header: answer.header,
             payload: Payload::None,
+            room: 0,
         });
     }
 

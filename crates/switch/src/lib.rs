@@ -19,6 +19,7 @@
 //! One concern a file: `switch` (the table, what comes in), `handshake`, `split` and
 //! `merge` (data), `acknowledge`, `sack`, `window`, `close`, `ends` (members that come and
 //! go), `send`, `ring`, `gaps`, `ranges` and `blocks` (what is remembered), `flow` (a connection),
+//! `emission` and `gather` (what is to be sent),
 //! [`modules`] (who gets a frame).
 //!
 //! Read first: the paper's design (§3 and §4: sequencing, acknowledgments, rate
@@ -35,6 +36,7 @@ mod emission;
 mod ends;
 mod flow;
 mod gaps;
+mod gather;
 mod handshake;
 mod info;
 mod merge;
@@ -52,5 +54,6 @@ pub use config::{Config, ConfigError, MEMBERS_MAX, Member, MemberError, MemberId
 pub use counters::{Counters, MemberCounters};
 pub use emission::{Emission, Payload, segments};
 pub use flow::Phase;
+pub use gather::{Gather, Gathered};
 pub use info::{EndInfo, FlowInfo};
 pub use switch::Switch;

@@ -28,6 +28,7 @@ fn emit(context: &mut Context<'_>, flow: FourTuple, header: Header, payload: Pay
         flow,
         header,
         payload,
+        room: 0,
     });
 }
 

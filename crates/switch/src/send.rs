@@ -95,6 +95,7 @@ impl Flow {
             flow: self.peer,
             header: self.header_to_peer(csn, flags, ack),
             payload,
+            room: self.peer_segment_size,
         });
     }
 
@@ -144,6 +145,7 @@ impl Flow {
         ack: u64,
         payload: Payload,
     ) {
+        let room = self.segment_size;
         let Some(end) = self.end(slot) else {
             return;
         };
@@ -157,6 +159,7 @@ impl Flow {
             flow,
             header: end.header(&flow, lsn, flags, ack),
             payload,
+            room,
         });
     }
 
@@ -219,8 +222,12 @@ impl Flow {
         for _ in 0..core::mem::take(&mut self.inbound.announced.duplicates) {
             // The same window again, or it would be no duplicate (RFC 5681 §2).
             context.counters.duplicates_forwarded += 1;
-            let ack = self.peer_ack();
-            self.emit_to_peer(context, csn, Flags::NONE, ack, Payload::None);
+            (context.emit)(Emission {
+                flow: self.peer,
+                header: self.header_to_peer(csn, Flags::NONE, self.peer_ack()),
+                payload: Payload::None,
+                room: 0,
+            });
         }
         let owed = |end: &End| {
             end.stage == Stage::Open
@@ -241,9 +248,23 @@ impl Flow {
             }
             for _ in 0..duplicates {
                 context.counters.duplicates_forwarded += 1;
-                let ack = self.member_ack(slot);
-                self.emit_to_member(context, slot, lsn, Flags::NONE, ack, Payload::None);
+                self.duplicate_to_member(context, slot, lsn);
             }
+        }
+    }
+
+    /// What was last acknowledged to a member again, for it to count; there are none where
+    /// SACK is agreed on, so no blocks.
+    fn duplicate_to_member(&self, context: &mut Context<'_>, slot: u8, lsn: u64) {
+        let ack = self.member_ack(slot);
+        let end = self.ends.get(usize::from(slot));
+        if let Some((end, flow)) = end.and_then(|end| Some((end, end.tuple?))) {
+            (context.emit)(Emission {
+                flow,
+                header: end.header(&flow, lsn, Flags::NONE, ack),
+                payload: Payload::None,
+                room: 0,
+            });
         }
     }
 

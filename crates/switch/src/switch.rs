@@ -521,6 +521,7 @@ impl Switch {
                 flow: segment.flow,
                 header: answer.header,
                 payload: Payload::None,
+                room: 0,
             });
         }
     }

@@ -183,18 +183,37 @@ impl Forwarder {
     /// that has put out. Segments that are damaged, and frames that are none, are dropped
     /// and counted by cause. Returns how many segments there were; never waits.
     pub fn receive(&mut self, mut each: impl FnMut(&mut Output, &mut Arrived<'_>)) -> usize {
+        self.receive_batch(|output, arrived| {
+            if let Some(arrived) = arrived {
+                each(output, arrived);
+            }
+        })
+    }
+
+    /// As [`Forwarder::receive`]; with `None` behind the last segment, before devices send:
+    /// what it puts out then shares the call with what it has put out for each.
+    pub fn receive_batch(
+        &mut self,
+        mut each: impl FnMut(&mut Output, Option<&mut Arrived<'_>>),
+    ) -> usize {
         let mut count = 0;
         self.output.begin(Instant::now());
         loop {
             let before = count;
             for (interface, input) in self.inputs.iter_mut().enumerate() {
-                count += input.receive(interface, &mut self.output, &mut each);
+                let mut one = |output: &mut Output, arrived: &mut Arrived<'_>| {
+                    each(output, Some(arrived));
+                };
+                count += input.receive(interface, &mut self.output, &mut one);
             }
             // What has come meanwhile shares the call that has a device send.
             let more = count > before && count < BURST as usize;
             if !(more && self.inputs.iter().any(Input::has_come)) {
                 break;
             }
+        }
+        if count > 0 {
+            each(&mut self.output, None);
         }
         self.output.flush();
         count
@@ -461,6 +480,14 @@ impl Arrived<'_> {
     /// Place of the interface that it came by in the list of those that were opened.
     pub fn interface(&self) -> usize {
         self.interface
+    }
+
+    /// The number of the queue that it came by, on its interface.
+    pub fn queue(&self) -> usize {
+        match &self.content {
+            Content::InFrame { shared, .. } => shared.queue() as usize,
+            Content::Bytes { .. } => 0,
+        }
     }
 
     /// True while `tidewall trace` follows its frame.

@@ -231,6 +231,14 @@ impl Output {
         }
     }
 
+    /// Sends a segment by interface `to` that answers none: by the queue that sends for the
+    /// queue of this number. Dropped and counted what cannot be sent.
+    pub fn send_by(&mut self, to: usize, queue: usize, heading: &Heading, payload: &[u8]) {
+        if let Some(neighbour) = self.neighbour(to, &heading.flow, None) {
+            self.send_to(to, neighbour, heading, payload, queue);
+        }
+    }
+
     fn send_to(
         &mut self,
         to: usize,
@@ -400,13 +408,6 @@ impl Arrived<'_> {
                 (from == remote).then(|| sender(packet))
             }
             Content::Bytes { from, .. } => (from.source.ip() == remote).then_some(from.neighbour),
-        }
-    }
-
-    fn queue(&self) -> usize {
-        match &self.content {
-            Content::InFrame { shared, .. } => shared.queue() as usize,
-            Content::Bytes { .. } => 0,
         }
     }
 }

@@ -292,6 +292,28 @@ fn parts_of_a_payload_go_to_several_places() {
 }
 
 #[test]
+fn what_a_batch_has_together_is_sent_when_it_ends() {
+    let mut bed = bed(2, &LinkConfig::default());
+    for sequence in 0..3 {
+        let frame = from_host(0, false, sequence, b"abc", Checksum::Software);
+        bed.links[0].0.inject(Side::A, &frame);
+    }
+    bed.poll();
+    let mut together = Vec::new();
+    let received = bed
+        .forwarder
+        .receive_batch(|output, arrived| match arrived {
+            Some(arrived) => together.extend_from_slice(arrived.payload()),
+            None => output.send_by(1, 0, &heading(1, false, 1), &together),
+        });
+    assert_eq!(received, 3);
+    assert_eq!(bed.sent(1), [(1, b"abcabcabc".to_vec())]);
+    // A batch of nothing has no end.
+    let received = bed.forwarder.receive_batch(|_, _| unreachable!());
+    assert_eq!(received, 0);
+}
+
+#[test]
 fn what_cannot_be_sent_is_dropped_and_its_frame_goes_home() {
     let mut bed = bed(2, &LinkConfig::default());
     let rounds = 3 * FRAMES;

@@ -8,7 +8,9 @@ use tidewall_protocol::tcp::{FourTuple, Secrets, Segment};
 use tidewall_simulator::link::{Impairment, Link};
 use tidewall_simulator::random::Random;
 use tidewall_switch::modules::{Lost, Module, RoundRobin};
-use tidewall_switch::{Config, Emission, Member, MemberId, Payload, Switch, segments};
+use tidewall_switch::{
+    Config, Emission, Gather, Gathered, Member, MemberId, Payload, Switch, segments,
+};
 use tidewall_wire::acp;
 use tidewall_wire::tcp::{Flags, Header};
 
@@ -40,6 +42,7 @@ pub struct Host {
 pub struct Bed {
     pub now: Duration,
     pub switch: Switch,
+    gather: Gather,
     pub peer: End,
     peer_links: [Link<Packet>; 2],
     pub hosts: Vec<Host>,
@@ -92,6 +95,38 @@ pub fn bytes_of(emission: &Emission, received: &[u8]) -> Vec<u8> {
     }
 }
 
+/// What leaves for what was emitted, as long as its batch goes on; the rest waits.
+pub fn put(gather: &mut Gather, emissions: &[Emission], received: &[u8]) -> Vec<Packet> {
+    let mut sent = Vec::new();
+    for (header, parts) in segments(emissions) {
+        let (earlier, taken) = gather.put(&header, parts, received, 0, 0);
+        sent.extend(earlier.map(Packet::from));
+        if !taken {
+            sent.push(Packet::from(Gathered {
+                flow: parts[0].flow,
+                header,
+                payload: parts.iter().flat_map(|it| bytes_of(it, received)).collect(),
+                traffic_class: 0,
+                queue: 0,
+            }));
+        }
+    }
+    sent
+}
+
+impl From<Gathered> for Packet {
+    fn from(gathered: Gathered) -> Self {
+        Packet {
+            flow: FourTuple {
+                local: gathered.flow.remote,
+                remote: gathered.flow.local,
+            },
+            header: gathered.header,
+            payload: gathered.payload,
+        }
+    }
+}
+
 pub fn delayed(delay: Duration) -> Impairment {
     Impairment {
         delay,
@@ -118,6 +153,7 @@ impl Bed {
         let mut bed = Self {
             now: Duration::from_secs(1),
             switch: Switch::new(config, secrets(), Box::new(module)).expect("a configuration"),
+            gather: Gather::default(),
             peer: End::connect(peer, iss, SEGMENT_SIZE),
             peer_links: links,
             hosts: Vec::new(),
@@ -201,37 +237,41 @@ impl Bed {
 
     fn deliver(&mut self, emissions: Vec<Emission>, answered: Option<&Packet>) {
         let received = answered.map_or(&[][..], |packet| &packet.payload);
-        for (header, parts) in segments(&emissions) {
-            let FourTuple { local, remote } = parts[0].flow;
-            let to_peer = local == self.peer.flow.remote;
-            let mut payload = Vec::new();
-            for part in parts {
-                self.trace(" >", part.flow, &part.header, &part.payload);
-                let bytes = bytes_of(part, received);
-                self.model.output(part, &bytes, answered, to_peer);
-                payload.extend(bytes);
-            }
-            assert!(payload.len() <= SEGMENT_SIZE);
-            let packet = Packet {
-                flow: FourTuple {
-                    local: remote,
-                    remote: local,
-                },
-                header,
-                payload,
-            };
-            let link = if to_peer {
-                &mut self.peer_links[1]
-            } else {
-                let host = self.hosts.iter_mut().find(|host| host.address == remote);
-                &mut host.expect("a member").links[0]
-            };
-            let bytes = 40 + packet.payload.len() as u32;
-            link.send(self.now, bytes, false, packet);
+        for part in &emissions {
+            let to_peer = part.flow.local == self.peer.flow.remote;
+            self.trace(" >", part.flow, &part.header, &part.payload);
+            let bytes = bytes_of(part, received);
+            self.model.output(part, &bytes, answered, to_peer);
+        }
+        for sent in put(&mut self.gather, &emissions, received) {
+            self.send(sent);
+        }
+        if answered.is_none() {
+            self.end_batch();
         }
         for flow in self.switch.flows() {
             assert!(flow.ring_in <= self.ring.into() && flow.ring_out <= self.ring.into());
         }
+    }
+
+    /// What has waited for others leaves.
+    fn end_batch(&mut self) {
+        while let Some(gathered) = self.gather.pop() {
+            self.send(Packet::from(gathered));
+        }
+    }
+
+    fn send(&mut self, packet: Packet) {
+        assert!(packet.payload.len() <= SEGMENT_SIZE);
+        let FourTuple { local, remote } = packet.flow;
+        let link = if remote == self.peer.flow.remote {
+            &mut self.peer_links[1]
+        } else {
+            let host = self.hosts.iter_mut().find(|host| host.address == local);
+            &mut host.expect("a member").links[0]
+        };
+        let bytes = 40 + packet.payload.len() as u32;
+        link.send(self.now, bytes, false, packet);
     }
 
     /// Shows what goes in and out where `TIDEWALL_TRACE` asks for it.
@@ -319,21 +359,25 @@ impl Bed {
                 .poll(self.now, &mut |emission| emissions.push(emission));
             self.deliver(emissions, None);
         }
+        // What comes at one time is one batch.
         while let Some((packet, _)) = self.peer_links[0].receive(self.now) {
             self.model.input(&packet, true);
             self.input(&packet);
-        }
-        while let Some((packet, _)) = self.peer_links[1].receive(self.now) {
-            self.peer.input(&packet);
         }
         for number in 0..self.hosts.len() {
             while let Some((packet, _)) = self.hosts[number].links[1].receive(self.now) {
                 self.model.input(&packet, false);
                 self.input(&packet);
             }
-            while let Some((packet, _)) = self.hosts[number].links[0].receive(self.now) {
+        }
+        self.end_batch();
+        while let Some((packet, _)) = self.peer_links[1].receive(self.now) {
+            self.peer.input(&packet);
+        }
+        for host in &mut self.hosts {
+            while let Some((packet, _)) = host.links[0].receive(self.now) {
                 let iss = self.random.bits() as u32;
-                self.hosts[number].input(&packet, iss);
+                host.input(&packet, iss);
             }
         }
         true

@@ -11,9 +11,9 @@ use tidewall_protocol::tcp::{
 use tidewall_simulator::link::{Impairment, Link, Loss, Queue};
 use tidewall_simulator::random::Random;
 use tidewall_switch::modules::{Lost, Module, Modules, Speed};
-use tidewall_switch::{Counters, Emission, Member, Switch, segments};
+use tidewall_switch::{Counters, Emission, Gather, Member, Switch};
 
-use super::bed::{bytes_of, config, delayed, round_robin, secrets, segment};
+use super::bed::{config, delayed, put, round_robin, secrets, segment};
 use super::end::Packet;
 use super::transfer::{each_seed, frame, lossy, number};
 
@@ -142,6 +142,7 @@ impl Machine {
 struct Bed {
     now: Duration,
     switch: Switch,
+    gather: Gather,
     /// The peer, then the members.
     machines: Vec<Machine>,
 }
@@ -152,6 +153,7 @@ impl Bed {
         let mut bed = Self {
             now,
             switch,
+            gather: Gather::default(),
             machines: Vec::new(),
         };
         let mut peer = Machine::new(impairment, random);
@@ -180,24 +182,29 @@ impl Bed {
     }
 
     fn deliver(&mut self, emissions: Vec<Emission>, received: &[u8]) {
-        for (header, parts) in segments(&emissions) {
-            let payload: Vec<u8> = parts.iter().flat_map(|it| bytes_of(it, received)).collect();
-            let FourTuple { local, remote } = parts[0].flow;
-            let machine = if remote.port() == 6379 {
-                let std::net::IpAddr::V4(address) = remote.ip() else {
-                    panic!("{remote}");
+        let sent = put(&mut self.gather, &emissions, received);
+        self.send(sent);
+    }
+
+    /// What has waited for others leaves.
+    fn end_batch(&mut self) {
+        let mut sent = Vec::new();
+        while let Some(gathered) = self.gather.pop() {
+            sent.push(Packet::from(gathered));
+        }
+        self.send(sent);
+    }
+
+    fn send(&mut self, packets: Vec<Packet>) {
+        for sent in packets {
+            let FourTuple { local, .. } = sent.flow;
+            let machine = if local.port() == 6379 {
+                let std::net::IpAddr::V4(address) = local.ip() else {
+                    panic!("{local}");
                 };
                 usize::from(address.octets()[3])
             } else {
                 0
-            };
-            let sent = Packet {
-                flow: FourTuple {
-                    local: remote,
-                    remote: local,
-                },
-                header,
-                payload,
             };
             let bytes = 40 + sent.payload.len() as u32;
             self.machines[machine].links[0].send(self.now, bytes, false, sent);
@@ -246,6 +253,9 @@ impl Bed {
                         });
                     self.deliver(emissions, &packet.payload);
                 }
+            }
+            self.end_batch();
+            for machine in 0..self.machines.len() {
                 while let Some((packet, _)) = self.machines[machine].links[0].receive(self.now) {
                     self.machines[machine].input(&packet, self.now);
                 }

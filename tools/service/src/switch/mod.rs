@@ -16,7 +16,7 @@ use tidewall_protocol::tcp::{FourTuple, Secrets, Time};
 use tidewall_socket::EmbeddedConfig;
 use tidewall_socket::forward::{Arrived, Forwarder, Heading, Output};
 use tidewall_switch::modules::Modules;
-use tidewall_switch::{Config, Emission, Member, MemberId, Payload, Switch};
+use tidewall_switch::{Config, Emission, Gather, Gathered, Member, MemberId, Payload, Switch};
 use tidewall_wire::acp;
 use tidewall_wire::tcp::Flags;
 
@@ -26,6 +26,10 @@ pub use watchdog::watched;
 
 /// Place of the interface that peers come by.
 const PEERS: usize = 0;
+
+/// What is no longer is copied, and waits for the rest of its batch, where it could go on in
+/// the frame that it came in: a copy of so many bytes costs less than a segment.
+const COPIED: usize = 512;
 
 /// Sees the payload of each segment.
 pub type Inspect = Box<dyn FnMut(&[u8])>;
@@ -70,6 +74,8 @@ struct Wiring {
     /// By which interface a segment from each of our addresses leaves.
     sides: Vec<(IpAddr, usize)>,
     emissions: Vec<Emission>,
+    /// What waits for the rest of its batch.
+    gather: Gather,
     /// The bytes of a null frame, or of parts that share a segment.
     bytes: Vec<u8>,
 }
@@ -115,6 +121,7 @@ impl Driver {
                 interfaces: interfaces.to_vec(),
                 sides: vec![(virtual_address.ip(), PEERS)],
                 emissions: Vec::new(),
+                gather: Gather::default(),
                 bytes: Vec::new(),
             },
             began: Instant::now(),
@@ -156,7 +163,10 @@ impl Driver {
             inspect,
         } = self;
         let now = began.elapsed();
-        forwarder.receive(|output, arrived| {
+        forwarder.receive_batch(|output, arrived| {
+            let Some(arrived) = arrived else {
+                return wiring.end_batch(output);
+            };
             let Some(segment) = arrived.segment() else {
                 return;
             };
@@ -262,7 +272,8 @@ impl Wiring {
 
     /// Sends what was emitted, in order; what follows what was just before it shares its
     /// segment. The last part of the received payload goes in the frame that it came in, if
-    /// it is a segment's; so does what carries nothing, if no payload goes on.
+    /// it is a segment's; so does what carries nothing, if no payload goes on. But what is
+    /// small, or copied all the same, waits for what else the batch has for its connection.
     fn act(
         &mut self,
         output: &mut Output,
@@ -283,17 +294,38 @@ impl Wiring {
             let Some(side) = self.side(flow.local.ip()) else {
                 continue;
             };
-            let followed = arrived.as_deref().filter(|arrived| arrived.is_followed());
-            let before = followed.map(|arrived| {
-                trace::translated(flow, &header, parts, arrived);
-                output.counters()
-            });
             let heading = Heading {
                 flow: *flow,
                 header,
                 // Of what was received: with its ECN mark.
                 traffic_class: if has_bytes(payload) { traffic_class } else { 0 },
             };
+            if let Some(arrived) = arrived.as_deref() {
+                let is_long = parts.len() == 1 && payload.len() > COPIED;
+                let goes_on = is_long && Some(begun) == in_place;
+                let waits = !(goes_on || arrived.is_followed());
+                let received = match payload {
+                    Payload::Received(_) => arrived.payload(),
+                    _ => &[],
+                };
+                let class = heading.traffic_class;
+                let queue = arrived.queue();
+                let (earlier, taken) = match waits {
+                    true => self.gather.put(&header, parts, received, class, queue),
+                    false => (self.gather.release(&header, parts), false),
+                };
+                if let Some(earlier) = earlier {
+                    self.send_gathered(output, earlier);
+                }
+                if taken {
+                    continue;
+                }
+            }
+            let followed = arrived.as_deref().filter(|arrived| arrived.is_followed());
+            let before = followed.map(|arrived| {
+                trace::translated(flow, &header, parts, arrived);
+                output.counters()
+            });
             match (payload, arrived.as_deref_mut()) {
                 (Payload::Null(size), arrived) => {
                     let null = null_frame(&mut self.bytes, *size);
@@ -325,6 +357,25 @@ impl Wiring {
         // Kept for its memory.
         self.emissions = emissions;
         self.emissions.clear();
+    }
+
+    /// Sends what has waited: nothing more comes in this batch.
+    fn end_batch(&mut self, output: &mut Output) {
+        while let Some(gathered) = self.gather.pop() {
+            self.send_gathered(output, gathered);
+        }
+    }
+
+    fn send_gathered(&mut self, output: &mut Output, gathered: Gathered) {
+        if let Some(side) = self.side(gathered.flow.local.ip()) {
+            let heading = Heading {
+                flow: gathered.flow,
+                header: gathered.header,
+                traffic_class: gathered.traffic_class,
+            };
+            output.send_by(side, gathered.queue, &heading, &gathered.payload);
+        }
+        self.gather.give_back(gathered);
     }
 
     fn side(&self, local: IpAddr) -> Option<usize> {
