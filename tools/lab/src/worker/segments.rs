@@ -31,7 +31,7 @@ use super::service::until_input_ends;
 /// Segments that are under way at once, of all connections: fewer than a veth's ring holds
 /// (256), so that none is lost on the way.
 const UNDER_WAY: u32 = 192;
-/// Segments of a connection that are acknowledged together.
+/// Frames of a connection that are acknowledged together.
 const ACKNOWLEDGE: u32 = 8;
 /// After so long without an acknowledgment a peer begins again at the first frame without.
 const REPEAT: Duration = Duration::from_millis(20);
@@ -417,6 +417,7 @@ impl Ends {
             Ok(())
         })?;
         let (taking, counts) = (&mut self.taking, &self.counts);
+        let frame = self.payload.len().max(1) as u32;
         let options = syn_options(self.payload.len());
         let took = self.members.receive(|port, segment| {
             let known = taking.iter().position(|it| it.flow == segment.flow);
@@ -431,7 +432,7 @@ impl Ends {
             } else if let Some(member) = known.and_then(|known| taking.get_mut(known))
                 && !segment.payload.is_empty()
             {
-                let bytes = member.take(segment);
+                let bytes = member.take(segment, frame);
                 counts.bytes.fetch_add(bytes, Ordering::Relaxed);
                 if bytes == 0 || member.due >= ACKNOWLEDGE {
                     member.acknowledge(port)?;
@@ -452,12 +453,14 @@ impl Ends {
 
 impl Member {
     /// How many bytes a segment has brought that were to come.
-    fn take(&mut self, segment: &Segment<'_>) -> u64 {
+    /// Frames have `frame` bytes each.
+    fn take(&mut self, segment: &Segment<'_>, frame: u32) -> u64 {
         if segment.header.sequence != self.next {
             return 0;
         }
         self.next = self.next.wrapping_add(segment.payload.len() as u32);
-        self.due += 1;
+        // The switch may have joined several.
+        self.due += segment.payload.len() as u32 / frame;
         segment.payload.len() as u64
     }
 
