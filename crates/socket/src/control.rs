@@ -1,4 +1,4 @@
-//! How `tidewall stat` and `tidewall trace` reach a live stack: a Unix socket
+//! How `tidewall stat`, `tidewall trace` and `tidewall tune` reach a live stack: a Unix socket
 //! in [`DIRECTORY`] (or, of those who may not write there, in none), named after the
 //! process, answered by a thread that
 //! otherwise sleeps. One request line a connection, one JSON answer. The same
@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `stat` | a [`crate::snapshot::StackSnapshot`] |
 //! | `trace N` | a [`Trace`] of the next N frames, after they came or two seconds passed |
+//! | `tune POLICY BUDGET NANOSECONDS`, `-` for what is usual | [`Tuned`]: [`crate::Stack::set_receive_control`] is done, or why not |
 
 mod listener;
 
@@ -28,8 +29,9 @@ use tidewall_manager::connection::Credentials;
 use tidewall_manager::restore::Undo;
 
 use crate::link::{LinkState, LinkWatch};
-use crate::snapshot::StackSnapshot;
-use crate::stack::Core;
+use crate::receiver::QueueHandle;
+use crate::snapshot::{ControlSnapshot, StackSnapshot};
+use crate::stack::{Core, ReceiveControl};
 use crate::trace::Line;
 use listener::Listener;
 
@@ -98,6 +100,17 @@ pub struct Trace {
     pub frames: Vec<TracedFrame>,
     /// What happened to them afterwards.
     pub lines: Vec<Line>,
+}
+
+/// An answer to `tune`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Tuned {
+    /// Why nothing has changed, if so.
+    pub error: Option<String>,
+    /// Receive control of each queue as it begins anew.
+    #[serde(default)]
+    pub queues: Vec<ControlSnapshot>,
 }
 
 /// The thread; dropping it ends it and removes the socket.
@@ -233,6 +246,7 @@ fn answer(mut stream: &UnixStream, core: &Core, stop: &AtomicBool) -> io::Result
             let frames = frames.parse().unwrap_or(1).clamp(1, TRACE_LIMIT);
             serde_json::to_vec(&trace(core, frames, stop))
         }
+        (Some("tune"), Some(policy)) => serde_json::to_vec(&tune(core, policy, words)),
         _ => return stream.write_all(b"{\"error\":\"unknown request\"}"),
     };
     stream.write_all(&reply?)
@@ -257,6 +271,59 @@ fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
     Trace {
         frames: found,
         lines: core.trace.take(),
+    }
+}
+
+/// What a request to `tune` asks for.
+pub fn tune_request(control: &ReceiveControl) -> String {
+    fn word(value: Option<u64>) -> String {
+        value.map_or("-".to_owned(), |value| value.to_string())
+    }
+    // Who asks for a longer T hears that it is out of range.
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let (budget, interval) = (control.budget, control.interrupt_interval);
+    format!(
+        "tune {} {} {}",
+        control.policy,
+        word(budget.map(u64::from)),
+        word(interval.map(nanoseconds))
+    )
+}
+
+fn parse_tune<'a>(
+    policy: &str,
+    mut words: impl Iterator<Item = &'a str>,
+) -> Result<ReceiveControl, String> {
+    let mut number = |name: &str| match words.next() {
+        Some("-") => Ok(None),
+        word => word
+            .and_then(|word| word.parse::<u64>().ok())
+            .map(Some)
+            .ok_or_else(|| format!("{name} is a number, or - for what is usual")),
+    };
+    let policy = policy.parse().map_err(|error| format!("{error}"))?;
+    let budget = number("budget")?.map(|budget| u32::try_from(budget).unwrap_or(u32::MAX));
+    let interrupt_interval = number("interval")?.map(Duration::from_nanos);
+    match words.next() {
+        Some(word) => Err(format!("{word:?} is one word too many")),
+        None => Ok(ReceiveControl {
+            policy,
+            budget,
+            interrupt_interval,
+        }),
+    }
+}
+
+fn tune<'a>(core: &Core, policy: &str, words: impl Iterator<Item = &'a str>) -> Tuned {
+    let changed = parse_tune(policy, words).and_then(|control| {
+        let changed = core.set_receive_control(&control);
+        changed.map_err(|error| error.to_string())
+    });
+    let queues = &core.receiver.queues;
+    let of = |queue: &QueueHandle| ControlSnapshot::of(&queue.shared);
+    Tuned {
+        error: changed.err(),
+        queues: queues.iter().map(of).collect(),
     }
 }
 
@@ -379,6 +446,38 @@ const ANSWER_MOST: u64 = 256 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_to_tune_is_what_was_asked_for() {
+        let control = |budget, interval: Option<u64>| ReceiveControl {
+            policy: "napi".parse().unwrap(),
+            budget,
+            interrupt_interval: interval.map(Duration::from_nanos),
+        };
+        let parse = |request: &str| {
+            let mut words = request.split_whitespace();
+            assert_eq!(words.next(), Some("tune"));
+            parse_tune(words.next().unwrap(), words)
+        };
+        for control in [control(None, None), control(Some(u32::MAX), Some(u64::MAX))] {
+            let request = tune_request(&control);
+            assert!(request.len() < 64, "{request}");
+            assert_eq!(parse(&request), Ok(control));
+        }
+        for wrong in [
+            "tune",
+            "tune fastest - -",
+            "tune napi",
+            "tune napi 8",
+            "tune napi 8 x",
+            "tune napi -1 -",
+            "tune napi 8 - -",
+        ] {
+            let mut words = wrong.split_whitespace().skip(1);
+            let policy = words.next().unwrap_or_default();
+            assert!(parse_tune(policy, words).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn names_of_stacks_are_found_among_others() {

@@ -56,8 +56,9 @@ pub mod tcp;
 mod timeout;
 pub mod trace;
 mod udp;
-/// What comparisons and measurements set of a stack, and in which bounds.
+/// What comparisons, measurements and operators set of a stack, and in which bounds.
 pub mod tuning {
+    pub use crate::stack::ReceiveControl;
     pub use tidewall_receive::architecture::Architecture;
     pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
 }

@@ -390,7 +390,7 @@ fn channel_counts(core: &Core, number: u16) -> (u32, u64) {
 }
 
 impl ControlSnapshot {
-    fn of(queue: &Shared) -> Self {
+    pub(crate) fn of(queue: &Shared) -> Self {
         let counters = queue.counters();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Some(state) = queue.control() else {

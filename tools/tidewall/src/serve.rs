@@ -188,14 +188,16 @@ fn architecture(text: &str) -> Result<Architecture, String> {
     })
 }
 
-fn policy(text: &str) -> Result<PolicyKind, String> {
+/// A policy by its name.
+pub fn policy(text: &str) -> Result<PolicyKind, String> {
     text.parse().map_err(|_| {
         let names: Vec<&str> = PolicyKind::ALL.into_iter().map(PolicyKind::name).collect();
         format!("policies are called {}", names.join(", "))
     })
 }
 
-fn budget(text: &str) -> Result<u32, String> {
+/// Bp in its range.
+pub fn budget(text: &str) -> Result<u32, String> {
     let range = BUDGET_MIN..=BUDGET_MAX;
     text.parse()
         .ok()
@@ -203,7 +205,8 @@ fn budget(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("a budget is {BUDGET_MIN} to {BUDGET_MAX} frames a round"))
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
+/// T in its range; a bare number is in µs.
+pub fn interval(text: &str) -> Result<Duration, String> {
     let interval = units::microseconds(text)?;
     if interval <= INTERVAL_MAX {
         Ok(interval)

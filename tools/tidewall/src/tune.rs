@@ -1,5 +1,7 @@
 //! `tidewall tune`: what receiving costs on this machine, and the budget and
-//! interrupt interval that suit it.
+//! interrupt interval that suit it; and setting those of a live stack ([`live`]).
+
+mod live;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,7 @@ use crate::end::{Failure, Outcome, say};
 use crate::table::{Table, wrap};
 use crate::units::{self, Rate, nanoseconds, per_second};
 
-/// Measure what receiving costs on this machine, and predict the best Bp and T.
+/// Measure what receiving costs on this machine, and predict the best Bp and T; or set a live stack's.
 ///
 /// Bp is how many frames a round takes from the device, T how far apart the
 /// device's interrupts are. A UDP service that discards is loaded over a veth
@@ -23,16 +25,28 @@ use crate::units::{self, Rate, nanoseconds, per_second};
 /// happens; no other interface is touched. From the processor time of its
 /// threads come the costs of a frame, a switch and an interrupt, and from those
 /// the model of RHIP (Chang & Muppala, 2007, section III) predicts the rest.
+///
+/// With a process nothing is measured: its stack goes on under another policy, Bp and T,
+/// also as an application of a manager (tidewalld). That needs no privilege for a process
+/// of one's own.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall tune                                  a service of 200 multiplications a packet\n  \
     tidewall tune --work 2000 --rate 300k          a heavier one, at 300,000 packets/s\n  \
-    tidewall tune --seconds 30 --json tune.json    longer, and every number to a file\n\n\
-    The result is for: tidewall serve … --policy napi --budget Bp --interval T. The default policy, \
+    tidewall tune --seconds 30 --json tune.json    longer, and every number to a file\n  \
+    tidewall tune 4711 --policy napi --budget 64 --interval 50us   process 4711 from now on\n  \
+    tidewall tune 4711 --policy adaptive           as it was by default\n\n\
+    What is measured is for: tidewall serve … --policy napi --budget Bp --interval T. The default policy, \
     adaptive, finds its own.\n\
-    Exit codes: 0 measured; 1 it broke off; 2 wrong arguments, or privileges are missing; 130 interrupted."
+    Exit codes: 0 measured, or set; 1 it broke off, or the process has no such stack; 2 wrong arguments, or privileges are missing; 130 interrupted."
 )]
 pub struct Arguments {
+    /// Process whose stacks to set; needs --policy
+    #[arg(value_name = "PID", requires = "policy",
+          conflicts_with_all = ["work", "payload", "rate", "seconds", "json"])]
+    process: Option<u32>,
+    #[command(flatten)]
+    control: live::Control,
     /// Floating-point multiplications the service makes for each packet
     #[arg(long, value_name = "N", default_value_t = 200)]
     work: u32,
@@ -52,6 +66,9 @@ pub struct Arguments {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
+    if let Some(process) = arguments.process {
+        return live::set(process, &arguments.control);
+    }
     let options = Options {
         work: arguments.work,
         payload: arguments.payload,

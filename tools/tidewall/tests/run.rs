@@ -84,6 +84,21 @@ impl Host {
         text(&output.unwrap().stdout).trim().to_owned()
     }
 
+    /// Another process of that user is not of the program, nor is one of user 0.
+    fn check_strangers_are_refused(&self) {
+        let manager = format!("/run/tidewall/{}.manager", self.bed.interface);
+        let other = [&service("7008")[..], &["--manager", &manager]].concat();
+        let start = other.iter().position(|&word| word == PROGRAM).unwrap();
+        for other in [&other[..], &other[start..]] {
+            let other = self.command(other[0], &other[1..]).output().unwrap();
+            let refused = text(&other.stderr);
+            assert!(
+                refused.contains("may not join: this manager is for the program"),
+                "{refused}"
+            );
+        }
+    }
+
     /// That nothing is left of a manager.
     fn check_clean(&self) {
         let interface = &self.bed.interface;
@@ -139,18 +154,7 @@ fn a_program_without_privileges_serves_and_leaves_nothing() {
     let mut run = Service::start(host.run(&[], &service("7007")));
     assert!(run.first.contains("Tidewall"), "{}", run.first);
     assert_eq!(host.echo(7007, "hello"), "hello");
-    // Another process of that user is not of this program, nor is one of user 0.
-    let manager = format!("/run/tidewall/{}.manager", host.bed.interface);
-    let other = [&service("7008")[..], &["--manager", &manager]].concat();
-    let start = other.iter().position(|&word| word == PROGRAM).unwrap();
-    for other in [&other[..], &other[start..]] {
-        let other = host.command(other[0], &other[1..]).output().unwrap();
-        let refused = text(&other.stderr);
-        assert!(
-            refused.contains("may not join: this manager is for the program"),
-            "{refused}"
-        );
-    }
+    host.check_strangers_are_refused();
     // Nor does another take the interface.
     let (code, said) = host.ends(&[], &["true"]);
     assert_eq!(code, Some(2), "{said}");
@@ -206,6 +210,34 @@ fn operators_see_what_a_run_has() {
         .unwrap();
     assert!(shown.contains("redirect to channel"), "{shown}");
     assert!(shown.contains("delivered"), "{shown}");
+
+    // Bp and T: the program's own user, and root.
+    let timer = format!("/sys/class/net/{}/gro_flush_timeout", host.bed.interface);
+    let fixed = |interval| {
+        let tune = [PROGRAM, "tune", &program, "--policy", "napi"];
+        [&tune[..], &["--budget", "32", "--interval", interval]].concat()
+    };
+    for (user, interval) in [(USER, "75"), ("0", "85us")] {
+        let tune = [&["--reuid", user, "--clear-groups"], &fixed(interval)[..]].concat();
+        let tuned = host.command("setpriv", &tune).output().unwrap();
+        let said = [text(&tuned.stdout), text(&tuned.stderr)].concat();
+        assert!(said.contains("queue 0: napi, Bp 32, T"), "{said}");
+        let nanoseconds = format!("{}000", interval.trim_end_matches("us"));
+        let end = Instant::now() + Duration::from_secs(10);
+        while host.output("cat", &[&timer]).trim() != nanoseconds {
+            assert!(Instant::now() < end, "T is not {interval}");
+            assert_eq!(host.echo(7007, "tuned"), "tuned");
+        }
+    }
+    let stranger = [&["--reuid", "54321", "--clear-groups"], &fixed("50")[..]].concat();
+    let refused = host.command("setpriv", &stranger).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    let refused = text(&refused.stderr);
+    assert!(
+        refused.contains("its own user and user 0 only"),
+        "{refused}"
+    );
+    assert!(refused.contains("sudo tidewall tune"), "{refused}");
 
     // Both killed: what is left has a name.
     let mut process = run.process;
@@ -267,6 +299,7 @@ fn descendants_may_join_and_strangers_may_not() {
     assert_eq!(host.echo(7007, "orphan"), "orphan");
     let orphans = children(&run);
     assert_eq!(orphans.split_whitespace().count(), 2, "{orphans}");
+    host.check_strangers_are_refused();
     // The shell ends by the signal; what it left, when it is asked to.
     signal("-TERM", &run.process);
     let mut process = run.process;
@@ -293,6 +326,17 @@ fn private_programs_have_their_ports_only() {
     for port in [7007, 7008] {
         assert_eq!(host.echo(port, "private"), "private");
     }
+    // Bp and T are nobody's own there.
+    let shell = children(&run);
+    let services = format!("/proc/{0}/task/{0}/children", shell.trim());
+    let services = std::fs::read_to_string(services).unwrap();
+    let process = services.split_whitespace().next().unwrap();
+    let mut tune = host.command(PROGRAM, &["tune", process, "--policy", "napi"]);
+    let refused = tune.output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    let refused = text(&refused.stderr);
+    assert!(refused.contains("in private mode"), "{refused}");
+    assert!(refused.contains("tidewalld --trust"), "{refused}");
     run.end();
     host.check_clean();
     let (code, said) = host.ends(&options, &service("7009"));

@@ -71,6 +71,14 @@ impl DeviceOwner {
         matches!(self, DeviceOwner::Embedded(_))
     }
 
+    /// True where queues are on virtual pairs, and nobody has them polled.
+    pub(crate) fn is_private(&self) -> bool {
+        match self {
+            DeviceOwner::Embedded(_) => false,
+            DeviceOwner::Managed(managed) => managed.client.joined().private != 0,
+        }
+    }
+
     /// True on an interface of Linux.
     pub(crate) fn has_driver(&self) -> bool {
         matches!(self, DeviceOwner::Managed(_)) || self.device().is_some()

@@ -82,6 +82,8 @@ pub(crate) struct QueueHandle {
     /// How many of them had been queued when the device was last polled.
     sent_at_poll: AtomicU64,
     class_share: ClassShare,
+    /// Largest Bp of its traffic class, if that has one of its own.
+    pub(crate) class_budget: Option<u32>,
 }
 
 impl QueueHandle {
@@ -93,7 +95,12 @@ impl QueueHandle {
         BURST.saturating_sub(u32::try_from(since).unwrap_or(u32::MAX))
     }
 
-    pub(crate) fn new(poller: Poller, shared: Arc<Shared>, transmitter: Transmitter) -> Self {
+    pub(crate) fn new(
+        poller: Poller,
+        shared: Arc<Shared>,
+        transmitter: Transmitter,
+        class_budget: Option<u32>,
+    ) -> Self {
         QueueHandle {
             delivers: poller.delivers(),
             poller: SharedMutex::new(poller),
@@ -107,6 +114,7 @@ impl QueueHandle {
             sent_reported: AtomicU64::new(0),
             sent_at_poll: AtomicU64::new(0),
             class_share: ClassShare::default(),
+            class_budget,
         }
     }
 

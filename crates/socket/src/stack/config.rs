@@ -6,17 +6,12 @@ use std::time::Duration;
 use tidewall_manager::XdpMode;
 use tidewall_protocol::tcp::Sysctl;
 use tidewall_receive::architecture::Architecture;
-use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, PolicyKind};
+use tidewall_receive::control::PolicyKind;
 
-use super::Receiving;
+use super::receiving::{ReceiveControl, Receiving, check_budget, invalid};
 use crate::receiver::TrafficClass;
 use crate::tcp::memory::ORPHANS_MAX;
 
-/// Largest Bp of a receiver that polls for itself, unless set otherwise: half
-/// of what a channel holds by default. A larger round overflows it before
-/// anybody can read, and after each pause a policy tries the largest again
-/// (RHIP lost 15,000 frames/s so).
-const OWN_BUDGET: u32 = crate::udp::DEFAULT_RECEIVE_LIMIT / 2;
 /// Least [`EmbeddedConfig::frames`].
 const FRAMES_MIN: u32 = 4096;
 
@@ -244,7 +239,6 @@ impl EmbeddedConfig {
     /// Checks everything that can be before anything is touched, and finds the limits of
     /// receive control.
     pub(super) fn checked(mut self) -> io::Result<Self> {
-        let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         if self.frames < FRAMES_MIN {
             return invalid(format!("frames must be at least {FRAMES_MIN}"));
         }
@@ -254,13 +248,14 @@ impl EmbeddedConfig {
             policy,
             ..
         } = &self.receiving;
-        let of_classes = classes.iter().filter_map(|class| class.budget);
-        for budget in self.budget.into_iter().chain(of_classes) {
-            if !(BUDGET_MIN..=BUDGET_MAX).contains(&budget) {
-                return invalid(format!(
-                    "budget is {budget}; it must be {BUDGET_MIN} to {BUDGET_MAX} frames"
-                ));
-            }
+        let control = ReceiveControl {
+            policy: *policy,
+            budget: self.budget,
+            interrupt_interval: self.interrupt_interval,
+        };
+        let limits = control.limits(*architecture)?;
+        for class in classes {
+            check_budget(class.budget)?;
         }
         let mut ports = classes.iter().flat_map(|class| &class.ports);
         if ports.any(|&port| port == 0) {
@@ -272,22 +267,7 @@ impl EmbeddedConfig {
                 Architecture::NiLrp,
             ));
         }
-        if let Some(interval) = self.interrupt_interval
-            && interval > INTERVAL_MAX
-        {
-            return invalid(format!(
-                "interval is {interval:?}; it must be at most {INTERVAL_MAX:?}"
-            ));
-        }
-        let usual = policy.limits();
-        let preempts = architecture.has_threads();
-        let most = if preempts { usual.budget } else { OWN_BUDGET };
-        self.receiving.limits = Limits {
-            budget: self.budget.unwrap_or(usual.budget.min(most)),
-            interrupt_interval: self.interrupt_interval.unwrap_or(usual.interrupt_interval),
-            preempts,
-            ..usual
-        };
+        self.receiving.limits = limits;
         Ok(self)
     }
 }

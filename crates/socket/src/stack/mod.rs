@@ -19,7 +19,7 @@ use tidewall_manager::{AfXdp, Config};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{Errno, Sysctl};
 use tidewall_receive::architecture::{Architecture, HostThreads, Upcalls};
-use tidewall_receive::control::{Limits, PolicyKind};
+use tidewall_receive::control::PolicyKind;
 use tidewall_receive::poller::{self, Shared};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -38,7 +38,7 @@ use crate::ip::{FRAGMENT_LIMIT, Ip};
 use crate::link::LinkWatch;
 use crate::lock::{Mutex, rank};
 use crate::netdev::NetDevice;
-use crate::receiver::{QueueHandle, Receiver, TrafficClass, WakeUp};
+use crate::receiver::{QueueHandle, Receiver, WakeUp};
 use crate::snapshot::{DeviceLosses, DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
 use crate::tcp::channels::Channels;
@@ -243,18 +243,14 @@ impl Stack {
                 poller::open(number as u32, queue, tables.clone(), transmit_frames);
             fragment_channels.push(poller.open_channel(fragment_id, FRAGMENT_LIMIT)?);
             let memory = shared.memory().clone();
+            let class = receiving.classes.get(number);
+            let class_budget = class.and_then(|class| class.budget);
             if architecture.is_controlled() {
-                let class = receiving.classes.get(number);
-                let budget = class.and_then(|class| class.budget);
-                let limits = Limits {
-                    budget: budget.unwrap_or(receiving.limits.budget),
-                    wake_up: wake_up.time(),
-                    ..receiving.limits
-                };
+                let limits = receiving::of_queue(receiving.limits, class_budget, wake_up.time());
                 poller.set_policy(receiving.policy, limits);
             }
             let transmitter = Transmitter::new(transmit, memory, frames, mac, mtu);
-            handles.push(QueueHandle::new(poller, shared, transmitter));
+            handles.push(QueueHandle::new(poller, shared, transmitter, class_budget));
         }
         // Unknown is as many as receive.
         let transmit_queues = snapshot
@@ -474,35 +470,6 @@ struct Parts {
     snapshot: Option<DeviceSnapshot>,
 }
 
-/// How a stack receives.
-#[derive(Clone, Debug)]
-struct Receiving {
-    architecture: Architecture,
-    receiver_cpu: Option<usize>,
-    policy: PolicyKind,
-    limits: Limits,
-    classes: Vec<TrafficClass>,
-    /// `None`: as long as a wake-up takes.
-    spin: Option<Duration>,
-}
-
-impl Default for Receiving {
-    /// Without an interface of Linux, which has the timer that would end a deferral.
-    fn default() -> Self {
-        Receiving {
-            architecture: Architecture::NiLrp,
-            receiver_cpu: None,
-            policy: PolicyKind::default(),
-            limits: Limits {
-                interrupt_interval: Duration::ZERO,
-                ..Limits::default()
-            },
-            classes: Vec::new(),
-            spin: Some(Duration::ZERO),
-        }
-    }
-}
-
 fn upcalls(core: &Arc<Core>) -> Upcalls {
     let weak = || Arc::downgrade(core);
     let (input, ready, sent, kernel_delivered, doubt) = (weak(), weak(), weak(), weak(), weak());
@@ -539,11 +506,14 @@ mod config;
 mod managed;
 #[cfg(any(test, feature = "testutil"))]
 mod memory;
+mod receiving;
 mod tap;
 
 pub use config::EmbeddedConfig;
 #[cfg(any(test, feature = "testutil"))]
 pub use memory::MemoryConfig;
+pub use receiving::ReceiveControl;
+use receiving::Receiving;
 pub use tap::TapConfig;
 
 impl Core {

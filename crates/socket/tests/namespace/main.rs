@@ -126,6 +126,8 @@ system_tests! {
     classes::the_first_class_is_served_beside_a_flood_of_the_second on 2,
     policies::every_policy_serves_in_both_places on 1,
     policies::a_fixed_interval_is_what_the_device_gets on 1,
+    policies::receive_control_changes_while_it_serves on 1,
+    policies::comparators_have_no_receive_control on 1,
     policies::what_is_out_of_range_is_refused_before_anything_is_touched on 1,
     tcp::kernel_clients_are_served_by_a_selector on 1,
     tcp::streams_reach_services_of_the_kernel on 1,

@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use tidewall_socket::tuning::{Architecture, PolicyKind};
+use tidewall_socket::tuning::{Architecture, PolicyKind, ReceiveControl};
 use tidewall_socket::{EmbeddedConfig, Stack};
 
 use super::support::*;
@@ -72,6 +72,64 @@ pub fn a_fixed_interval_is_what_the_device_gets() {
     let control = stack.snapshot().queues[0].control.clone();
     assert_eq!((control.budget, control.interrupt_interval), (32, 75_000));
     assert!(echo.finish() >= 20);
+}
+
+pub fn receive_control_changes_while_it_serves() {
+    let before = timer();
+    let stack = stack_with(config());
+    let echo = Echo::start(&stack, SERVICE);
+    let peer = peer_socket(PEER4);
+    let serves = || (0..20u8).for_each(|n| ask(&peer, at(HERE4, SERVICE), &[n; 16]));
+    let control = || stack.snapshot().queues[0].control.clone();
+    serves();
+    assert_eq!(control().policy, "adaptive");
+    let fixed = ReceiveControl {
+        policy: PolicyKind::Napi,
+        budget: Some(32),
+        interrupt_interval: Some(Duration::from_micros(75)),
+    };
+    stack.set_receive_control(&fixed).unwrap();
+    serves();
+    assert!(wait_until(|| timer() == 75_000), "{}", timer());
+    let now = control();
+    assert_eq!(now.policy, "napi");
+    assert_eq!((now.budget, now.interrupt_interval), (32, 75_000));
+    // What is refused changes nothing.
+    for (budget, interval) in [(Some(3001), None), (None, Some(Duration::from_millis(2)))] {
+        let wrong = ReceiveControl {
+            budget,
+            interrupt_interval: interval,
+            ..fixed
+        };
+        let error = stack.set_receive_control(&wrong).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
+        assert!(error.to_string().contains("must be"), "{error}");
+        assert_eq!(control().budget, 32);
+    }
+    // Bp of a receiver that polls for itself stays what a channel holds.
+    stack
+        .set_receive_control(&ReceiveControl::default())
+        .unwrap();
+    assert_eq!(control().policy, "adaptive");
+    assert!(control().budget <= 256, "{:?}", control());
+    serves();
+    assert!(echo.finish() >= 60);
+    drop(stack);
+    assert_eq!(timer(), before);
+}
+
+pub fn comparators_have_no_receive_control() {
+    let started = Stack::embedded(config().architecture(Architecture::Bsd).receiver_cpu(1));
+    let stack = match started {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            return tidewall_skip::missing("bsd", format!("CAP_SYS_NICE ({error})"));
+        }
+        started => started.unwrap(),
+    };
+    let error = stack.set_receive_control(&ReceiveControl::default());
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("ni-lrp"), "{error}");
 }
 
 pub fn what_is_out_of_range_is_refused_before_anything_is_touched() {
