@@ -51,7 +51,7 @@ pub use raw_mapping::{Mapping, SharedPage};
 pub use raw_message::{Message, MessageBatch, Received, receive_message, send_message};
 pub use raw_option::{
     SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_INCOMING_NAPI_ID, SO_PREFER_BUSY_POLL, attach_filter,
-    option, option_bytes, set_option, set_option_bytes,
+    option, option_bytes, peer_process, set_option, set_option_bytes,
 };
 pub use raw_poll::{SignalSet, poll_readable, ppoll, ready_now, select};
 pub use raw_thread::set_fifo;

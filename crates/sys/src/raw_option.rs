@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use crate::done;
 
@@ -14,6 +14,8 @@ pub const SO_PREFER_BUSY_POLL: i32 = 69;
 pub const SO_BUSY_POLL_BUDGET: i32 = 70;
 /// The NAPI that a socket's last packet came by.
 pub const SO_INCOMING_NAPI_ID: i32 = 56;
+
+const SO_PEERPIDFD: i32 = 77;
 
 /// Whether the value of an option names memory for the kernel to write to.
 fn names_memory(level: i32, name: i32) -> bool {
@@ -85,6 +87,18 @@ pub fn option(fd: impl AsFd, level: i32, name: i32) -> io::Result<i32> {
     let mut value = [0; 4];
     option_bytes(fd, level, name, &mut value)?;
     Ok(i32::from_ne_bytes(value))
+}
+
+/// A pidfd of the process at the other end of a Unix socket, as it was when they connected
+/// (SO_PEERPIDFD).
+///
+/// # Errors
+/// ENOPROTOOPT before Linux 6.5; ESRCH where the process is gone, unless the kernel still
+/// knows it.
+pub fn peer_process(socket: impl AsFd) -> io::Result<OwnedFd> {
+    let number = option(socket, libc::SOL_SOCKET, SO_PEERPIDFD)?;
+    // SAFETY: the kernel has just opened it for this process, where nobody else knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Attaches a classic BPF program that says of each packet how many bytes of it

@@ -1,20 +1,51 @@
 //! Which processes descend from one (proc_pid_stat(5)).
 
 use std::fs;
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tidewall_sys::peer_process;
 
 /// Generations that are looked at; a process with more is taken for a stranger.
 const GENERATIONS: usize = 64;
 
-/// Whether a process was started by another or, at any number of removes, by one that was.
-/// The other must be their subreaper (prctl(2)), or a process whose parent has ended is a
+/// Whether the process at the other end of a Unix socket was started by another or, at any
+/// number of removes, by one that was. `process`: its number, as SO_PEERCRED says it. The
+/// other must be their subreaper (prctl(2)), or a process whose parent has ended is a
 /// descendant no more.
-pub fn descends(process: u32, from: u32) -> bool {
-    let parents = std::iter::successors(Some(process), |&process| parent(process));
+///
+/// Numbers are given again once a process is gone, and parents may end while they are looked
+/// at. So the process must live when that is over (Linux 6.5; before, its number is
+/// believed), with the same parents as before.
+pub fn descends(connection: impl AsFd, process: u32, from: u32) -> bool {
+    let held = match peer_process(connection) {
+        Ok(held) => Some(held),
+        Err(error) if error.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => None,
+        // It is gone.
+        Err(_) => return false,
+    };
+    let all = ancestors(process);
+    all.contains(&from) && ancestors(process) == all && held.is_none_or(lives)
+}
+
+const AT_ONCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// Of a pidfd, which is readable when its process has ended.
+fn lives(process: impl AsFd) -> bool {
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    poll(&mut ended, Some(&AT_ONCE)) == Ok(0)
+}
+
+/// Parent, parent's parent and so on.
+fn ancestors(process: u32) -> Vec<u32> {
+    let generations = std::iter::successors(parent(process), |&process| parent(process));
     // Nobody is 0: so the kernel names who cannot be seen from here.
-    let ancestors = parents
-        .take(GENERATIONS)
-        .take_while(|&ancestor| ancestor != 0);
-    ancestors.skip(1).any(|ancestor| ancestor == from)
+    let generations = generations.take_while(|&ancestor| ancestor != 0);
+    generations.take(GENERATIONS).collect()
 }
 
 fn parent(process: u32) -> Option<u32> {
@@ -31,9 +62,12 @@ fn parse(stat: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::PathBuf;
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
+    use crate::connection::Credentials;
 
     #[test]
     fn a_name_may_look_like_the_rest() {
@@ -42,17 +76,74 @@ mod tests {
         assert_eq!(parse(b""), None);
     }
 
+    /// A process that connects, and ends when it may.
+    fn connect(path: &PathBuf) -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "daemon::descent::tests::one_that_connects"])
+            .args(["--ignored", "--nocapture"])
+            .env("TW_PATH", path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
     #[test]
-    fn children_descend_and_strangers_do_not() {
+    #[ignore = "a part of the test below"]
+    fn one_that_connects() {
+        let _connection = UnixStream::connect(std::env::var("TW_PATH").unwrap()).unwrap();
+        std::io::read_to_string(std::io::stdin()).unwrap();
+    }
+
+    #[test]
+    fn a_child_descends_and_who_has_its_number_after_it_does_not() {
         let me = std::process::id();
-        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        assert!(descends(child.id(), me));
-        assert!(!descends(me, child.id()));
-        // Nobody descends from himself.
-        assert!(!descends(me, me));
-        assert!(!descends(0, me));
-        child.kill().unwrap();
+        let name = format!("tw-descent-{me}");
+        let path = std::env::temp_dir().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut child = connect(&path);
+        let (connection, _) = listener.accept().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let number = Credentials::of_peer(&connection).unwrap().pid;
+        assert_eq!(number, child.id());
+        assert!(descends(&connection, number, me));
+        // Nobody descends from himself, nor from his child.
+        assert!(!descends(&connection, number, number));
+        assert!(!ancestors(me).contains(&number));
+        assert!(ancestors(0).is_empty());
+        drop(child.stdin.take());
         child.wait().unwrap();
-        assert!(!descends(child.id(), me));
+        assert!(!descends(&connection, number, me));
+
+        // Another child gets the number.
+        let Some(mut second) = numbered(number) else {
+            return;
+        };
+        assert!(ancestors(number).contains(&me));
+        let before_linux_6_5 = peer_process(&connection)
+            .is_err_and(|error| error.raw_os_error() == Some(libc::ENOPROTOOPT));
+        assert_eq!(descends(&connection, number, me), before_linux_6_5);
+        second.kill().unwrap();
+        second.wait().unwrap();
+    }
+
+    /// A child with a number, if nobody else takes that again and again.
+    fn numbered(number: u32) -> Option<Child> {
+        for _ in 0..1000 {
+            // So the next one has it (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN).
+            let last = (number - 1).to_string();
+            if let Err(error) = fs::write("/proc/sys/kernel/ns_last_pid", last) {
+                tidewall_skip::missing("numbers that are used again", error);
+                return None;
+            }
+            let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            if child.id() == number {
+                return Some(child);
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        tidewall_skip::missing("numbers that are used again", "others are quicker");
+        None
     }
 }

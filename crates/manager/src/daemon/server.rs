@@ -285,8 +285,8 @@ impl Server {
             self.log_refused(peer, &refusal.answer());
             return connection.send(&refusal.answer().emit(0), &[]);
         }
-        // While the peer waits for its first answer: later its number may be another's.
-        let ours = (self.ancestor).is_some_and(|ancestor| descends(peer.pid, ancestor));
+        let descends = |ancestor| descends(connection.as_fd(), peer.pid, ancestor);
+        let ours = self.ancestor.is_some_and(descends);
         if ours {
             self.manager.is_of_program(client);
         }
