@@ -133,13 +133,6 @@ fn shared(port: u16) -> UdpSocket {
     UdpSocket::from(socket)
 }
 
-fn is_attached() -> bool {
-    let output = Command::new("ip")
-        .args(["link", "show", "dev", INTERFACE])
-        .output();
-    String::from_utf8_lossy(&output.unwrap().stdout).contains("prog/xdp id")
-}
-
 mod inside {
     use super::*;
 
@@ -149,9 +142,7 @@ mod inside {
         let reserved = std::fs::read_to_string(RESERVED).unwrap();
         let (mut daemon, said) = start();
         assert!(said.contains("program=attached mode=native"), "{said}");
-        let refused = command().output().unwrap();
-        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert_eq!(refused.status.code(), Some(2), "{text}");
+        let text = refused(&mut command());
         assert!(text.contains("another manager"), "{text}");
         assert_eq!(command().arg("--remove").status().unwrap().code(), Some(2));
 
@@ -171,7 +162,7 @@ mod inside {
         daemon.0.kill().unwrap();
         daemon.0.wait().unwrap();
         // The program goes on without its daemon.
-        assert!(is_attached());
+        assert!(is_attached(INTERFACE));
         assert_eq!(owned(), both);
         let tables = trusted();
         let frames = || tables.counter(0, Counter::Frames);
@@ -209,9 +200,9 @@ mod inside {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         let mut daemon = daemon;
         assert!(daemon.0.wait().unwrap().success());
-        assert!(is_attached());
+        assert!(is_attached(INTERFACE));
         assert!(command().arg("--remove").status().unwrap().success());
-        assert!(!is_attached());
+        assert!(!is_attached(INTERFACE));
         assert!(!pins().exists());
         assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
         // Nothing to remove is as good.
@@ -351,10 +342,6 @@ mod inside {
             let index = tidewall_sys::interface::index(INTERFACE).unwrap();
             netlink.kept_neighbours(index, 0x54).unwrap()
         };
-        let ip = |arguments: &str| {
-            let status = Command::new("ip").args(arguments.split(' ')).status();
-            assert!(status.unwrap().success(), "ip {arguments}");
-        };
         let (daemon, _) = start();
         // Another's is nothing of ours.
         ip(&format!(
@@ -379,10 +366,9 @@ mod inside {
         });
         assert_eq!(ask(&connection, &resolve), Answer::Done(Empty {}));
         assert_eq!(kept(), [wanted]);
-        // It gives up where the daemon is as quick as it is.
-        let flush = ["neigh", "flush", "dev", INTERFACE];
-        Command::new("ip").args(flush).status().unwrap();
-        wait_until("a flushed neighbour is back", || kept() == [wanted]);
+        // Not by a flush, which gives up where the daemon is as quick as it is.
+        ip(&format!("neigh del {wanted} dev {INTERFACE}"));
+        wait_until("a deleted neighbour is back", || kept() == [wanted]);
         ip(&format!("link set {INTERFACE} down"));
         ip(&format!("link set {INTERFACE} up"));
         wait_until("it is back with the link", || kept() == [wanted]);
@@ -450,14 +436,13 @@ mod inside {
             .zip(["NET_ADMIN", "NET_RAW", "PERFMON", "BPF"])
         {
             let daemon = command();
-            let refused = Command::new("setpriv")
-                .arg(format!("--bounding-set=-cap_{number}"))
-                .arg(DAEMON)
-                .args(daemon.get_args())
-                .output()
-                .unwrap();
-            let text = String::from_utf8_lossy(&refused.stderr).into_owned();
-            assert_eq!(refused.status.code(), Some(2), "{text}");
+            let mut without = Command::new("setpriv");
+            let text = refused(
+                without
+                    .arg(format!("--bounding-set=-cap_{number}"))
+                    .arg(DAEMON)
+                    .args(daemon.get_args()),
+            );
             assert!(text.contains(&format!("lacks CAP_{name}:")), "{text}");
             assert!(text.contains("run it as root"), "{text}");
         }

@@ -31,6 +31,11 @@ fn private_domains_come_and_go() {
 }
 
 #[test]
+fn a_join_that_fails_half_way_leaves_nothing() {
+    run("a_join_that_fails_half_way_leaves_nothing");
+}
+
+#[test]
 #[ignore = "a measurement"]
 fn time_of_private_domains() {
     run_within("time_of_private_domains", 300);
@@ -132,6 +137,42 @@ mod inside {
         assert!(command().arg("--remove").status().unwrap().success());
         assert_eq!(pairs(2), 0);
         assert!(!pins().exists());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_join_that_fails_half_way_leaves_nothing() {
+        let _daemon = start_private();
+        let ready = 2 * (1 + 4);
+        wait_until("pairs are ready", || pairs(3) == ready);
+        // Somebody deletes one that the daemon has ready: its socket cannot be entered.
+        let private = Join {
+            flags: JOIN_PRIVATE,
+            ..join()
+        };
+        let index = tidewall_sys::interface::index(INTERFACE).unwrap();
+        for entry in std::fs::read_dir("/sys/class/net").unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let number = name.strip_prefix(&format!("tw{index:x}b"));
+            // Number 0 has the programs.
+            if number.is_some_and(|number| number != "0") {
+                ip(&format!("link del {name}"));
+            }
+        }
+        let mut refusals = 0;
+        let (client, handed) = loop {
+            match Client::join(&socket(), &private) {
+                Ok(joined) => break joined,
+                Err(error) => refusals += u32::from(error.kind() != ErrorKind::ResourceBusy),
+            }
+        };
+        assert!((1..=4).contains(&refusals), "{refusals}");
+        assert_eq!(handed.queues.len(), 1);
+        assert_eq!(applications(), [client.joined().application as u16]);
+        drop((client, handed));
+        wait_until("all is as before", || {
+            applications().is_empty() && pairs(3) == ready && counters().clients == 1
+        });
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) const READY: usize = 4;
 /// Grace periods (RCU) that a used pair rests for until its last socket is gone, at most.
 const RESTS: usize = 4;
 
-/// A pair with a socket on its far end, or one whose socket is an application's.
+/// A pair with a socket on its far end, or one whose socket is an application's alone.
 #[derive(Debug)]
 struct Socketed {
     pair: Pair,
@@ -41,7 +41,7 @@ pub(super) struct Private {
     interface: String,
     queues: u32,
     /// Of each application, by queue.
-    in_use: HashMap<u16, Vec<Pair>>,
+    in_use: HashMap<u16, Vec<Socketed>>,
 }
 
 impl Private {
@@ -58,13 +58,14 @@ impl Private {
             io::Error::new(io::ErrorKind::Unsupported, text)
         })?;
         let queues = queue_count(name).unwrap_or(1).clamp(1, QUEUES as u32);
-        let mut in_use: HashMap<u16, Vec<Pair>> = HashMap::new();
+        let mut in_use: HashMap<u16, Vec<Socketed>> = HashMap::new();
         for (near, application) in program.near_ends()? {
             // The other end is not asked for again: such a pair is not used again.
             let pair = Pair { near, far: 0 };
-            in_use.entry(application).or_default().push(pair);
+            let used = Socketed { pair, made: None };
+            in_use.entry(application).or_default().push(used);
         }
-        let used: Vec<u32> = in_use.values().flatten().map(|pair| pair.near).collect();
+        let used: Vec<u32> = in_use.values().flatten().map(|one| one.pair.near).collect();
         let open = || Pairs::open(index, mtu, Arc::clone(programs));
         let mut pairs = open()?;
         pairs.delete_unused(&used)?;
@@ -111,33 +112,33 @@ impl Private {
             let text = format!("an application has all {} receive queues", self.queues);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
+        // What fails from here on leaves its sockets there: the last descriptor of a bound
+        // one is closed by the stock's thread, as the kernel waits for RCU then.
         let in_use = self.in_use.entry(application).or_default();
-        let mut socketed = Vec::new();
         if sizes == self.others.sizes {
             let ready = self.stock.take_several(self.queues as usize);
-            socketed = ready.ok_or_else(|| self.stock.not_ready("pairs"))?;
+            in_use.extend(ready.ok_or_else(|| self.stock.not_ready("pairs"))?);
             self.stock.refill();
-            in_use.extend(socketed.iter().map(|one| one.pair));
         } else {
             // While everybody waits: none of a rare size is in stock.
             for _ in 0..self.queues {
-                let one = self.others.make_of(sizes)?;
-                in_use.push(one.pair);
-                socketed.push(one);
+                in_use.push(self.others.make_of(sizes)?);
             }
         }
-        let mut handed = Vec::new();
-        for (queue, one) in (0..).zip(socketed) {
-            if let Some(made) = one.made {
-                let made = made.numbered(queue);
-                program.set_pair(application, queue, one.pair.near, &made)?;
-                handed.push(made);
+        for (queue, one) in (0..).zip(&*in_use) {
+            if let Some(made) = &one.made {
+                program.set_pair(application, queue, one.pair.near, made)?;
             }
         }
-        Ok(handed)
+        let handed = in_use.iter_mut().map(|one| one.made.take());
+        let numbered = (0..).zip(handed);
+        Ok(numbered
+            .filter_map(|(queue, made)| Some(made?.numbered(queue)))
+            .collect())
     }
 
-    /// Takes an application's pairs back, whose sockets are its process's alone.
+    /// Takes an application's pairs back, whose sockets are its process's alone, or were
+    /// never handed out.
     ///
     /// # Errors
     /// What the kernel reports.
@@ -146,15 +147,14 @@ impl Private {
         program: &mut PinnedProgram,
         application: u16,
     ) -> io::Result<()> {
-        let Some(pairs) = self.in_use.get(&application) else {
+        let Some(all) = self.in_use.get(&application) else {
             return Ok(());
         };
-        for pair in pairs {
-            program.forget_pair(pair.near)?;
+        for one in all {
+            program.forget_pair(one.pair.near)?;
         }
-        for pair in self.in_use.remove(&application).into_iter().flatten() {
-            let used = Socketed { pair, made: None };
-            match pair.far {
+        for used in self.in_use.remove(&application).into_iter().flatten() {
+            match used.pair.far {
                 0 => self.stock.end(used),
                 _ => self.stock.give_back(used),
             }
@@ -217,7 +217,9 @@ impl Maker for SocketMaker {
     /// ready.
     fn rest(&mut self, used: Vec<Socketed>) -> (Vec<Socketed>, Vec<Socketed>) {
         let (mut rested, mut others) = (Vec::new(), Vec::new());
-        for one in used {
+        for mut one in used {
+            // Of an application that was refused half-way: frames may have come to it.
+            one.made = None;
             match rested.len() < self.wanted {
                 true => rested.push(one),
                 false => others.push(one),

@@ -172,6 +172,28 @@ pub fn interfaces() -> usize {
     std::fs::read_dir("/sys/class/net").unwrap().count()
 }
 
+/// Whether an interface has a program.
+pub fn is_attached(interface: &str) -> bool {
+    let output = Command::new("ip")
+        .args(["link", "show", "dev", interface])
+        .output();
+    String::from_utf8_lossy(&output.unwrap().stdout).contains("prog/xdp id")
+}
+
+/// ip(8), which must succeed.
+pub fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split(' ')).status();
+    assert!(status.unwrap().success(), "ip {arguments}");
+}
+
+/// A daemon that does not begin; what it says.
+pub fn refused(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    text
+}
+
 /// Owned ports, leases aside.
 pub fn owned() -> Vec<(Protocol, Option<std::net::IpAddr>, u16)> {
     let mut owned: Vec<_> = trusted()
