@@ -15,6 +15,7 @@ use aya::EbpfLoader;
 use aya::maps::{Array, DevMap, HashMap, Map, MapData, MapError};
 use aya::programs::Xdp;
 
+use rustix::fs::{StatVfsMountFlags, fstatvfs};
 use tidewall_device::afxdp::Made;
 use tidewall_device::demux::layout::{
     APPLICATIONS, DEPARTURES, PRIVATE_SOCKETS, QUEUES, TraceRecord, WAITING_SOCKETS,
@@ -22,7 +23,9 @@ use tidewall_device::demux::layout::{
 use tidewall_device::demux::{KernelMaps, TrustedTables, programs};
 use tidewall_device::forked::Unshared;
 use tidewall_device::interface::forwards;
-use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, freeze, pin, pinned, set_object};
+use tidewall_sys::bpf::{
+    ArrayMap, create_array, delete_element, freeze, interface_of_link, pin, pinned, set_object,
+};
 
 use crate::XdpMode;
 use crate::daemon::journal::{ENTRY_BYTES, Entry};
@@ -61,9 +64,12 @@ impl PinDirectory {
     ///
     /// # Errors
     /// ResourceBusy where another process has it; Unsupported where it is not in bpffs;
-    /// what the file system reports.
+    /// ReadOnlyFilesystem; what the file system reports.
     pub fn take(path: &Path) -> io::Result<Self> {
         fs::create_dir_all(path).map_err(|error| {
+            if error.kind() == io::ErrorKind::ReadOnlyFilesystem {
+                return read_only(path);
+            }
             let text = format!(
                 "{}: {error} (see: mount -t bpf bpf /sys/fs/bpf)",
                 path.display()
@@ -71,6 +77,12 @@ impl PinDirectory {
             io::Error::new(error.kind(), text)
         })?;
         let directory = File::open(path)?;
+        if fstatvfs(&directory)?
+            .f_flag
+            .contains(StatVfsMountFlags::RDONLY)
+        {
+            return Err(read_only(path));
+        }
         // `BPF_FS_MAGIC` (linux/magic.h).
         if rustix::fs::fstatfs(&directory)?.f_type != 0xcafe_4a11 {
             let text = format!(
@@ -97,6 +109,20 @@ impl PinDirectory {
     /// True where an earlier process left a whole program.
     pub fn is_whole(&self) -> bool {
         self.at(LINK).exists()
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The index of the interface that the program of a whole directory is attached to;
+    /// `None` where that is no more.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn interface(&self) -> io::Result<Option<u32>> {
+        interface_of_link(pinned(&self.at(LINK))?.as_fd())
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -126,6 +152,14 @@ impl PinDirectory {
         self.empty()?;
         fs::remove_dir(&self.path)
     }
+}
+
+fn read_only(path: &Path) -> io::Error {
+    let text = format!(
+        "{} is mounted read-only: mount -o remount,rw /sys/fs/bpf",
+        path.display()
+    );
+    io::Error::new(io::ErrorKind::ReadOnlyFilesystem, text)
 }
 
 /// The driver program, attached and pinned.

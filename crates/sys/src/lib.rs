@@ -14,7 +14,7 @@ pub mod ethtool;
 pub mod bpf {
     //! Maps and names of bpf(2).
     pub use crate::raw_bpf::{
-        ArrayMap, create_array, delete_element, freeze, pin, pinned, set_object,
+        ArrayMap, create_array, delete_element, freeze, interface_of_link, pin, pinned, set_object,
     };
 }
 pub mod interface {

@@ -51,6 +51,8 @@ const BPF_MAP_UPDATE_ELEM: i32 = 2;
 const BPF_MAP_DELETE_ELEM: i32 = 3;
 const BPF_OBJ_PIN: i32 = 6;
 const BPF_OBJ_GET: i32 = 7;
+const BPF_OBJ_GET_INFO_BY_FD: i32 = 15;
+const BPF_LINK_TYPE_XDP: u32 = 6;
 const BPF_MAP_FREEZE: i32 = 22;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
@@ -113,6 +115,30 @@ pub fn create_array(map: &ArrayMap<'_>) -> io::Result<OwnedFd> {
     ];
     // SAFETY: no pointers; the descriptor is owned by nobody else.
     unsafe { bpf(BPF_MAP_CREATE, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// The index of the interface that an XDP link is attached to; `None` of one whose
+/// interface is no more.
+///
+/// # Errors
+/// EINVAL where it is no XDP link.
+pub fn interface_of_link(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    // struct bpf_link_info: type, id, program, and of an XDP link the interface (after a pad).
+    let mut info = [0u32; 8];
+    let length = size_of_val(&info) as u32;
+    let attributes = [
+        pair(link.as_raw_fd() as u32, length),
+        info.as_mut_ptr() as u64,
+    ];
+    // SAFETY: the kernel writes as many bytes to the pointer as are said beside it, which
+    // `info` has.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, attributes) }?;
+    let [kind, _, _, _, interface, ..] = info;
+    match (kind, interface) {
+        (BPF_LINK_TYPE_XDP, 0) => Ok(None),
+        (BPF_LINK_TYPE_XDP, interface) => Ok(Some(interface)),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
 }
 
 /// Has a map changed by the kernel's programs alone from now on, by no process that has it open.

@@ -1,25 +1,22 @@
 //! The device of a manager in direct mode: the pinned driver program, and what of the
 //! host goes with it.
 
+mod holders;
+mod removal;
+
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt,
-};
 use tidewall_device::afxdp::Made;
 use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
     APPLICATIONS, CLASSES, COUNTERS, Class, Counter, DEPARTURES, Protocol, QUEUES,
 };
 use tidewall_device::interface::{driver, is_physical, queue_count, transmit_queue_count};
+use tidewall_sys::interface;
 use tidewall_sys::netlink::{Change, Rtnetlink};
-use tidewall_sys::{interface, option, option_bytes};
 use tidewall_wire::ethernet::MacAddress;
 use zerocopy::FromZeros;
 
@@ -32,7 +29,6 @@ use super::reserved::Reserved;
 use super::slots::Slots;
 use super::{Device, Recovered};
 use crate::XdpMode;
-use crate::domains::pair::Pairs;
 use crate::domains::stock::StockCounters;
 use crate::domains::threaded;
 use crate::pinned::{PinDirectory, PinnedProgram};
@@ -93,12 +89,14 @@ impl DirectDevice {
     /// Takes over what an earlier process has pinned, or loads and attaches the program.
     ///
     /// # Errors
-    /// As [`PinnedProgram::create`] and [`PinnedProgram::adopt`]; ENODEV.
+    /// As [`PinnedProgram::create`] and [`PinnedProgram::adopt`]; `NotFound`, in words, where
+    /// the interface is no more, or has another name now.
     pub fn open(
         directory: PinDirectory,
         interface: &str,
         mode: Option<XdpMode>,
     ) -> io::Result<Self> {
+        let directory = removal::of_interface(directory, interface)?;
         let index = interface::index(interface)?;
         let adopted = directory.is_whole();
         let (program, mode) = match adopted {
@@ -113,7 +111,7 @@ impl DirectDevice {
             }
             false => {
                 let (mut program, mode) = PinnedProgram::create(directory, interface, mode)?;
-                program.set_entry(OWN_ENTRY, &own_entry(mode))?;
+                program.set_entry(OWN_ENTRY, &own_entry(mode, index))?;
                 (program, mode)
             }
         };
@@ -137,7 +135,7 @@ impl DirectDevice {
             interface: interface.to_owned(),
             index,
             mode,
-            namespace: namespace(&interface::any_socket()?)?,
+            namespace: holders::namespace(&interface::any_socket()?)?,
             netlink,
             reserved,
             neighbours,
@@ -353,6 +351,7 @@ impl DirectDevice {
             change => matches!(change, Change::Missed),
         };
         if changes.iter().any(of_link) {
+            self.follow_name();
             self.refresh_link();
             // One that was down has new threads, which forget their priority.
             self.polled = false;
@@ -367,28 +366,36 @@ impl DirectDevice {
         }
     }
 
+    /// An interface may be renamed, up or down. Socket and pins keep its name before.
+    fn follow_name(&mut self) {
+        if let Ok(name) = interface::name(self.index)
+            && name != self.interface
+        {
+            self.queues.rename(&name);
+            if let Some(private) = &mut self.private {
+                private.rename(&name);
+            }
+            self.interface = name;
+        }
+    }
+
+    /// That nothing of these changes was the end of the interface.
+    ///
+    /// # Errors
+    /// `NotFound`, with the cure.
+    pub fn is_there(&self, changes: &[Change]) -> io::Result<()> {
+        let gone = Change::Gone(self.index);
+        let missed = || changes.contains(&Change::Missed) && interface::name(self.index).is_err();
+        match changes.contains(&gone) || missed() {
+            true => Err(removal::no_interface(&self.interface)),
+            false => Ok(()),
+        }
+    }
+
     /// What the kernel says of a descriptor that an application passed; `None` for one
     /// that is no bound TCP or UDP socket.
     pub fn holder(&self, socket: BorrowedFd<'_>) -> Option<HolderFacts> {
-        let number = option(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL).ok()?;
-        let protocol = crate::protocol::transport(u8::try_from(number).ok()?)?;
-        let domain = sockopt::socket_domain(socket).ok()?;
-        if ![AddressFamily::INET, AddressFamily::INET6].contains(&domain) {
-            return None;
-        }
-        let local: SocketAddr = getsockname(socket).ok()?.try_into().ok()?;
-        let shared = sockopt::socket_reuseport(socket).ok()?;
-        let alone = match protocol {
-            Protocol::Tcp => sockopt::socket_acceptconn(socket).ok()?,
-            Protocol::Udp => !sockopt::socket_reuseaddr(socket).ok()?,
-        };
-        Some(HolderFacts {
-            protocol,
-            local,
-            cookie: sockopt::socket_cookie(socket).ok()?,
-            exclusive: alone && !shared,
-            here: namespace(&socket).ok()? == self.namespace,
-        })
+        holders::facts(socket, self.namespace)
     }
 
     /// Queues that the driver program counts on.
@@ -405,46 +412,6 @@ impl DirectDevice {
     /// The interface's name.
     pub fn interface(&self) -> &str {
         &self.interface
-    }
-
-    /// Gives back what an earlier process has pinned and left, if it did.
-    ///
-    /// # Errors
-    /// ResourceBusy where a process has it; as [`DirectDevice::remove`].
-    pub fn remove_left(pins: &Path, name: &str) -> io::Result<()> {
-        if !pins.exists() {
-            return Ok(());
-        }
-        let directory = PinDirectory::take(pins)?;
-        // With an interface went its settings and pairs.
-        match directory.is_whole() && interface::index(name).is_ok() {
-            true => DirectDevice::open(directory, name, None)?.remove(),
-            false => directory.remove(),
-        }
-    }
-
-    /// Detaches the program and gives everything back.
-    ///
-    /// # Errors
-    /// What the kernel reports.
-    pub fn remove(mut self) -> io::Result<()> {
-        self.reserved.set(&[0; 4])?;
-        self.neighbours.clear_all(&mut self.netlink, self.index);
-        self.queues.release(queues::noted(&self.own))?;
-        self.put_back_polling()?;
-        // Before its pairs go.
-        let index = self.index;
-        drop((self.private.take(), self.slots.take()));
-        self.program.remove()?;
-        Pairs::remove_all(index)
-    }
-
-    fn put_back_polling(&mut self) -> io::Result<()> {
-        if let Some(before) = private::noted(&self.own) {
-            threaded::put_back(&self.interface, self.index, before)?;
-            self.note(|own| private::note(own, None))?;
-        }
-        Ok(())
     }
 
     /// What a private application asked for. The queues are no longer polled by their
@@ -509,43 +476,15 @@ fn busy(interface: &str) -> io::Error {
 const NATIVE: u32 = 1;
 const GENERIC: u32 = 2;
 
-fn own_entry(mode: XdpMode) -> Entry {
+fn own_entry(mode: XdpMode, index: u32) -> Entry {
     let mut entry = Entry::free();
     entry.state = ACTIVE;
+    entry.interface = index;
     entry.queues = match mode {
         XdpMode::Native => NATIVE,
         XdpMode::Generic => GENERIC,
     };
     entry
-}
-
-/// The network namespace of a socket.
-fn namespace(socket: &impl AsFd) -> io::Result<u64> {
-    let mut cookie = [0; 8];
-    option_bytes(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie)?;
-    Ok(u64::from_ne_bytes(cookie))
-}
-
-/// Whether a socket can be bound to a port at all addresses.
-fn is_unbound(protocol: Protocol, port: u16) -> io::Result<bool> {
-    let kind = match protocol {
-        Protocol::Tcp => SocketType::STREAM,
-        Protocol::Udp => SocketType::DGRAM,
-    };
-    let flags = SocketFlags::CLOEXEC;
-    // Of both families, where there are both.
-    let (socket, address) = match socket_with(AddressFamily::INET6, kind, flags, None) {
-        Ok(socket) => (socket, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
-        Err(_) => {
-            let socket = socket_with(AddressFamily::INET, kind, flags, None)?;
-            (socket, Ipv4Addr::UNSPECIFIED.into())
-        }
-    };
-    match bind(&socket, &SocketAddr::new(address, port)) {
-        Ok(()) => Ok(true),
-        Err(Errno::ADDRINUSE | Errno::ACCESS) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
 }
 
 impl Device for DirectDevice {
@@ -625,7 +564,7 @@ impl Device for DirectDevice {
 
     fn is_free(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {
         for port in ports {
-            if self.reserved.is_anothers(port) || !is_unbound(protocol, port)? {
+            if self.reserved.is_anothers(port) || !holders::is_unbound(protocol, port)? {
                 return Ok(false);
             }
         }

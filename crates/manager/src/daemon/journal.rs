@@ -47,8 +47,10 @@ pub struct Entry {
     pub threaded_before: u32,
     /// 1: in private mode.
     pub private: u32,
+    /// Of the manager's own: the interface's index; 0 where that was not noted.
+    pub interface: u32,
     /// Zero.
-    pub reserved: [u8; 128],
+    pub reserved: [u8; 124],
 }
 
 const _: () = assert!(size_of::<Entry>() == ENTRY_BYTES);

@@ -85,6 +85,11 @@ impl Private {
         })
     }
 
+    /// The interface has another name.
+    pub(super) fn rename(&mut self, name: &str) {
+        name.clone_into(&mut self.interface);
+    }
+
     /// True if some application has pairs.
     pub(super) fn is_used(&self) -> bool {
         !self.in_use.is_empty()

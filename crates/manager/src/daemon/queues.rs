@@ -92,6 +92,13 @@ impl Queues {
         }
     }
 
+    /// The interface has another name.
+    pub(super) fn rename(&mut self, name: &str) {
+        name.clone_into(&mut self.interface);
+        // It makes queues by the name.
+        self.stock = None;
+    }
+
     /// How the device defers interrupts now.
     pub(super) fn settings(&self) -> Option<Before> {
         let read = |name: &str| {

@@ -163,7 +163,7 @@ impl Server {
     /// says, if that is anything.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// `NotFound` once the interface is no more; what the kernel reports.
     pub fn run(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -213,7 +213,7 @@ impl Server {
                 match data.u64() {
                     STOP => return Ok(()),
                     LISTENER => self.accept(),
-                    CHANGES => self.host_changed(),
+                    CHANGES => self.host_changed()?,
                     METRICS => self.accept_scraper(),
                     number if number & SCRAPER != 0 => self.serve_scraper(number & !SCRAPER),
                     client => self.serve(client),
@@ -238,11 +238,20 @@ impl Server {
         }
     }
 
-    fn host_changed(&mut self) {
+    /// # Errors
+    /// ENODEV, in words, where the interface is no more.
+    fn host_changed(&mut self) -> io::Result<()> {
         let changes = self.changes.changes();
+        let before = self.device.interface().to_owned();
         if let Err(error) = self.device.host_changed(&changes) {
             self.warn("addresses-unknown", &error);
         }
+        if self.device.interface() != before {
+            let now = self.device.interface().to_owned();
+            let values: [(&str, &dyn Display); 2] = [("before", &before), ("now", &now)];
+            self.log.write(Level::Warning, "renamed", &values);
+        }
+        self.device.is_there(&changes)
     }
 
     fn accept(&mut self) {

@@ -1,0 +1,185 @@
+//! What becomes of a daemon whose interface, or the file system of its pins, is not as it
+//! should be: it is said, with what helps.
+
+mod support;
+
+use std::io::ErrorKind;
+use std::process::Command;
+
+use support::*;
+use tidewall_device::demux::layout::Protocol;
+use tidewall_manager::client::Client;
+use tidewall_manager::protocol::{JOIN_PRIVATE, Join, as_text};
+
+#[test]
+fn queues_of_an_interface_that_is_down_are_handed_out() {
+    run("queues_of_an_interface_that_is_down_are_handed_out");
+}
+
+#[test]
+fn a_renamed_interface_is_followed() {
+    run("a_renamed_interface_is_followed");
+}
+
+#[test]
+fn nothing_is_left_of_a_deleted_interface() {
+    run("nothing_is_left_of_a_deleted_interface");
+}
+
+#[test]
+fn bpffs_must_be_there_and_writable() {
+    run("bpffs_must_be_there_and_writable");
+}
+
+const RENAMED: &str = "tw-new";
+
+/// A daemon with private mode, once its pairs are ready.
+fn start_private() -> Daemon {
+    let (daemon, _) = start_with(command().args(["--private", "any"]));
+    wait_until("pairs are ready", || interfaces() == 3 + 2 * (1 + 4));
+    daemon
+}
+
+fn kill(mut daemon: Daemon) {
+    daemon.0.kill().unwrap();
+    daemon.0.wait().unwrap();
+}
+
+fn direct() -> Join {
+    Join { flags: 0, ..join() }
+}
+
+mod inside {
+    use super::*;
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn queues_of_an_interface_that_is_down_are_handed_out() {
+        let (_daemon, _) = start();
+        ip(&format!("link set {INTERFACE} down"));
+        let (_client, handed) = Client::join(&socket(), &direct()).unwrap();
+        assert_eq!(handed.queues.len(), 1);
+        ip(&format!("link set {INTERFACE} up"));
+        assert!(is_attached(INTERFACE));
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_renamed_interface_is_followed() {
+        let daemon = start_private();
+        // Its end is not.
+        ip("link set tw-peer name tw-other");
+        ip(&format!("link set {INTERFACE} down"));
+        ip(&format!("link set {INTERFACE} name {RENAMED}"));
+        ip(&format!("link set {RENAMED} up"));
+        wait_until("it has followed", || {
+            as_text(&client().joined().name) == RENAMED
+        });
+        let private = Join {
+            flags: JOIN_PRIVATE,
+            ..join()
+        };
+        let (client, handed) = Client::join(&socket(), &private).unwrap();
+        assert_eq!((client.joined().mtu, handed.queues.len()), (1500, 1));
+        drop((client, handed));
+        let (client, handed) = loop {
+            // While the private one's end is not heard of.
+            match Client::join(&socket(), &direct()) {
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
+                joined => break joined.unwrap(),
+            }
+        };
+        drop((client, handed));
+        kill(daemon);
+
+        let text = refused(&mut command());
+        assert!(
+            text.contains(&format!("ip link set {RENAMED} name {INTERFACE}")),
+            "{text}"
+        );
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert!(!is_attached(RENAMED));
+        assert!(!pins().exists());
+        assert_eq!(interfaces(), 3);
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn nothing_is_left_of_a_deleted_interface() {
+        let reserved = std::fs::read_to_string(RESERVED).unwrap();
+        let mut daemon = start_private();
+        let application = client();
+        application.lease(Protocol::Udp).unwrap();
+        assert_ne!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
+        ip(&format!("link del {INTERFACE}"));
+        // It has nothing left to do.
+        assert_eq!(daemon.0.wait().unwrap().code(), Some(1));
+        drop(application);
+        let text = refused(&mut command());
+        assert!(
+            text.contains(&format!("there is no interface {INTERFACE}")),
+            "{text}"
+        );
+
+        // Another of that name is taken over from the beginning.
+        let add = format!("link add {INTERFACE} type veth peer name tw-peer");
+        let up = || {
+            ip(&add);
+            ip(&format!("link set {INTERFACE} up"));
+        };
+        up();
+        let (daemon, said) = start();
+        assert!(said.contains("program=attached"), "{said}");
+        assert!(is_attached(INTERFACE));
+        assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
+        assert_eq!(interfaces(), 3);
+        assert_eq!(counters().blocks, 0);
+        client().lease(Protocol::Udp).unwrap();
+        kill(daemon);
+
+        // What went while nobody looked is given back, too.
+        ip(&format!("link del {INTERFACE}"));
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert!(!pins().exists());
+        assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
+        up();
+        drop(start());
+        assert!(command().arg("--remove").status().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn bpffs_must_be_there_and_writable() {
+        let pins_at = |path: &str| {
+            let mut command = Command::new(DAEMON);
+            command.args(["--interface", INTERFACE, "--pins", path]);
+            command
+        };
+        let elsewhere = std::env::temp_dir().join(format!("tw-pins-{}", std::process::id()));
+        let text = refused(&mut pins_at(elsewhere.to_str().unwrap()));
+        let cure = "is not in bpffs: mount -t bpf bpf /sys/fs/bpf";
+        assert!(text.contains(cure), "{text}");
+        assert!(!elsewhere.exists());
+        // A file system in which nobody makes directories.
+        let text = refused(&mut pins_at("/proc/tw-pins"));
+        assert!(text.contains("mount -t bpf bpf /sys/fs/bpf"), "{text}");
+
+        let remount = |how: &str| {
+            let mut mount = Command::new("mount");
+            let mount = mount.arg("-o").arg(format!("remount,{how}"));
+            assert!(mount.arg(directory()).status().unwrap().success());
+        };
+        let is_refused = |command: &mut Command| {
+            remount("ro");
+            let text = refused(command);
+            assert!(text.contains("mount -o remount,rw"), "{text}");
+            remount("rw");
+        };
+        // With nothing there, and with what a daemon has left.
+        is_refused(&mut command());
+        kill(start().0);
+        is_refused(&mut command());
+        is_refused(command().arg("--remove"));
+        assert!(command().arg("--remove").status().unwrap().success());
+    }
+}
