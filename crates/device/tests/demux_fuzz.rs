@@ -5,7 +5,7 @@ mod demux_support;
 use std::time::Duration;
 
 use demux_support::{HASH_KEY, corpus, set_up};
-use tidewall_device::demux::layout::{Counter, Kind, Metadata};
+use tidewall_device::demux::layout::{Counter, Kind, Metadata, PROTOCOL_CIRCUIT};
 use tidewall_device::demux::{Tables, Verdict, classify_host, drive};
 
 /// Counters of which every frame moves exactly one, but for ARP to this host.
@@ -41,10 +41,12 @@ fn check_metadata(metadata: &Metadata, length: usize) {
         end,
         fragment,
         version,
+        protocol,
         ..
     } = *metadata;
     assert!(network < transport && transport <= end && usize::from(end) <= length);
-    assert!(matches!(version, 4 | 6));
+    let of_circuit = usize::from(protocol) == PROTOCOL_CIRCUIT;
+    assert!(matches!(version, 4 | 6) || (version == 0 && of_circuit));
     assert!(fragment == 0 || (version == 6 && network < fragment && fragment < transport));
 }
 
