@@ -333,7 +333,11 @@ impl<'a> Batch<'a> {
         while taken < most {
             let next = {
                 let mut waiting = lock(&circuit.waiting);
-                circuit.next(core, self.queue, shared, &mut waiting)
+                // What was copied out came before what is in the channel.
+                match waiting.outside.is_empty() {
+                    true => circuit.next(core, self.queue, shared, &mut waiting),
+                    false => None,
+                }
             };
             let Some((frame, what)) = next else { break };
             taken += 1;

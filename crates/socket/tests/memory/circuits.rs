@@ -295,6 +295,44 @@ fn a_full_circuit_harms_no_other() {
 }
 
 #[test]
+fn what_is_copied_out_for_want_of_frames_stays_in_order() {
+    // Half of the memory would be enough for one and a half of these channels.
+    let bed = attached_with(LinkConfig {
+        frames: 1024,
+        ..LinkConfig::default()
+    });
+    let circuits: Vec<_> = (0..6).map(|vpi| Circuit { vpi, vci: 100 }).collect();
+    let sockets: Vec<_> = circuits.iter().map(|&it| open(&bed.far, it)).collect();
+    let (quick, slow) = sockets.split_last().unwrap();
+    for socket in slow {
+        socket.set_receive_limit(1000).unwrap();
+    }
+    let mut seen = [0_u32; 5];
+    for round in 0..40_u32 {
+        let numbers = round * 10..round * 10 + 10;
+        for &circuit in &circuits {
+            for n in numbers.clone() {
+                bed.inject(&pdu(circuit, &n.to_be_bytes()));
+            }
+        }
+        let came: Vec<_> = numbers.map(|n| n.to_be_bytes().to_vec()).collect();
+        assert!(all(quick) == came, "round {round}");
+        // Each of the others takes a few of its own, now and then.
+        let turn = round as usize % 5;
+        let _ = slow[turn].recv_batch(8, |received| {
+            assert_eq!(received.payload, seen[turn].to_be_bytes(), "round {round}");
+            seen[turn] += 1;
+        });
+    }
+    assert!(bed.far.snapshot().counters.copied_out > 0);
+    for (socket, next) in slow.iter().zip(seen) {
+        let rest: Vec<_> = (next..400).map(|n| n.to_be_bytes().to_vec()).collect();
+        assert!(all(socket) == rest, "from {next}");
+    }
+    assert_eq!(bed.outstanding(), 0);
+}
+
+#[test]
 fn a_closure_that_panics_costs_no_frame_and_no_credit() {
     let bed = attached_with(LinkConfig {
         frames: 512,
