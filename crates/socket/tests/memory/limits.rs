@@ -101,7 +101,8 @@ fn a_polled_device_receives_into_few_frames_again_and_again() {
         }
     }
     assert_eq!(received, 300 * 64);
-    assert!((64..=512).contains(&used.len()), "{}", used.len());
+    // What the device has, and a burst that is being read.
+    assert!((64..=512 + 64).contains(&used.len()), "{}", used.len());
     assert_eq!(bed.outstanding(), 0);
 }
 
