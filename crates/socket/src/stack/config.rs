@@ -147,6 +147,9 @@ impl EmbeddedConfig {
     ///
     /// Why: a round takes too long for other queues or classes. Wrong: classes below the
     /// first starve.
+    ///
+    /// [`BUDGET_MIN`]: crate::tuning::BUDGET_MIN
+    /// [`BUDGET_MAX`]: crate::tuning::BUDGET_MAX
     #[must_use]
     pub fn budget(mut self, frames: impl Into<Option<u32>>) -> Self {
         self.budget = frames.into();
@@ -158,6 +161,8 @@ impl EmbeddedConfig {
     ///
     /// Why: the ring is large and processor time matters more than latency. Wrong:
     /// `stat`: the ring overflows at rates that the processor bears.
+    ///
+    /// [`INTERVAL_MAX`]: crate::tuning::INTERVAL_MAX
     #[must_use]
     pub fn interrupt_interval(mut self, interval: impl Into<Option<Duration>>) -> Self {
         self.interrupt_interval = interval.into();
