@@ -86,7 +86,7 @@ fn the_kernel_answers_for_a_process_that_has_ended() {
     };
     let tables = program.tables();
     tables.embedded.set_share(SHARE, 1);
-    let full = "v4-udp-small-limit";
+    let full = ["v4-udp-small-limit", "circuit-small-limit"];
     let causes = [
         Counter::ChannelFull,
         Counter::ChannelClosed,
@@ -107,13 +107,17 @@ fn the_kernel_answers_for_a_process_that_has_ended() {
     assert!(living.iter().all(|&count| count > 0), "{living:?}");
     assert!(actions.contains(&TRANSMIT));
     // Full when it dies.
-    assert_eq!(run(&mut program, full).action, DROP);
+    for full in full {
+        assert_eq!(run(&mut program, full).action, DROP);
+    }
 
     close(&mut program, socket);
-    // Datagrams to a full channel ask now and then.
-    let passed = (0..16).position(|_| run(&mut program, full).action == PASS);
-    assert!(passed.is_some());
-    assert_eq!(run(&mut program, full).action, PASS, "and then no more");
+    // What comes to a full channel asks now and then.
+    for full in full {
+        let passed = (0..16).position(|_| run(&mut program, full).action == PASS);
+        assert!(passed.is_some(), "{full}");
+        assert_eq!(run(&mut program, full).action, PASS, "and then no more");
+    }
     let before = causes.map(|cause| counter(&program, cause));
     let (actions, after) = all(&mut program);
     assert!(!actions.contains(&TRANSMIT) && !actions.contains(&REDIRECT));

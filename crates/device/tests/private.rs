@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use aya::maps::{Array, DevMap, HashMap, Map, MapData};
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp};
 use aya::{Ebpf, EbpfLoader};
-use demux_support::{HASH_KEY, Random, af_xdp, corpus, mutate, set_up};
+use demux_support::{HASH_KEY, Random, af_xdp, circuits, corpus, mutate, set_up};
 use tidewall_device::demux::layout::{
     APPLICATIONS, Application, Counter, DEPARTURES, METADATA_LENGTH, Metadata, PRIVATE_SOCKETS,
     Protocol, QUEUES, Sent, WAITING_SOCKETS,
@@ -285,8 +285,12 @@ fn a_table_full_of_anything_gets_an_application_no_other_place() {
         return;
     };
     let mut random = Random(0x5eed_0017);
-    // The ports of the corpus are the other's now.
+    // The ports and circuits of the corpus are the other's now.
     let trusted = &bed.tables.trusted;
+    for (label, _) in circuits() {
+        trusted.disown_circuit(label).unwrap();
+        trusted.own_circuit(label, OTHER).unwrap();
+    }
     for (protocol, address, port, _) in trusted.owned_ports().unwrap() {
         trusted.own_port(protocol, address, port, OTHER).unwrap();
     }

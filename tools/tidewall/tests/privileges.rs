@@ -74,12 +74,13 @@ fn neither_the_kernel_s_btf_nor_bpffs_is_needed() {
     let Some(bed) = Bed::or_skip(name, "q") else {
         return;
     };
-    // What ends it by SIGINT is a clean end of the service.
+    // What ends it by SIGINT is a clean end of the service. In the background timeout(1)
+    // sends the signal a second time, to its group, and a second one ends a service at once.
     let (code, all) = script(
         &bed,
         &format!(
             "mount -t tmpfs tw-empty /sys/kernel || exit 77; umount /sys/fs/bpf 2>/dev/null; \
-             ls /sys/kernel; timeout --preserve-status -s INT 3 {PROGRAM} serve echo --interface {}",
+             ls /sys/kernel; timeout --foreground --preserve-status -s INT 3 {PROGRAM} serve echo --interface {}",
             bed.interface
         ),
     );
