@@ -13,6 +13,7 @@
 //! Read first: docs of `tidewall_socket::snapshot` for what `stat` shows.
 #![deny(unsafe_code)]
 
+mod atm;
 mod blast;
 mod bridge;
 mod doctor;
@@ -57,6 +58,7 @@ enum Command {
     Serve(serve::Arguments),
     Switch(switch::Arguments),
     AcpBridge(bridge::Arguments),
+    Atm(atm::Arguments),
     Run(run::Arguments),
     Load(load::Arguments),
     Blast(blast::Arguments),
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Switch(arguments) => switch::run(&arguments),
         Command::AcpBridge(arguments) => bridge::run(&arguments),
+        Command::Atm(arguments) => atm::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Load(arguments) => load::run(&arguments),
         Command::Blast(arguments) => blast::run(&arguments),
