@@ -9,6 +9,7 @@
 //! then how many it has, and ends with its input.
 
 mod bare;
+mod benchmark;
 mod bridging;
 mod child;
 mod cpu;
@@ -49,6 +50,7 @@ use crate::bridge;
 use crate::system::{Control, System};
 use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 
+pub use benchmark::BenchmarkJob;
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
 pub use forwarding::{ForwardJob, ForwardReport, ForwardSide};
@@ -102,6 +104,8 @@ pub enum Job {
     Splice(SpliceJob),
     /// Run a program of somebody else's at a port.
     Program(Program, u16),
+    /// Run `redis-benchmark`.
+    Benchmark(BenchmarkJob),
     /// Be a transport switch.
     Switch(SwitchJob),
     /// Serve or fetch bulk and objects; true: ahead of whatever else runs on the
@@ -369,6 +373,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Split(job) => splitting::run(&job),
         Job::Splice(job) => splicing::run(&job),
         Job::Program(program, port) => program::run(&program, port),
+        Job::Benchmark(job) => benchmark::run(&job),
         Job::Switch(job) => switching::run(&job),
         Job::Flow(job, ahead) => flows::run(&job, ahead),
         Job::Manager(job) => manager::keep(&job),
