@@ -34,10 +34,11 @@ pub use shared::{Channel, Done, QueueCounters, Shared};
 pub const BATCH: usize = 256;
 
 /// Frames that the device has while it is polled and receives nothing between two polls:
-/// room for what one round may find, and for as many again that its timer brings to a
-/// thread that is late. The device takes frames in the order in which it got them, so as
-/// many are touched in turn: the fewer, the more of them are in the processor's caches.
-const POLLED_FRAMES: usize = 2 * BATCH;
+/// what its timer brings to a thread that is late may fill a channel of the usual length,
+/// and leaves as many for all others. The device takes frames in the order in which it got
+/// them, so as many are touched in turn: the fewer, the more of them are in the processor's
+/// caches.
+const POLLED_FRAMES: usize = 4 * BATCH;
 
 /// Rounds that must find the driver ahead of us before its frames are taken
 /// for lost: a frame in flight on another CPU is not lost yet.
@@ -333,7 +334,9 @@ impl Poller {
     /// One poll of a round.
     fn poll(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
         if interrupt == Interrupt::Masked && !self.device.receives_ahead() {
-            self.refill(POLLED_FRAMES);
+            // What waits in our rings is the device's no more.
+            let waiting = self.not_here(self.shared.driver.counter(Counter::Channel));
+            self.refill(POLLED_FRAMES + usize::try_from(waiting).unwrap_or(0));
         } else {
             self.refill_to_sleep();
         }
@@ -354,6 +357,11 @@ impl Poller {
         })
     }
 
+    /// Of so many frames that the driver has admitted, those that have not arrived here.
+    fn not_here(&self, admitted: u64) -> i64 {
+        admitted.wrapping_sub(self.arrived.wrapping_add(self.written_off)) as i64
+    }
+
     /// Sorts a batch out of the ring. Returns its frames, and how many are missing
     /// ([`Round::missing`]).
     fn sort(&mut self, ready: &mut Vec<u16>) -> (usize, u64) {
@@ -366,8 +374,7 @@ impl Poller {
             .sorted(ready.get(before..).unwrap_or(&[]), frames);
         let mut missing = 0;
         if frames < BATCH {
-            let accounted = self.arrived.wrapping_add(self.written_off);
-            missing = admitted.wrapping_sub(accounted) as i64;
+            missing = self.not_here(admitted);
             if missing <= 0 {
                 self.suspicion = 0;
             } else {
@@ -484,7 +491,7 @@ impl Poller {
         self.refill(if self.device.receives_ahead() {
             usize::MAX
         } else {
-            (self.receive_frames / 4).max(2 * POLLED_FRAMES)
+            (self.receive_frames / 4).max(POLLED_FRAMES)
         });
     }
 

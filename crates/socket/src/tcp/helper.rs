@@ -184,6 +184,9 @@ impl Helper {
                     break;
                 }
             }
+            for queue in &core.receiver.queues {
+                queue.poller.lock().refill_to_sleep();
+            }
         }
         let next = core.tcp.next_timer(core.now());
         Some(next.map_or(LONGEST, |next| next.clamp(TICK, LONGEST)))
