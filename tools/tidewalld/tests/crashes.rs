@@ -68,8 +68,13 @@ fn work(client: &Client, first: u16, done: &AtomicU32, stop: &AtomicBool) -> Vec
         match random.below(4) {
             0 if held.len() < 8 => {
                 let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-                let cookie = client.own_port(Protocol::Udp, &socket).unwrap();
-                held.push((cookie, socket));
+                match client.own_port(Protocol::Udp, &socket) {
+                    Ok(cookie) => held.push((cookie, socket)),
+                    // Another thread closed it while there was no manager, and the next one
+                    // waits for it to be presented.
+                    Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+                    Err(error) => panic!("{error}"),
+                }
             }
             1 if leases.len() < 2 => leases.push(client.lease(Protocol::Tcp).unwrap()),
             2 if !leases.is_empty() => client.return_lease(&leases.remove(0)).unwrap(),

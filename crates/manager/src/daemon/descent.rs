@@ -7,6 +7,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tidewall_sys::peer_process;
 
+/// How often parents are looked at: one that ends in between, as the parent of a daemon does,
+/// leaves its children to the subreaper.
+const LOOKS: usize = 3;
 /// Generations that are looked at; a process with more is taken for a stranger.
 const GENERATIONS: usize = 64;
 
@@ -25,8 +28,11 @@ pub fn descends(connection: impl AsFd, process: u32, from: u32) -> bool {
         // It is gone.
         Err(_) => return false,
     };
-    let all = ancestors(process);
-    all.contains(&from) && ancestors(process) == all && held.is_none_or(lives)
+    let is_descendant = || {
+        let all = ancestors(process);
+        all.contains(&from) && ancestors(process) == all
+    };
+    (0..LOOKS).any(|_| is_descendant()) && held.is_none_or(lives)
 }
 
 const AT_ONCE: Timespec = Timespec {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -342,6 +343,12 @@ impl Server {
         };
         if sent.is_err() || matches!(reply, Reply::Left) {
             self.end(client);
+        }
+        if sent.is_err()
+            && let Reply::Joined(_, parts) = reply
+        {
+            // The last descriptors of sockets that are bound: closing them takes long.
+            let _ = thread::Builder::new().spawn(move || drop(parts));
         }
     }
 

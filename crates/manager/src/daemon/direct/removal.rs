@@ -55,15 +55,22 @@ pub(super) fn of_interface(directory: PinDirectory, name: &str) -> io::Result<Pi
 
 /// With an interface went its settings, but not what is the host's: reserved ports, pairs
 /// and pins.
+///
+/// # Errors
+/// The first of all, after everything was tried.
 fn remove_lost(directory: PinDirectory) -> io::Result<()> {
-    let program = PinnedProgram::adopt(directory)?;
+    let path = directory.path().to_owned();
+    let Ok(program) = PinnedProgram::adopt(directory) else {
+        // Of another version, and of no use.
+        return PinDirectory::take(&path)?.remove();
+    };
     let own = program.entry(OWN_ENTRY)?;
-    Reserved::read(&own.leases[0])?.set(&[0; 4])?;
+    let reserved = Reserved::read(&own.leases[0]).and_then(|mut reserved| reserved.set(&[0; 4]));
     program.remove()?;
-    match own.interface {
-        0 => Ok(()),
-        index => Pairs::remove_all(index),
+    if own.interface != 0 {
+        Pairs::remove_all(own.interface)?;
     }
+    reserved
 }
 
 impl DirectDevice {
