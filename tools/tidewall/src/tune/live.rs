@@ -27,13 +27,14 @@ pub struct Control {
     interval: Option<Duration>,
 }
 
-/// Sets receive control of all stacks of a process.
+/// Sets receive control of all stacks of a process, also where one of them refuses.
 pub fn set(process: u32, wanted: &Control) -> Outcome {
     let request = control::tune_request(&ReceiveControl {
         policy: wanted.policy.unwrap_or_default(),
         budget: wanted.budget,
         interrupt_interval: wanted.interval,
     });
+    let mut refused = Ok(());
     for path in stacks(Some(process))? {
         let answer = control::ask(&path, &request).map_err(|error| asking(process, &error))?;
         if answer.is_empty() {
@@ -45,8 +46,8 @@ pub fn set(process: u32, wanted: &Control) -> Outcome {
                 "{path} answers in another form ({error}); use the tidewall command of the same version"
             ))
         })?;
-        if let Some(refused) = tuned.error {
-            return Err(Failure::usage(format!("process {process}: {refused}")));
+        if let Some(error) = tuned.error {
+            refused = Err(Failure::usage(format!("process {process}: {error}")));
         }
         for (number, queue) in tuned.queues.iter().enumerate() {
             say_line(&format!(
@@ -55,7 +56,7 @@ pub fn set(process: u32, wanted: &Control) -> Outcome {
             ))?;
         }
     }
-    Ok(())
+    refused
 }
 
 fn asking(process: u32, error: &io::Error) -> Failure {
