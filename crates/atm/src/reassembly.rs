@@ -5,8 +5,8 @@
 //! of them hold has a limit: above three quarters of it no PDU is begun (*early packet
 //! discard*, Romanow and Floyd, JSAC 1995), at the limit the PDU that needs more is given
 //! up, and in both cases its further cells are passed over to its last. A PDU that has not
-//! ended after [`Limits::patience`] is given up, so that cells without an end hold memory
-//! for no longer.
+//! ended after [`Limits::patience`] is given up at the next cell of any circuit, or by
+//! [`Reassembly::expire`], so that cells without an end hold memory for no longer.
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem;

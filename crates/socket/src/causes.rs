@@ -123,7 +123,7 @@ impl StackCounters {
                 .filter(|(_, count)| *count > 0)
                 .map(|(name, count)| (name.to_owned(), count))
                 .collect(),
-            circuits: core.atm.counters(),
+            circuits: core.atm.counters(core.now()),
             no_socket: read(&core.causes.no_socket),
             socket_full: read(&core.causes.socket_full),
             icmp_errors: read(&core.causes.icmp_errors),

@@ -29,6 +29,7 @@ use tidewall_wire::ethernet::MacAddress;
 use crate::channels::ChannelSet;
 use crate::ip::routes::Neighbour;
 use crate::lock::{Mutex, lock, rank};
+use crate::readiness::Events;
 use crate::readiness::registration::Handle;
 use crate::stack::{Core, Stack};
 use crate::timeout::Timeout;
@@ -66,10 +67,18 @@ pub(crate) struct Atm {
     /// Open ones. Nothing else is locked with it.
     circuits: Mutex<BTreeMap<Circuit, Arc<CircuitInner>>, rank::Leaf>,
     /// Where they lead.
-    next_hop: Mutex<Option<IpAddr>, rank::Leaf>,
+    next_hop: Mutex<Option<NextHop>, rank::Leaf>,
     /// PDUs that come in parts.
     reassembly: Mutex<Reassembly, rank::Leaf>,
     causes: Causes,
+}
+
+/// Where circuits lead.
+#[derive(Clone, Copy)]
+struct NextHop {
+    address: IpAddr,
+    /// When its link address was last asked for, and not known.
+    unresolved: Option<Instant>,
 }
 
 /// What becomes of frames of circuits that is nothing of AAL5's.
@@ -120,8 +129,10 @@ impl Atm {
     }
 
     /// What happened, by name; only what did.
-    pub(crate) fn counters(&self) -> BTreeMap<String, u64> {
-        let reassembly = lock(&self.reassembly);
+    pub(crate) fn counters(&self, now: Duration) -> BTreeMap<String, u64> {
+        let mut reassembly = lock(&self.reassembly);
+        // Where no further part came.
+        reassembly.expire(now);
         let of_aal5 = DropReason::ALL.map(|reason| (reason.name(), reassembly.dropped(reason)));
         drop(reassembly);
         let own = self.causes.named();
@@ -138,13 +149,29 @@ impl Atm {
     ///
     /// # Errors
     /// ENODEV where there is none; ENETUNREACH for one that the interface does not lead to;
-    /// EAGAIN while its address is looked for.
+    /// EAGAIN while its address is looked for: the routes are asked for it each 5 ms, since
+    /// their questions are few and those of all sockets.
     fn neighbour(&self, core: &Core) -> io::Result<MacAddress> {
         let next_hop = *lock(&self.next_hop);
-        let next_hop = next_hop.ok_or_else(|| errno(libc::ENODEV))?;
-        match lock(&core.ip.routes).neighbour(next_hop, None, Instant::now()) {
+        let NextHop {
+            address,
+            unresolved,
+        } = next_hop.ok_or_else(|| errno(libc::ENODEV))?;
+        let now = Instant::now();
+        let asked = unresolved.map(|at| now.saturating_duration_since(at));
+        if asked.is_some_and(|ago| ago < sending::NEIGHBOUR_LOOK) {
+            return Err(errno(libc::EAGAIN));
+        }
+        let found = lock(&core.ip.routes).neighbour(address, None, now);
+        match found {
             Neighbour::Known { neighbour, .. } => Ok(neighbour),
-            Neighbour::Resolving { .. } => Err(errno(libc::EAGAIN)),
+            Neighbour::Resolving { .. } => {
+                let mut next_hop = lock(&self.next_hop);
+                if let Some(it) = next_hop.as_mut().filter(|it| it.address == address) {
+                    it.unresolved = Some(now);
+                }
+                Err(errno(libc::EAGAIN))
+            }
             Neighbour::Kernel => Err(errno(libc::ENETUNREACH)),
         }
     }
@@ -167,7 +194,10 @@ impl Stack {
         if !core.netdev.owner.is_embedded() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        *lock(&core.atm.next_hop) = Some(next_hop);
+        *lock(&core.atm.next_hop) = Some(NextHop {
+            address: next_hop,
+            unresolved: None,
+        });
         Ok(())
     }
 }
@@ -343,7 +373,7 @@ impl AtmSocket {
         mut attempt: impl FnMut(&Core) -> Option<V>,
     ) -> io::Result<V> {
         let core = self.stack.here()?;
-        let deadline = timeout.map(|timeout| core.instant_now() + timeout);
+        let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
         let mut polled = false;
         core.receiver.poll_if_due(core)?;
         loop {
@@ -364,7 +394,16 @@ impl AtmSocket {
                 continue;
             }
             core.netdev.check()?;
-            if nonblocking {
+            // Frames that yield nothing end an attempt before the last of them. No edge comes
+            // for those that are left, and nobody sleeps while there are any.
+            let left = waiting.has_input();
+            if nonblocking && left {
+                self.inner
+                    .wait_queue
+                    .notify_registrations(Events::DATA_CAME);
+            }
+            let over = || deadline.is_some_and(|it| core.instant_now() >= it);
+            if nonblocking || (left && over()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             polled = false;

@@ -20,6 +20,9 @@ use crate::udp::receive::BETWEEN_LOOKS;
 /// Answers to loopback cells that are kept for who asked.
 const ANSWERS_MAX: usize = 16;
 
+/// Frames that a call takes although they yield nothing, at least.
+const FRAMES_MAX: usize = 128;
+
 /// A payload as it was received.
 #[derive(Clone, Copy, Debug)]
 pub struct AtmReceived<'a> {
@@ -94,7 +97,8 @@ enum Taken {
 }
 
 impl CircuitInner {
-    /// Gives up to `limit` payloads that wait to `each`. Returns how many.
+    /// Gives up to `limit` payloads that wait to `each`. Returns how many: none, too, after so
+    /// many frames without one that the caller is to look at the time.
     pub(super) fn drain(
         &self,
         core: &Core,
@@ -102,6 +106,7 @@ impl CircuitInner {
         each: &mut dyn FnMut(AtmReceived<'_>),
     ) -> usize {
         let mut given = self.drain_outside(core, limit, each);
+        let (mut frames, enough) = (0, limit.max(FRAMES_MAX));
         for (number, queue) in core.receiver.queues.iter().enumerate() {
             while given < limit {
                 let mut most = limit - given;
@@ -111,8 +116,12 @@ impl CircuitInner {
                 let batch = Batch::new(self, number, &queue.shared);
                 let (taken, delivered) = batch.deliver(core, most, each);
                 given += delivered;
+                frames += taken;
                 if taken == 0 {
                     break;
+                }
+                if frames >= enough {
+                    return given;
                 }
                 if given < limit && core.receiver.poll_if_due(core).is_err() {
                     // The next call reports it.
@@ -168,9 +177,11 @@ impl CircuitInner {
                     of_queue += 1;
                 }
             }
-            drop(waiting);
+            // With the circuit locked: who takes one of these payloads gives its credit back,
+            // which must not be before it was taken here.
             shared.give_back(self.id(), done);
             shared.give_credit(self.id(), 0u32.wrapping_sub(of_queue));
+            drop(waiting);
             kept += of_queue;
         }
         core.causes.copied_out(kept.into());
@@ -196,12 +207,15 @@ impl CircuitInner {
             Ok((_, part)) => {
                 waiting.in_parts = !part.header.last;
                 let (now, last) = (core.now(), part.header.last);
-                let mut reassembly = lock(&core.atm.reassembly);
-                match reassembly.part(now, self.circuit, part.bytes, last) {
-                    Ok(Some(pdu)) => {
-                        let received = AtmReceived::new(&pdu, &part.header);
-                        described.trace(core, "delivered", || delivered(&received));
-                        Taken::Reassembled(Owned::copy(&received))
+                // Copied in the statement that holds the lock: nothing else is locked with it,
+                // and a trace locks.
+                let came = lock(&core.atm.reassembly)
+                    .part(now, self.circuit, part.bytes, last)
+                    .map(|pdu| pdu.map(|it| Owned::copy(&AtmReceived::new(&it, &part.header))));
+                match came {
+                    Ok(Some(owned)) => {
+                        described.trace(core, "delivered", || delivered(&owned.borrow()));
+                        Taken::Reassembled(owned)
                     }
                     Ok(None) => Taken::Nothing,
                     Err(reason) => {

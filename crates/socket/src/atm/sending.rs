@@ -24,19 +24,25 @@ const FRAME_TIMEOUT: Duration = Duration::from_millis(100);
 /// apart.
 const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often it looks for that.
-const NEIGHBOUR_LOOK: Duration = Duration::from_millis(5);
+pub(super) const NEIGHBOUR_LOOK: Duration = Duration::from_millis(5);
 
 impl AtmSocket {
     /// Sends one payload. Of an empty one nothing is sent, as by Linux.
     ///
     /// # Errors
-    /// EMSGSIZE over [`AtmOptions::send_max`] bytes; ENETUNREACH where the interface does
+    /// EMSGSIZE over [`AtmOptions::send_max`] bytes, and where a payload needs more frames
+    /// than a queue sends from; ENETUNREACH where the interface does
     /// not lead to the next hop, EHOSTUNREACH where that does not answer; EAGAIN when
     /// nonblocking, and no frame is free or the next hop is still looked for; ENOBUFS when no
     /// frame is free for 100 ms; ENODEV once the interface is no more.
     pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
+        self.send_at(payload, false)
+    }
+
+    /// As [`AtmSocket::send`]. `at_once`: does not wait, whatever the socket is set to.
+    pub(crate) fn send_at(&self, payload: &[u8], at_once: bool) -> io::Result<usize> {
         self.take_pending()?;
-        let sent = self.send_payload(payload)?;
+        let sent = self.send_payload(payload, at_once)?;
         self.flush()?;
         Ok(sent)
     }
@@ -46,7 +52,7 @@ impl AtmSocket {
     /// # Errors
     /// As [`AtmSocket::send`].
     pub fn queue(&self, payload: &[u8]) -> io::Result<()> {
-        self.send_payload(payload).map(drop)
+        self.send_payload(payload, false).map(drop)
     }
 
     /// Sends what was queued.
@@ -57,7 +63,7 @@ impl AtmSocket {
         self.inner.flush(self.stack.here()?)
     }
 
-    fn send_payload(&self, payload: &[u8]) -> io::Result<usize> {
+    fn send_payload(&self, payload: &[u8], at_once: bool) -> io::Result<usize> {
         if payload.is_empty() {
             return Ok(0);
         }
@@ -86,7 +92,7 @@ impl AtmSocket {
                 Some(libc::ENOBUFS) => (FRAME_TIMEOUT, libc::ENOBUFS),
                 _ => return Err(error),
             };
-            if self.is_nonblocking() {
+            if at_once || self.is_nonblocking() {
                 // Nobody says when that ends, which is soon: an edge-triggered caller may
                 // try again.
                 self.inner

@@ -254,7 +254,8 @@ impl OpenFile {
 
     /// `sendmsg`: as [`OpenFile::write`], a datagram to an address if there is
     /// one; a stream ignores it, as Linux's. `flags`: MSG_NOSIGNAL; of a stream
-    /// MSG_DONTWAIT, MSG_MORE, MSG_EOR, MSG_ZEROCOPY; for the kernel's what it knows.
+    /// or a circuit MSG_DONTWAIT; of a stream MSG_MORE, MSG_EOR, MSG_ZEROCOPY; for the
+    /// kernel's what it knows.
     ///
     /// # Errors
     /// As [`OpenFile::write`]; ENOTSOCK; EOPNOTSUPP for other flags; what
@@ -285,7 +286,7 @@ impl OpenFile {
                     return error(libc::EISCONN);
                 }
                 check_flags(flags, 0)?;
-                socket.send(&joined(buffers))
+                socket.send_at(&joined(buffers), flags & MSG_DONTWAIT != 0)
             }
             OpenFile::Kernel(fd) => kernel_calls::send(fd, buffers, destination, flags),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),

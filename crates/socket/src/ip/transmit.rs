@@ -39,6 +39,8 @@ pub(crate) struct Transmitter {
     device: Box<dyn Transmit>,
     memory: FrameMemory,
     free: Vec<Frame>,
+    /// Frames that it began with.
+    pool: usize,
     /// The way back of frames that queues have received, where this one sends those.
     origins: Option<Origin>,
     mac: MacAddress,
@@ -100,6 +102,7 @@ impl Transmitter {
         let mut transmitter = Transmitter {
             device,
             memory,
+            pool: free.len(),
             free,
             origins: None,
             mac,

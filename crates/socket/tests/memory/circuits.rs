@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::Counter;
-use tidewall_device::memory::{LinkConfig, Side};
+use tidewall_device::memory::{LinkConfig, Rings, Side};
 use tidewall_socket::descriptor::{Descriptors, Flags};
 use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::{AtmOptions, AtmSocket, Circuit, Stack};
@@ -412,7 +412,12 @@ fn ping_waits_for_its_answer_and_keeps_what_comes_meanwhile() {
                 let _ = answering.recv(&mut [0; 8]);
             }
         });
-        let pinged = (0..3).map(|_| asking.ping(Duration::from_secs(10)));
+        let patience = [
+            Duration::from_secs(10),
+            Duration::MAX,
+            Duration::from_secs(10),
+        ];
+        let pinged = patience.into_iter().map(|it| asking.ping(it));
         let pinged: Vec<_> = pinged.collect();
         ended.store(true, Ordering::Relaxed);
         assert!(pinged.iter().all(Result::is_ok), "{pinged:?}");
@@ -462,6 +467,104 @@ fn a_circuit_is_a_descriptor_as_other_sockets_are() {
     descriptors.close(fd).unwrap();
     // The circuit went with its last number.
     open(&bed.far, CIRCUIT);
+}
+
+/// Two frames with one PDU.
+fn in_two(payload: &[u8]) -> [Vec<u8>; 2] {
+    let whole = pdu(CIRCUIT, payload);
+    let (head, cells) = whole.split_at(14 + 8);
+    let mut first = [head, &cells[..48]].concat();
+    first[21] &= !4;
+    [first, [head, &cells[48..]].concat()]
+}
+
+#[test]
+fn a_pdu_in_parts_is_traced() {
+    let bed = attached();
+    let far = open(&bed.far, CIRCUIT);
+    bed.tables.trusted.start_trace(u32::MAX);
+    in_two(&bytes(80)).iter().for_each(|part| bed.inject(part));
+    assert_eq!(all(&far), [bytes(80)]);
+    let [first, mut last] = in_two(&bytes(80));
+    last[30] ^= 1;
+    bed.inject(&first);
+    bed.inject(&last);
+    assert!(all(&far).is_empty());
+    assert_eq!(counted(&bed.far), one("aal5-crc", 1));
+    assert_eq!(bed.outstanding(), 0);
+}
+
+#[test]
+fn a_part_without_an_end_is_given_up_when_the_counters_are_read() {
+    let bed = attached();
+    let far = open(&bed.far, CIRCUIT);
+    bed.inject(&in_two(&bytes(80))[0]);
+    assert!(all(&far).is_empty());
+    assert_eq!(counted(&bed.far), BTreeMap::new());
+    bed.advance(Duration::from_secs(1));
+    assert_eq!(counted(&bed.far), one("aal5-timed-out", 1));
+}
+
+#[test]
+fn frames_that_yield_nothing_do_not_hold_a_call() {
+    // None is copied out for want of frames.
+    let bed = attached_with(LinkConfig {
+        frames: 8192,
+        ..LinkConfig::default()
+    });
+    let (far, other) = (open(&bed.far, CIRCUIT), open(&bed.far, OTHER));
+    far.set_receive_limit(1000).unwrap();
+    let ignored = cell(PayloadType::from_bits(6), &[0; 48]);
+    for _ in 0..8 {
+        (0..100).for_each(|_| bed.inject(&ignored));
+        assert!(all(&other).is_empty());
+    }
+    bed.inject(&pdu(CIRCUIT, b"at last"));
+    assert!(all(&other).is_empty());
+    let error = far.recv(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    let ignored = counted(&bed.far);
+    assert!(ignored["oam-ignored"] < 800, "{ignored:?}");
+    assert_eq!(all(&far), [b"at last"]);
+    assert_eq!(counted(&bed.far), one("oam-ignored", 800));
+    assert_eq!(bed.outstanding(), 0);
+}
+
+#[test]
+fn a_send_that_is_not_to_wait_does_not() {
+    let bed = attached_with(LinkConfig {
+        rings: Rings {
+            transmit: 0,
+            ..Rings::default()
+        },
+        ..LinkConfig::default()
+    });
+    let descriptors = Descriptors::new(&bed.near, 16);
+    let bound = AtmSocket::bind(&bed.near, CIRCUIT).unwrap();
+    let fd = descriptors.open(bound, Flags::default()).unwrap();
+    let send = |flags| {
+        let mut sent = (0..2000).map(|_| descriptors.send(fd, b"x", flags));
+        errno(sent.find_map(Result::err).unwrap())
+    };
+    assert_eq!(send(libc::MSG_DONTWAIT), libc::EAGAIN);
+    assert_eq!(send(0), libc::ENOBUFS);
+}
+
+#[test]
+fn a_payload_of_more_frames_than_there_are_is_too_long() {
+    let bed = attached_with(LinkConfig {
+        frames: 64,
+        ..LinkConfig::default()
+    });
+    let options = AtmOptions {
+        send_max: 65_535,
+        receive_max: 65_535,
+    };
+    let near = AtmSocket::bind_with(&bed.near, CIRCUIT, options).unwrap();
+    near.set_nonblocking(true).unwrap();
+    let error = near.send(&bytes(65_535)).unwrap_err();
+    assert_eq!(errno(error), libc::EMSGSIZE);
+    near.send(&bytes(9180)).unwrap();
 }
 
 #[test]

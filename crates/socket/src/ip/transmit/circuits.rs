@@ -16,7 +16,8 @@ impl Transmitter {
     ///
     /// # Errors
     /// ENOBUFS when not all frames for it are free, EMSGSIZE for a payload that AAL5 does
-    /// not take or an MTU that no cell fits into; nothing of it is sent then.
+    /// not take or that needs more frames than there are, or an MTU that no cell fits into;
+    /// nothing of it is sent then.
     pub(crate) fn queue_pdu(
         &mut self,
         neighbour: MacAddress,
@@ -29,7 +30,11 @@ impl Transmitter {
         if in_frame == 0 {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
-        self.reserve(pdu.div_ceil(in_frame))?;
+        let frames = pdu.div_ceil(in_frame);
+        if frames > self.pool {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
+        self.reserve(frames)?;
         let mut so_far = PartialPdu::default();
         while so_far.written() < pdu {
             let length = in_frame.min(pdu - so_far.written());
