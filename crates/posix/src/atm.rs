@@ -1,5 +1,7 @@
 //! Circuits as C programs have them: AF_ATMPVC, and the options of `linux/atm.h`.
 
+use std::ops::RangeInclusive;
+
 use tidewall_socket::{AtmOptions, AtmSocket, Circuit, OpenFile};
 
 use crate::socket::Socket;
@@ -9,6 +11,9 @@ use crate::{Errno, Posix, Result, errno, lock};
 const ANY: i32 = -1;
 /// The number of a stack's one interface.
 const INTERFACE: i16 = 0;
+
+/// The highest path that a circuit's label has a place for.
+const VPI_MAX: u16 = 14;
 
 /// `SO_SETCLP`.
 pub const SO_SETCLP: i32 = 0x4200_0004;
@@ -162,6 +167,15 @@ pub(crate) struct AtmState {
     low_priority: bool,
 }
 
+/// What a number of an address stands for: itself, or all of `any`.
+fn numbers(number: i32, any: RangeInclusive<u16>) -> Result<RangeInclusive<u16>> {
+    match (number, u16::try_from(number)) {
+        (ANY, _) => Ok(any),
+        (_, Ok(one)) => Ok(one..=one),
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}
+
 /// The circuit of an open file, if it is one.
 pub(crate) fn circuit_of(file: &OpenFile) -> Option<&AtmSocket> {
     match file {
@@ -175,7 +189,7 @@ impl Posix {
     ///
     /// # Errors
     /// As Linux: EAFNOSUPPORT for a socket of another family, EBADFD before SO_ATMQOS was
-    /// set, EISCONN when bound, ENODEV for another interface, EPROTOTYPE for another
+    /// set, EISCONN when bound, EINVAL for ATM_ANYCLASS, ENODEV for another interface, EPROTOTYPE for another
     /// adaptation layer than AAL5, EINVAL for what is not in the ranges of
     /// [`PvcAddress`]; what [`AtmSocket::bind`] reports.
     pub fn bind_circuit(&self, fd: i32, address: PvcAddress) -> Result<()> {
@@ -183,30 +197,34 @@ impl Posix {
         if circuit_of(&*self.file(fd)?).is_some() {
             return Err(Errno(libc::EISCONN));
         }
-        let state = lock(&socket.state).atm.clone();
+        let (state, read_timeout) = {
+            let state = lock(&socket.state);
+            (state.atm.clone(), state.options.read_timeout)
+        };
         let qos = state.qos.ok_or(Errno(libc::EBADFD))?;
+        // Of no class in particular: signalling would choose.
+        if [SEND, RECEIVE].map(|at| qos.0[at]).contains(&ANY_CLASS) {
+            return Err(Errno(libc::EINVAL));
+        }
         if ![INTERFACE, ANY as i16].contains(&address.interface) {
             return Err(Errno(libc::ENODEV));
         }
         if ![NO_AAL, AAL5].contains(&qos.0[Qos::AAL]) {
             return Err(Errno(libc::EPROTOTYPE));
         }
-        let (vpi, vci) = (i32::from(address.vpi), address.vci);
-        let vpi = u16::try_from(if vpi == ANY { 0 } else { vpi });
-        let vpi = vpi.map_err(|_| Errno(libc::EINVAL))?;
-        let bind = |vci| AtmSocket::bind_with(self.stack(), Circuit { vpi, vci }, qos.options());
-        let bound = match vci {
-            ANY => (Circuit::FIRST_USER_VCI..=u16::MAX)
-                .map(bind)
-                .find(|bound| match bound {
-                    Err(error) => error.raw_os_error() != Some(libc::EADDRINUSE),
-                    Ok(_) => true,
-                })
-                .ok_or(Errno(libc::EADDRINUSE))?,
-            _ => bind(u16::try_from(vci).map_err(|_| Errno(libc::EINVAL))?),
-        };
-        let bound = bound.map_err(errno)?;
+        let vpis = numbers(address.vpi.into(), 0..=VPI_MAX)?;
+        let vcis = numbers(address.vci, Circuit::FIRST_USER_VCI..=u16::MAX)?;
+        let bound = vpis
+            .flat_map(|vpi| vcis.clone().map(move |vci| Circuit { vpi, vci }))
+            .map(|circuit| AtmSocket::bind_with(self.stack(), circuit, qos.options()))
+            .find(|bound| match bound {
+                Err(error) => error.raw_os_error() != Some(libc::EADDRINUSE),
+                Ok(_) => true,
+            })
+            .ok_or(Errno(libc::EADDRINUSE))?
+            .map_err(errno)?;
         bound.set_low_priority(state.low_priority);
+        bound.set_read_timeout(read_timeout).map_err(errno)?;
         self.replace(fd, bound.into())
     }
 

@@ -49,7 +49,7 @@ pub(crate) struct Options {
     keepalive_on: bool,
     keepalive: Keepalive,
     linger: Option<Duration>,
-    read_timeout: Option<Duration>,
+    pub(crate) read_timeout: Option<Duration>,
     write_timeout: Option<Duration>,
     cork: bool,
     /// Without `TCP_QUICKACK`, which sockets begin with.
@@ -240,7 +240,10 @@ impl Posix {
         if let Some(circuit) = circuit_of(&file) {
             return match (level, option) {
                 (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
-                    circuit.set_read_timeout(timeval(value)?).map_err(errno)
+                    let timeout = timeval(value)?;
+                    circuit.set_read_timeout(timeout).map_err(errno)?;
+                    lock(&socket.state).options.read_timeout = timeout;
+                    Ok(())
                 }
                 _ => Err(Errno(libc::ENOPROTOOPT)),
             };

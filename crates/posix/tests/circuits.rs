@@ -188,6 +188,24 @@ fn calls_fail_as_linux_does() {
             Ok(PvcAddress { vci, ..ADDRESS })
         );
     }
+    // Any path is the first on which the channel is free.
+    for vpi in [1, 2] {
+        let third = socket(&client, SOCK_DGRAM);
+        let any = PvcAddress { vpi: -1, ..ADDRESS };
+        client.bind_circuit(third, any).unwrap();
+        assert_eq!(
+            client.circuit_address(third),
+            Ok(PvcAddress { vpi, ..ADDRESS })
+        );
+    }
+    // Any class is for signalling to choose from.
+    let any_class = client.socket(AF_ATMPVC, SOCK_DGRAM, 5).unwrap();
+    let mut either = with(0, 5);
+    either[40] = 5;
+    let set = client.setsockopt(any_class, SOL_ATM, SO_ATMQOS, &either);
+    set.unwrap();
+    let bound = client.bind_circuit(any_class, ADDRESS);
+    assert_eq!(bound, Err(Errno(libc::EINVAL)));
     // What has no meaning for circuits, and what has none for others.
     let clp = client.setsockopt(fresh, SOL_ATM, SO_SETCLP, &1_i32.to_ne_bytes());
     clp.unwrap();
@@ -199,4 +217,23 @@ fn calls_fail_as_linux_does() {
     let bound = server.bind_circuit(udp, ADDRESS);
     assert_eq!(bound, Err(Errno(libc::EAFNOSUPPORT)));
     assert!(server.setsockopt(udp, SOL_ATM, SO_ATMQOS, &qos(0)).is_err());
+}
+
+#[test]
+fn a_receive_timeout_holds_whenever_it_is_set() {
+    let (client, _server) = processes();
+    client.stack().attach_atm(SERVER.into()).unwrap();
+    let fd = socket(&client, SOCK_DGRAM);
+    let timeout = |microseconds: i64| [0_i64.to_ne_bytes(), microseconds.to_ne_bytes()].concat();
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);
+    let early = client.setsockopt(fd, level, option, &timeout(20_000));
+    early.unwrap();
+    client.bind_circuit(fd, ADDRESS).unwrap();
+    let received = client.recv(fd, &mut [0; 8], 0);
+    assert_eq!(received, Err(Errno(libc::EAGAIN)));
+    let late = client.setsockopt(fd, level, option, &timeout(40_000));
+    late.unwrap();
+    assert_eq!(client.getsockopt(fd, level, option), Ok(timeout(40_000)));
+    let received = client.recv(fd, &mut [0; 8], 0);
+    assert_eq!(received, Err(Errno(libc::EAGAIN)));
 }
