@@ -287,6 +287,9 @@ struct Pinged {
 fn ping(arguments: &PingArguments, stop: &AtomicBool) -> Outcome {
     let end = &arguments.end;
     let socket = end.open(AtmOptions::default().receive_max)?;
+    // Of receiving, not of `ping`.
+    let failed = |error| Failure::io(&format!("receiving on {}", end.circuit), &error);
+    socket.set_nonblocking(true).map_err(failed)?;
     let (mut sent, mut answered) = (0, 0);
     let began = Instant::now();
     while sent < arguments.count {
@@ -295,6 +298,11 @@ fn ping(arguments: &PingArguments, stop: &AtomicBool) -> Outcome {
             break;
         }
         sent += 1;
+        // Payloads that nobody takes would use up the circuit's credit, and an answer be lost.
+        match socket.recv_batch(usize::from(u16::MAX), |_| {}) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(failed(error)),
+            _ => {}
+        }
         let (text, time) = match socket.ping(arguments.timeout) {
             Ok(time) => {
                 answered += 1;
