@@ -60,6 +60,7 @@ enum Source {
     /// The machine's, since then.
     Real(Instant),
     /// Time since any fixed moment; threads sleep in real time.
+    #[cfg_attr(not(any(test, feature = "testutil")), allow(dead_code))]
     Given(Box<dyn Fn() -> Duration + Send + Sync>),
     #[cfg_attr(not(any(test, feature = "testutil")), allow(dead_code))]
     Virtual(Arc<dyn VirtualTime>),
@@ -88,6 +89,7 @@ impl Clock {
     }
 
     /// `clock`: time since any fixed moment.
+    #[cfg(any(test, feature = "testutil"))]
     pub(crate) fn given(clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self::new(Source::Given(Box::new(clock)))
     }
