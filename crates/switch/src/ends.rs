@@ -217,10 +217,12 @@ impl Flow {
         }
         if self.phase != Phase::Open || was != Stage::Open {
             self.forget_end(context, slot);
-            return if self.any(|end| end.stage != Stage::Absent) || self.phase == Phase::Closed {
-                Ok(())
-            } else {
-                Err(Reset::Member)
+            return match self.phase {
+                // What the others have closed may have waited for it.
+                Phase::Open => self.after_departure(context),
+                Phase::Closed => Ok(()),
+                _ if self.any(|end| end.stage != Stage::Absent) => Ok(()),
+                _ => Err(Reset::Member),
             };
         }
         let mut policy = Lost::Reset;

@@ -233,13 +233,12 @@ impl Switch {
         if self.members.iter().any(up) {
             return Err(MemberError::Exists(member.address));
         }
-        let free = |slot: &MemberSlot| !slot.up && slot.connections == 0;
         let fresh = MemberSlot {
             member,
             up: true,
             connections: 0,
         };
-        let slot = match self.members.iter().position(free) {
+        let slot = match (0..self.members.len()).find(|&place| self.is_free(place)) {
             Some(place) => {
                 self.members[place] = fresh;
                 place
@@ -257,7 +256,7 @@ impl Switch {
         }
         for key in self.keys() {
             let takes = self.flow(key).is_some_and(|flow| {
-                flow.phase == Phase::Open
+                flow.phase != Phase::Closed
                     && flow.outbound.fin.is_none()
                     && flow.inbound.fin.is_none()
             });
@@ -268,10 +267,24 @@ impl Switch {
         Ok(MemberId(slot))
     }
 
+    /// No member has the slot, and no connection keeps anything of one that had it: what a dead
+    /// member sent is its slot's until the peer has it.
+    fn is_free(&self, place: usize) -> bool {
+        let unused = |member: &MemberSlot| !member.up && member.connections == 0;
+        let keeps = |(_, flow): (usize, &Flow)| {
+            let end = flow.ends.get(place);
+            end.is_some_and(|end| end.stage != Stage::Absent)
+        };
+        self.members.get(place).is_some_and(unused) && !self.flows.iter().any(keeps)
+    }
+
     /// Removes a member: it gets no more frames, and its connections are closed when it
     /// has acknowledged those that it got and has closed too.
     pub fn remove_member(&mut self, now: Time, id: MemberId, emit: &mut dyn FnMut(Emission)) {
-        self.depart(now, id, emit, |flow, context| flow.drain(context, id.0));
+        self.depart(now, id, emit, |flow, context| {
+            flow.drain(context, id.0)?;
+            flow.look_for_answers(context)
+        });
     }
 
     /// A member is dead, as a health check says: its connections are reset, and its
@@ -447,18 +460,38 @@ impl Switch {
         self.forget_gone();
     }
 
-    /// Makes room by forgetting the connection that was closed longest ago.
-    pub(crate) fn evict_closed(&mut self) -> bool {
+    /// The connection that was closed longest ago, and is not of `closed` from now on.
+    fn pop_closed(&mut self) -> Option<u32> {
         while let Some((key, generation)) = self.closed.pop_front() {
-            if self
-                .flow(key)
-                .is_some_and(|flow| flow.generation == generation)
-            {
-                self.remove(key);
-                return true;
+            let flow = self.flow(key);
+            if flow.is_some_and(|flow| flow.generation == generation) {
+                return Some(key);
             }
         }
-        false
+        None
+    }
+
+    /// Makes room by forgetting the connection that was closed longest ago.
+    pub(crate) fn evict_closed(&mut self) -> bool {
+        let oldest = self.pop_closed();
+        oldest.inspect(|&key| self.remove(key)).is_some()
+    }
+
+    /// The four-tuple to a member of the connection that was closed longest ago and has one,
+    /// which is forgotten for it, with those before.
+    fn tuple_of_closed(&mut self, slot: u8) -> Option<FourTuple> {
+        let member = self.members.get(usize::from(slot))?.member;
+        while let Some(key) = self.pop_closed() {
+            let end = self.flow(key)?.ends.get(usize::from(slot));
+            let tuple = end.and_then(|end| end.tuple);
+            self.remove(key);
+            if let Some(tuple) = tuple
+                && (tuple.local.ip(), tuple.remote) == (member.local, member.address)
+            {
+                return Some(tuple);
+            }
+        }
+        None
     }
 
     /// Begins a connection to a member; false if there is no port for it.
@@ -469,7 +502,8 @@ impl Switch {
         slot: u8,
         emit: &mut dyn FnMut(Emission),
     ) -> bool {
-        let Some(tuple) = self.free_tuple(key, slot) else {
+        let free = self.free_tuple(key, slot);
+        let Some(tuple) = free.or_else(|| self.tuple_of_closed(slot)) else {
             self.counters.dropped_table_full += 1;
             return false;
         };

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidewall_switch::Phase;
 use tidewall_switch::modules::Lost;
+use tidewall_switch::{Config, Emission, FlowInfo, MemberId, Phase};
 use tidewall_wire::tcp::{Flags, Options};
 
 use super::bed::{Bed, config, delayed, round_robin};
@@ -162,7 +162,7 @@ fn a_flood_is_answered_with_cookies_and_a_peer_gets_through() {
 }
 
 #[test]
-fn the_table_of_connections_is_bounded_and_lingering_ones_give_way() {
+fn the_table_of_connections_is_bounded() {
     let mut config = config();
     config.connections_max = 4;
     let mut raw = Raw::new(config, round_robin(Lost::Reset), 1);
@@ -171,4 +171,93 @@ fn the_table_of_connections_is_bounded_and_lingering_ones_give_way() {
     }
     assert_eq!(raw.switch.len(), 4);
     assert_eq!(raw.switch.counters().dropped_table_full, 6);
+}
+
+/// A connection that both ends have closed, and is remembered.
+fn closed(config: Config) -> Raw {
+    let mut raw = Raw::open_with(config, round_robin(Lost::Reset), 1);
+    raw.peer(1, 1, Flags::ACK | Flags::FIN, &[]);
+    raw.member(0, 1, 2, Flags::ACK | Flags::FIN, &[]);
+    raw.peer(2, 2, Flags::ACK, &[]);
+    assert!(raw.switch.flows().all(|flow| flow.phase == Phase::Closed));
+    assert_eq!(raw.switch.len(), 1);
+    raw
+}
+
+#[test]
+fn what_has_ended_gives_way_to_what_begins() {
+    let next = SocketAddr::from(([203, 0, 113, 1], 1));
+    let mut few = config();
+    few.connections_max = 1;
+    // Or the one port towards members.
+    let mut one = config();
+    one.ports = 40_000..=40_000;
+    for config in [few, one] {
+        let mut raw = closed(config);
+        let first = raw.members[0].0;
+        let syns = raw.syn_from(next);
+        assert_eq!(syns.len(), 1);
+        assert_eq!(syns[0].flow.remote, first.remote);
+        assert_eq!(raw.switch.counters().dropped_table_full, 0);
+        assert_eq!(raw.switch.len(), 1);
+        assert!(raw.switch.flows().all(|flow| flow.peer.remote == next));
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_member_that_was_removed_before_it_answered() {
+    let mut raw = Raw::new(config(), round_robin(Lost::Reset), 2);
+    let syns = raw.syn(syn_options());
+    assert_eq!(raw.answer_one(&syns[0], syn_options()), []);
+    let mut emissions = Vec::new();
+    let now = raw.now;
+    raw.switch
+        .remove_member(now, MemberId(1), &mut |emission| emissions.push(emission));
+    let answers = emissions.iter().filter(|it| it.flow == raw.peer);
+    let flags: Vec<_> = answers.map(|answer| answer.header.flags).collect();
+    assert_eq!(flags, [Flags::SYN | Flags::ACK]);
+}
+
+#[test]
+fn a_member_that_is_added_during_a_handshake_takes_part() {
+    let mut raw = Raw::new(config(), round_robin(Lost::Reset), 1);
+    let first = raw.syn(syn_options());
+    let second = raw.add_member(2);
+    assert_eq!(second.len(), 1);
+    assert_eq!(
+        raw.answer_one(&first[0], syn_options()),
+        [],
+        "both are asked"
+    );
+    assert_eq!(raw.answer_one(&second[0], syn_options()).len(), 1);
+    // The peer is answered, and waits for nobody any more.
+    let third = raw.add_member(3);
+    assert_eq!(third.len(), 1);
+    let opened = raw.peer(1, 1, Flags::ACK, &[]);
+    assert_eq!(opened.len(), 2);
+    let opened = raw.answer_one(&third[0], syn_options());
+    assert_eq!(raw.to_member(2, &opened).len(), 1);
+    let open = |flow: FlowInfo| flow.members.iter().filter(|member| member.open).count();
+    assert_eq!(raw.switch.flows().map(open).sum::<usize>(), 3);
+}
+
+#[test]
+fn an_end_waits_for_a_silent_member_as_long_as_that_is_asked() {
+    let mut raw = Raw::open(1);
+    assert_eq!(raw.add_member(2).len(), 1);
+    let to_peer = |raw: &Raw, emissions: &[Emission]| {
+        let ends = |it: &&Emission| it.flow == raw.peer && it.header.flags.contains(Flags::FIN);
+        emissions.iter().filter(ends).count()
+    };
+    let fin = raw.member(0, 1, 1, Flags::ACK | Flags::FIN, &[]);
+    assert_eq!(to_peer(&raw, &fin), 0);
+    let begun = raw.now;
+    loop {
+        let due = raw.switch.next_deadline().expect("a SYN to repeat");
+        let sent = raw.poll(due);
+        if to_peer(&raw, &sent) > 0 {
+            break;
+        }
+        assert!(raw.now < begun + 100 * SECOND);
+    }
 }

@@ -280,7 +280,8 @@ fn what_may_not_be_sent_again_reaches_one_member_once() {
 
 /// As `any_ensemble`, and members answer. What a dead member owed the peer is made up for or the
 /// connection is reset: the peer never stands still, and never gets what is not a
-/// reply, or one twice without its frame having been sent twice.
+/// reply, or one twice without its frame having been sent twice. Members that come meanwhile
+/// have nothing to do with what those owe.
 fn any_ensemble_that_answers(seed: u64) {
     let mut random = Random::new(seed);
     let impairment = lossy(&mut random);
@@ -294,20 +295,24 @@ fn any_ensemble_that_answers(seed: u64) {
         .map(|number| frame(number, 4 + random.below(500) as usize))
         .collect();
     let mut next = 0;
-    let mut killed = false;
+    let kills = 1 + random.below(2) as usize;
+    let (mut killed, mut come) = (0, random.below(3));
     bed.run_until(Duration::from_secs(900), |bed| {
         while next < sent.len() && bed.got() + 40 > next {
             bed.peer.write(&sent[next]);
             next += 1;
         }
-        if !killed && next > 60 && random.chance(0.05) {
-            killed = true;
-            bed.kill(1);
+        if killed < kills && next > 60 && random.chance(0.05) {
+            killed += 1;
+            bed.kill(killed);
         }
-        let owed = bed
-            .switch
-            .flows()
-            .any(|flow| flow.members.len() > 2 && killed);
+        if killed > 0 && come > 0 && random.chance(0.2) {
+            come -= 1;
+            let added = bed.add_member();
+            bed.hosts[added].echoes = true;
+        }
+        let owed = killed > 0
+            && (bed.switch.flows()).any(|flow| flow.members.iter().any(|member| !member.open));
         let done = next == sent.len() && bed.peer.is_done() && !owed;
         let answered = |host: &super::bed::Host| {
             !host.alive || host.connections.values().all(super::end::End::is_done)
@@ -329,10 +334,9 @@ fn any_ensemble_that_answers(seed: u64) {
         return;
     }
     assert_eq!(bed.peer.state, State::Open);
-    // A reply is missing only where its frame reached the dead member.
-    let dead: Vec<_> = bed.hosts[1]
-        .connections
-        .values()
+    // A reply is missing only where its frame reached a dead member.
+    let dead: Vec<_> = (bed.hosts.iter().filter(|host| !host.alive))
+        .flat_map(|host| host.connections.values())
         .flat_map(|end| &end.got)
         .collect();
     for (frame, _) in sent.iter().zip(&seen).filter(|(_, count)| **count == 0) {

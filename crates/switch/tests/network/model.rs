@@ -1,6 +1,6 @@
 //! What the switch may do, from the outside: checked at each of its segments.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use tidewall_protocol::tcp::FourTuple;
 use tidewall_switch::{Emission, Payload};
@@ -111,8 +111,9 @@ pub struct Model {
     /// Places where null frames are to come instead.
     former: Vec<Given>,
     peer_initial: u32,
-    /// Where frames begin that a dead member left.
-    orphans: BTreeSet<u32>,
+    /// What is acknowledged to the peer, and where its FIN is; counted from its SYN.
+    through: u32,
+    peer_fin: Option<u32>,
     /// By where the frame begins, counted from the peer's SYN.
     taken: HashMap<u32, Taken>,
     /// Frames that a member had acknowledged when it died: where they begin, their lengths.
@@ -126,14 +127,13 @@ impl Model {
     /// Connections to a member that died. What it has not acknowledged may go elsewhere, and
     /// is not acknowledged to the peer before it did.
     pub fn kill(&mut self, connections: &[FourTuple]) {
-        let (acked, orphans) = (&self.acked, &mut self.orphans);
+        let acked = &self.acked;
         let finished = &mut self.finished;
         self.given.retain(|&csn, given| {
             let dies = connections.contains(&given.member);
             if dies && given.is_acknowledged(acked) {
                 finished.insert(csn, given.length);
             } else if dies {
-                orphans.insert(csn);
                 self.taken.entry(csn).or_default().dead += 1;
             }
             !dies
@@ -172,6 +172,13 @@ impl Model {
         }
         if from_peer {
             self.peer = Some(packet.flow);
+            if packet.header.flags.contains(Flags::FIN) {
+                let end = packet
+                    .header
+                    .sequence
+                    .wrapping_add(packet.payload.len() as u32);
+                self.peer_fin = Some(end.wrapping_sub(self.peer_initial));
+            }
         }
         if !from_peer && packet.header.flags.contains(Flags::ACK) {
             let ack = packet.header.acknowledgment;
@@ -302,7 +309,6 @@ impl Model {
     /// Each frame is at exactly one member, at one place.
     fn given_to_member(&mut self, csn: u32, member: FourTuple, lsn: u32, length: u32) {
         let at = csn.wrapping_sub(self.peer_initial);
-        self.orphans.remove(&at);
         if let Some(before) = self.given.remove(&at) {
             if self.resends && (before.member, before.lsn) != (member, lsn) {
                 self.take_from_living(at);
@@ -325,23 +331,28 @@ impl Model {
         );
     }
 
-    /// No acknowledgment above what each frame's member has acknowledged.
+    /// No acknowledgment above what each frame's member has acknowledged, nor of what no member
+    /// was given.
     fn acknowledge_to_peer(&mut self, ack: u32) {
         let acknowledged = ack.wrapping_sub(self.peer_initial);
-        while let Some(first) = self.given.first_entry()
-            && *first.key() < acknowledged
-        {
-            let (csn, given) = first.remove_entry();
-            assert!(
-                given.is_acknowledged(&self.acked),
-                "frame {csn} is acknowledged to the peer, and not by {:?}",
-                given.member
-            );
+        while self.through < acknowledged {
+            let at = self.through;
+            self.through += if let Some(given) = self.given.remove(&at) {
+                assert!(
+                    given.is_acknowledged(&self.acked),
+                    "frame {at} is acknowledged to the peer, and not by {:?}",
+                    given.member
+                );
+                given.length
+            } else if let Some(&length) = self.finished.get(&at) {
+                length
+            } else {
+                assert!(
+                    at == 0 || self.peer_fin == Some(at),
+                    "{at} is acknowledged to the peer, and no member was given it"
+                );
+                1
+            };
         }
-        let orphan = self.orphans.first().filter(|&&csn| csn < acknowledged);
-        assert_eq!(
-            orphan, None,
-            "acknowledged to the peer, and to nobody given"
-        );
     }
 }

@@ -52,19 +52,9 @@ impl Raw {
         module: impl FnMut() -> Box<dyn Module> + Send + 'static,
         members: usize,
     ) -> Self {
-        let mut switch = Switch::new(config, secrets(), Box::new(module)).expect("a configuration");
-        for number in 1..=members {
-            let member = Member {
-                address: format!("10.0.1.{number}:6379").parse().expect("an address"),
-                local: SWITCH.parse().expect("an address"),
-            };
-            switch
-                .add_member(Duration::ZERO, member, &mut |_| panic!("no connection yet"))
-                .expect("a member");
-        }
-        Self {
+        let mut raw = Self {
             now: Duration::from_secs(1),
-            switch,
+            switch: Switch::new(config, secrets(), Box::new(module)).expect("a configuration"),
             peer: FourTuple {
                 local: VIRTUAL.parse().expect("an address"),
                 remote: PEER.parse().expect("an address"),
@@ -73,7 +63,23 @@ impl Raw {
             isn: 0,
             window: WINDOW,
             sack: Vec::new(),
+        };
+        for number in 1..=members {
+            assert_eq!(raw.add_member(number), [], "no connection yet");
         }
+        raw
+    }
+
+    pub fn add_member(&mut self, number: usize) -> Vec<Emission> {
+        let member = Member {
+            address: format!("10.0.1.{number}:6379").parse().expect("an address"),
+            local: SWITCH.parse().expect("an address"),
+        };
+        let mut emissions = Vec::new();
+        self.switch
+            .add_member(self.now, member, &mut |emission| emissions.push(emission))
+            .expect("a member");
+        emissions
     }
 
     /// With an open connection.
