@@ -4,7 +4,8 @@
 //! interrupt. The kernel's own traffic pays for it, since after each of its frames the
 //! next one waits for the timer: a forwarded TCP stream keeps 0.6 of its throughput
 //! (docs/decisions.md). So interrupts are deferred while frames of ours come, and not
-//! while few come beside many of the kernel's.
+//! while few come beside many of the kernel's. They stay deferred while most of what
+//! comes for the kernel is dropped beyond its rates: the interrupts would be a flood's.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -76,15 +77,60 @@ impl Deferral {
 #[derive(Debug)]
 pub(crate) struct DeferralWatch {
     next: Option<Instant>,
-    /// Ours, and what the driver gave to the kernel, at the last look.
-    frames: [u64; 2],
+    /// At the last look.
+    frames: Frames,
+}
+
+/// Frames that the driver has seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Frames {
+    ours: u64,
+    /// Given to the kernel, and dropped for want of a token of their class.
+    passed: u64,
+    dropped: u64,
+}
+
+impl Frames {
+    fn of(core: &Core) -> Self {
+        let mut sums = Frames::default();
+        for queue in &core.receiver.queues {
+            let driver = queue.shared.driver();
+            for counter in [Counter::Channel, Counter::ChannelFull] {
+                sums.ours = sums.ours.wrapping_add(driver.counter(counter));
+            }
+            for class in Class::ALL {
+                let counts = driver.class(class);
+                sums.passed = sums.passed.wrapping_add(counts.passed);
+                sums.dropped = sums.dropped.wrapping_add(counts.dropped);
+            }
+        }
+        sums
+    }
+
+    fn since(self, before: Self) -> Self {
+        Frames {
+            ours: self.ours.wrapping_sub(before.ours),
+            passed: self.passed.wrapping_sub(before.passed),
+            dropped: self.dropped.wrapping_sub(before.dropped),
+        }
+    }
+
+    /// How many of ours the kernel's are worth: where fewer come, the interrupt is its.
+    /// None, while most of what comes for it is a flood that the driver program drops.
+    fn worth(self) -> u64 {
+        if self.dropped > self.passed {
+            0
+        } else {
+            self.passed / KERNELS
+        }
+    }
 }
 
 impl DeferralWatch {
     pub(crate) fn new() -> Self {
         DeferralWatch {
             next: Some(Instant::now() + LOOK_EVERY),
-            frames: [0; 2],
+            frames: Frames::default(),
         }
     }
 
@@ -105,37 +151,22 @@ impl DeferralWatch {
             return;
         }
         let deferral = &core.receiver.deferral;
-        let frames = frames(core);
-        let before = std::mem::replace(&mut self.frames, frames);
-        let [ours, kernels] = std::array::from_fn(|of| frames[of].wrapping_sub(before[of]));
+        let frames = Frames::of(core);
+        let came = frames.since(std::mem::replace(&mut self.frames, frames));
         if self.next.is_some() {
             let few = core.receiver.waiting() == Waiting::Sleep(Duration::ZERO)
-                && kernels > ours * KERNELS;
+                && came.ours < came.worth();
             if let Some(queue) = core.receiver.queues.first()
                 && deferral.is_on()
-                && (ours == 0 || few)
+                && (came.ours == 0 || few)
             {
                 deferral.set(false, &mut queue.poller.lock());
             }
             deferral.frames.store(0, Ordering::Relaxed);
-            let needed = (kernels / KERNELS).max(1);
+            let needed = came.worth().max(1);
             deferral.needed.store(needed, Ordering::Relaxed);
         }
         let looks = deferral.is_on() || deferral.needed.load(Ordering::Relaxed) > 1;
         self.next = looks.then(|| now + LOOK_EVERY);
     }
-}
-
-fn frames(core: &Core) -> [u64; 2] {
-    let mut sums = [0u64; 2];
-    for queue in &core.receiver.queues {
-        let driver = queue.shared.driver();
-        for counter in [Counter::Channel, Counter::ChannelFull] {
-            sums[0] = sums[0].wrapping_add(driver.counter(counter));
-        }
-        for class in Class::ALL {
-            sums[1] = sums[1].wrapping_add(driver.class(class).passed);
-        }
-    }
-    sums
 }

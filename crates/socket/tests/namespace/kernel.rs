@@ -65,7 +65,7 @@ pub fn localhost_reaches_the_same_socket() {
 
 /// Sends datagrams from the peer as fast as the kernel does for `time`, with
 /// a rest after every 64.
-fn flood(port: u16, time: Duration) -> std::thread::JoinHandle<u64> {
+pub fn flood(port: u16, time: Duration) -> std::thread::JoinHandle<u64> {
     spawn_in_peer(move || {
         let socket = KernelSocket::bind(at(PEER4, 0)).unwrap();
         let end = Instant::now() + time;

@@ -13,7 +13,7 @@ use tidewall_socket::snapshot::StackSnapshot;
 use tidewall_socket::tuning::Architecture;
 use tidewall_socket::{EmbeddedConfig, Stack, TcpListener, UdpSocket};
 
-use super::kernel::peer_index;
+use super::kernel::{flood, peer_index};
 use super::raw_system::Packets;
 use super::support::*;
 
@@ -188,6 +188,35 @@ pub fn interrupts_are_deferred_while_frames_come() {
     drop(stack);
     assert_eq!(knobs(), ["3\n", "7000\n"]);
     set(["0", "0"]);
+}
+
+/// What comes beyond the kernel's rates takes the interrupt from nobody: the driver
+/// would be polled in softirq for each frame of the flood.
+pub fn interrupts_stay_deferred_beside_a_flood_at_the_kernel() {
+    let stack = stack();
+    let echo = Echo::start(&stack, SERVICE);
+    let peer = peer_socket(PEER4);
+    peer.set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    let flood = flood(SERVICE + 1, Duration::from_secs(1));
+    let (mut looks, mut deferred) = (0, 0);
+    let mut began = false;
+    while !flood.is_finished() {
+        // Far less often than the kernel gets a frame.
+        ask_once(&peer, at(HERE4, SERVICE), b"hello");
+        std::thread::sleep(Duration::from_millis(10));
+        let is_deferred = stack.snapshot().deferred;
+        began |= is_deferred;
+        if began {
+            looks += 1;
+            deferred += u32::from(is_deferred);
+        }
+    }
+    flood.join().unwrap();
+    let (passed, dropped) = stack.snapshot().queues[0].kernel["udp"];
+    echo.finish();
+    assert!(dropped > 2 * passed, "{dropped} beside {passed}: no flood");
+    assert!(looks > 10 && deferred == looks, "{deferred} of {looks}");
 }
 
 pub fn its_own_interface_goes_down_and_up_and_is_polled_again() {

@@ -92,6 +92,7 @@ system_tests! {
     life::stacks_can_follow_each_other_at_once on 2,
     life::an_interface_that_goes_down_comes_back on 1,
     life::interrupts_are_deferred_while_frames_come on 1,
+    life::interrupts_stay_deferred_beside_a_flood_at_the_kernel on 1,
     life::its_own_interface_goes_down_and_up_and_is_polled_again on 2,
     life::addresses_added_later_are_its_own on 1,
     life::its_link_address_is_followed on 1,
