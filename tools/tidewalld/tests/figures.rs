@@ -11,7 +11,8 @@ use support::*;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_manager::client::Client;
-use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
+use tidewall_manager::connection::Connection;
+use tidewall_manager::protocol::{Answer, JOIN_PRIVATE, Join, Request};
 
 /// How often what changes nothing is asked.
 const REQUESTS: usize = 2_000;
@@ -22,6 +23,9 @@ const DOMAINS: u32 = 100;
 const CONNECTIONS: u32 = 100_000;
 /// How often an application is made.
 const JOINS: usize = 50;
+/// The same with queues, and how long nobody asks for anything before each.
+const QUEUE_JOINS: usize = 20;
+const IDLE: Duration = Duration::from_millis(300);
 
 #[test]
 #[ignore = "prints figures, and judges nothing"]
@@ -32,14 +36,19 @@ fn a_manager_costs() {
 /// Prints quantiles of what a request takes, and the daemon's part in it.
 fn report(what: &str, daemon: u32, times: usize, mut request: impl FnMut(usize)) {
     let before = processor_time(daemon);
-    let mut took: Vec<Duration> = (0..times)
+    let took: Vec<Duration> = (0..times)
         .map(|number| {
             let start = Instant::now();
             request(number);
             start.elapsed()
         })
         .collect();
-    let on_processor = (processor_time(daemon) - before) / times as u32;
+    print(what, took, processor_time(daemon) - before);
+}
+
+fn print(what: &str, mut took: Vec<Duration>, processor_time: Duration) {
+    let times = took.len();
+    let on_processor = processor_time / times as u32;
     took.sort();
     let quantile = |percent: usize| took[(times - 1) * percent / 100];
     println!(
@@ -48,6 +57,35 @@ fn report(what: &str, daemon: u32, times: usize, mut request: impl FnMut(usize))
         quantile(99),
         quantile(100),
     );
+}
+
+/// Prints the manager's part of joining, with all queues of a device that nobody has had for
+/// a while: from the request to the last message of the answer.
+fn report_joins(daemon: u32) {
+    let (mut took, mut on_processor) = (Vec::new(), Duration::ZERO);
+    let mut tries = 0;
+    while took.len() < QUEUE_JOINS {
+        tries += 1;
+        assert!(tries <= 2 * QUEUE_JOINS, "the queues are not free");
+        let connection = Connection::connect(&socket()).unwrap();
+        let join = Request::Join(Join { flags: 0, ..join() });
+        // The kernel has let go of the queue, and what is taken is ready again.
+        std::thread::sleep(IDLE);
+        let before = processor_time(daemon);
+        let start = Instant::now();
+        connection.send(&join.emit(1), &[]).unwrap();
+        let receive = || connection.receive().unwrap().unwrap();
+        let mut received = vec![receive()];
+        let Ok((_, Answer::Joined(joined))) = Answer::parse(&received[0].bytes) else {
+            continue;
+        };
+        received.extend((0..joined.queues).map(|_| receive()));
+        took.push(start.elapsed());
+        // While it is charged with what it does after that.
+        std::thread::sleep(IDLE / 10);
+        on_processor += processor_time(daemon) - before;
+    }
+    print("an application joined, with queues", took, on_processor);
 }
 
 mod inside {
@@ -73,6 +111,8 @@ mod inside {
             drop(client);
         });
         wait_until("they are gone", || counters().applications == 0);
+        report_joins(process);
+        wait_until("it is gone", || counters().applications == 0);
         let one = client();
         let listeners: Vec<TcpListener> = (0..LISTENERS)
             .map(|number| TcpListener::bind(("0.0.0.0", 7_001 + number as u16)).unwrap())

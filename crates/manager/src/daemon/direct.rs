@@ -20,6 +20,7 @@ use tidewall_sys::netlink::{Change, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 use zerocopy::FromZeros;
 
+use super::closing::close_elsewhere;
 use super::journal::{ACTIVE, Entry, FREE};
 use super::neighbours::Neighbours;
 use super::ports::{HolderFacts, PortKey};
@@ -446,7 +447,15 @@ impl DirectDevice {
             return Err(busy(&self.interface));
         }
         let made = self.queues.make(application, join, self.mode)?;
-        for queue in &made {
+        if let Err(error) = self.enter_queues(application, &made) {
+            close_elsewhere(made);
+            return Err(error);
+        }
+        Ok(made)
+    }
+
+    fn enter_queues(&mut self, application: u16, made: &[Made]) -> io::Result<()> {
+        for queue in made {
             self.program.set_queue(application, queue)?;
         }
         if !made.is_empty() {
@@ -460,7 +469,14 @@ impl DirectDevice {
                 self.queues.defer(before);
             }
         }
-        Ok(made)
+        Ok(())
+    }
+
+    /// The maps of an application.
+    fn maps(&mut self, application: u16) -> io::Result<(OwnedFd, OwnedFd)> {
+        let slots = self.slots.as_mut().ok_or(io::ErrorKind::ResourceBusy)?;
+        let counters = self.program.queues().try_clone_to_owned()?;
+        Ok((slots.hand_out(application)?, counters))
     }
 }
 
@@ -521,10 +537,16 @@ impl Device for DirectDevice {
             true => self.make_private(application, join)?,
             false => self.make_queues(application, join)?,
         };
-        let slots = self.slots.as_mut().ok_or(io::ErrorKind::ResourceBusy)?;
+        let (tables, counters) = match self.maps(application) {
+            Ok(maps) => maps,
+            Err(error) => {
+                close_elsewhere(queues);
+                return Err(error);
+            }
+        };
         let parts = Parts {
-            tables: slots.hand_out(application)?,
-            counters: self.program.queues().try_clone_to_owned()?,
+            tables,
+            counters,
             queues,
         };
         Ok((parts.queues.len() as u32, parts))

@@ -12,6 +12,7 @@
 //! incomplete first and leaves the journal last. A successor clears what is incomplete at
 //! once, and what nobody presents after [`PRESENT_WITHIN`].
 
+mod closing;
 mod descent;
 pub mod direct;
 pub mod journal;

@@ -14,6 +14,7 @@ use tidewall_device::interface::queue_count;
 use tidewall_device::queue::InterruptModeration;
 use zerocopy::FromZeros;
 
+use super::closing::close_elsewhere;
 use super::journal::Entry;
 use crate::domains::stock::{Maker, Stock};
 use crate::input::KernelInput;
@@ -54,7 +55,11 @@ pub(super) struct Queues {
     /// Who has them.
     application: Option<u16>,
     /// What the next one gets, and for how many queues, from the first one on.
-    stock: Option<(u32, Stock<Ready>)>,
+    stock: Option<(u32, Stock<Prepared>)>,
+    /// Of each queue's two sockets the second, beside its user's copy. The kernel closes the
+    /// sockets of a process that ends one after the other, and waits for RCU each time; so it
+    /// waits for both at once.
+    held: Vec<OwnedFd>,
     /// While somebody has them, and they defer interrupts.
     timer: Option<FlushTimer>,
     input: Option<KernelInput>,
@@ -86,6 +91,7 @@ impl Queues {
             interface: interface.to_owned(),
             application,
             stock: None,
+            held: Vec::new(),
             timer: before
                 .and_then(|before| FlushTimer::open(interface, before.map(|it| it.to_string()))),
             input: KernelInput::load(index).ok(),
@@ -152,11 +158,21 @@ impl Queues {
         }
         self.application = Some(application);
         if (frames, receive_ring) != sizes(&Join::new_zeroed(), &self.interface)? {
-            let make = |queue| afxdp::make(&settings, queue, None);
-            return (0..queues).map(make).collect();
+            let mut made = Vec::new();
+            let mut failed = None;
+            for queue in 0..queues {
+                match afxdp::make(&settings, queue, None) {
+                    Ok(one) => made.push(one),
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+            }
+            return self.all_or_none(made, failed);
         }
         if self.stock.as_ref().is_none_or(|(of, _)| *of != queues) {
-            let maker = ReadyMaker {
+            let maker = QueueMaker {
                 interface: self.interface.clone(),
                 sizes: (frames, receive_ring),
             };
@@ -169,35 +185,37 @@ impl Queues {
         let ready = ready.ok_or_else(|| stock.not_ready("queues"))?;
         let mut made = Vec::new();
         let mut failed = None;
-        for (queue, ready) in (0..).zip(ready) {
-            match ready {
-                Ready::Prepared(prepared) if failed.is_none() => {
-                    match prepared.make(&settings, queue) {
-                        Ok(one) => made.push(one),
-                        Err((error, left)) => {
-                            failed = Some(error);
-                            if let Some(left) = left {
-                                stock.put_back(Ready::Prepared(left));
-                            }
-                        }
+        for (queue, prepared) in (0..).zip(ready) {
+            if failed.is_some() {
+                stock.put_back(prepared);
+                continue;
+            }
+            match prepared.make(&settings, queue) {
+                Ok(one) => made.push(one),
+                Err((error, left)) => {
+                    failed = Some(error);
+                    if let Some(left) = left {
+                        stock.put_back(left);
                     }
                 }
-                ready => stock.put_back(ready),
             }
         }
-        match failed {
-            None => {
-                stock.refill();
-                Ok(made)
-            }
-            Some(error) => {
-                // By the thread, which may wait for the kernel.
-                for one in made {
-                    stock.end(Ready::Made(one));
-                }
-                Err(error)
-            }
+        if failed.is_none() {
+            stock.refill();
         }
+        self.all_or_none(made, failed)
+    }
+
+    /// All queues of the device, of which the second sockets are held from now on.
+    fn all_or_none(&mut self, made: Vec<Made>, failed: Option<io::Error>) -> io::Result<Vec<Made>> {
+        if let Some(error) = failed {
+            close_elsewhere(made);
+            return Err(error);
+        }
+        let second = made.iter().filter_map(Made::waiting_socket);
+        // Where there is no descriptor left for one, its user's end takes longer.
+        self.held = second.flat_map(|one| one.try_clone_to_owned()).collect();
+        Ok(made)
     }
 
     /// Has the device defer interrupts, which began as `before`. Where it cannot be set,
@@ -237,6 +255,9 @@ impl Queues {
         }
         self.timer = None;
         self.application = None;
+        if !self.held.is_empty() {
+            close_elsewhere(std::mem::take(&mut self.held));
+        }
         Ok(())
     }
 
@@ -293,24 +314,16 @@ impl Queues {
     }
 }
 
-/// What a queue's next user gets.
-#[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "one of each queue at most")]
-enum Ready {
-    Prepared(Prepared),
-    /// Only to be closed.
-    Made(#[allow(dead_code)] Made),
-}
-
-struct ReadyMaker {
+/// Makes what a queue's next user gets.
+struct QueueMaker {
     interface: String,
     sizes: (u32, u32),
 }
 
-impl Maker for ReadyMaker {
-    type Item = Ready;
+impl Maker for QueueMaker {
+    type Item = Prepared;
 
-    fn make(&mut self) -> io::Result<Ready> {
+    fn make(&mut self) -> io::Result<Prepared> {
         let (frames, receive_ring) = self.sizes;
         let settings = Settings {
             interface: &self.interface,
@@ -320,15 +333,15 @@ impl Maker for ReadyMaker {
             wait: false,
             trusted: true,
         };
-        Prepared::new(&settings).map(Ready::Prepared)
+        Prepared::new(&settings)
     }
 
-    fn rest(&mut self, used: Vec<Ready>) -> (Vec<Ready>, Vec<Ready>) {
+    fn rest(&mut self, used: Vec<Prepared>) -> (Vec<Prepared>, Vec<Prepared>) {
         (Vec::new(), used)
     }
 
     /// They are closed after it.
-    fn take_away(&mut self, _: &[Ready]) -> io::Result<()> {
+    fn take_away(&mut self, _: &[Prepared]) -> io::Result<()> {
         Ok(())
     }
 }

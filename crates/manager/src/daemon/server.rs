@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -13,6 +12,7 @@ use tidewall_device::demux::layout::Sent;
 use tidewall_sys::monotonic;
 use tidewall_sys::netlink::Monitor;
 
+use super::closing::close_elsewhere;
 use super::descent::descends;
 use super::direct::{DirectDevice, Parts};
 use super::log::{Level, Log};
@@ -341,14 +341,17 @@ impl Server {
             }
             Reply::Left => self.send(client, id, &Answer::Done(Empty {}), &[]),
         };
-        if sent.is_err() || matches!(reply, Reply::Left) {
-            self.end(client);
+        match reply {
+            Reply::Left => {
+                self.close(client, true);
+            }
+            _ if sent.is_err() => self.end(client),
+            _ => {}
         }
-        if sent.is_err()
-            && let Reply::Joined(_, parts) = reply
-        {
-            // The last descriptors of sockets that are bound: closing them takes long.
-            let _ = thread::Builder::new().spawn(move || drop(parts));
+        if let Reply::Joined(_, parts) = reply {
+            // Of what was not sent, these are the last descriptors of bound sockets; of what
+            // was, there is frame memory to unmap.
+            close_elsewhere(parts);
         }
     }
 
@@ -380,13 +383,27 @@ impl Server {
     }
 
     fn end(&mut self, client: ClientId) {
-        // Its descriptor leaves the set when it is closed.
-        if self.clients.remove(&client).is_some() {
-            let application = self.manager.application_of(client);
+        let application = self.manager.application_of(client);
+        if self.close(client, application.is_some()) {
             self.log_departures(application);
             self.manager.gone(client, monotonic(), &mut self.device);
             self.log_ended(application);
         }
+    }
+
+    /// Closes a connection; false where that was done. `has_joined`: it may not have read
+    /// what it was sent, sockets among it.
+    fn close(&mut self, client: ClientId, has_joined: bool) -> bool {
+        let Some(connection) = self.clients.remove(&client) else {
+            return false;
+        };
+        // Closed here, it would leave the set by that.
+        let _ = epoll::delete(&self.epoll, connection.as_fd());
+        match has_joined {
+            true => close_elsewhere(connection),
+            false => drop(connection),
+        }
+        true
     }
 
     fn warn(&mut self, event: &str, error: &io::Error) {
