@@ -18,6 +18,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use clap::Parser;
 use tidewall_manager::XdpMode;
@@ -26,7 +27,8 @@ use tidewall_manager::daemon::direct::DirectDevice;
 use tidewall_manager::daemon::log::{Level, Log};
 use tidewall_manager::daemon::metrics::{Endpoint, Metrics};
 use tidewall_manager::daemon::server::Server;
-use tidewall_manager::daemon::{Limits, Users};
+use tidewall_manager::daemon::unit::UnitName;
+use tidewall_manager::daemon::{Limits, Trust, Users};
 use tidewall_manager::pinned::PinDirectory;
 use tidewall_manager::places;
 
@@ -47,14 +49,14 @@ struct Arguments {
     /// Directory in bpffs [default: /sys/fs/bpf/tidewall/IF]
     #[arg(long, value_name = "DIR")]
     pins: Option<PathBuf>,
-    /// User id that may have the device's queues, beside 0: it can send any frame; may be
-    /// repeated
-    #[arg(long, value_name = "UID")]
-    trust: Vec<u32>,
-    /// User id that may join in private mode, or `any`: virtual pairs of its own, and only
-    /// what is its to send leaves; may be repeated
-    #[arg(long, value_name = "UID", value_parser = private_user)]
-    private: Vec<Option<u32>>,
+    /// User id that may have the device's queues, beside 0, or unit of systemd's, such as
+    /// nginx.service, whose processes may: they can send any frame; may be repeated
+    #[arg(long, value_name = "UID|UNIT")]
+    trust: Vec<Whom>,
+    /// User id that may join in private mode, unit, or `any` user: virtual pairs of its own,
+    /// and only what is its to send leaves; may be repeated
+    #[arg(long, value_name = "UID|UNIT|any", value_parser = private)]
+    private: Vec<Option<Whom>>,
     /// Where the driver program runs: native or generic [default: in the driver, or where
     /// that cannot, on hardware, generically]
     #[arg(long, value_name = "MODE")]
@@ -93,12 +95,56 @@ fn main() -> ExitCode {
     }
 }
 
-/// A user id, or `None` for any.
-fn private_user(text: &str) -> Result<Option<u32>, std::num::ParseIntError> {
+/// Whose processes may join.
+#[derive(Clone)]
+enum Whom {
+    User(u32),
+    Unit(UnitName),
+}
+
+impl FromStr for Whom {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(user) => Ok(Whom::User(user)),
+            Err(_) => text.parse().map(Whom::Unit),
+        }
+    }
+}
+
+/// Somebody, or `None` for any user.
+fn private(text: &str) -> Result<Option<Whom>, String> {
     match text {
         "any" => Ok(None),
-        number => number.parse().map(Some),
+        text => text.parse().map(Some),
     }
+}
+
+/// What was said on the command line of users and units.
+fn limits(arguments: &Arguments) -> Limits {
+    let mut limits = Limits::default();
+    let direct = arguments
+        .trust
+        .iter()
+        .map(|whom| (Some(whom), Trust::Direct));
+    let private = (arguments.private.iter()).map(|whom| (whom.as_ref(), Trust::Private));
+    let mut listed = Vec::new();
+    let mut any = false;
+    // A unit that is trusted is found before it is found to be private.
+    for (whom, trust) in direct.chain(private) {
+        match (whom, trust) {
+            (Some(Whom::Unit(name)), trust) => limits.units.push((name.clone(), trust)),
+            (Some(Whom::User(user)), Trust::Direct) => limits.trusted.push(*user),
+            (Some(Whom::User(user)), Trust::Private) => listed.push(*user),
+            (None, _) => any = true,
+        }
+    }
+    limits.private = match any {
+        true => Users::Any,
+        false => Users::Listed(listed),
+    };
+    limits
 }
 
 fn remove(arguments: &Arguments, pins: &Path) -> io::Result<()> {
@@ -143,11 +189,7 @@ fn start(
     ];
     log.write(Level::Info, "began", &values);
     let listener = listener(&socket_path(arguments)?, passed)?;
-    let mut limits = Limits::default();
-    limits.trusted = arguments.trust.clone();
-    let listed: Option<Vec<u32>> = arguments.private.iter().copied().collect();
-    limits.private = listed.map_or(Users::Any, Users::Listed);
-    let mut server = Server::new(limits, device, listener, std::mem::take(log))?;
+    let mut server = Server::new(limits(arguments), device, listener, std::mem::take(log))?;
     if let Some(endpoint) = &arguments.metrics {
         server.set_metrics(Metrics::open(endpoint)?)?;
     }

@@ -3,9 +3,7 @@
 use std::fs;
 use std::os::fd::AsFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use tidewall_sys::peer_process;
+use super::process::looked_up;
 
 /// How often parents are looked at: one that ends in between, as the parent of a daemon does,
 /// leaves its children to the subreaper.
@@ -22,28 +20,14 @@ const GENERATIONS: usize = 64;
 /// at. So the process must live when that is over (Linux 6.5; before, its number is
 /// believed), with the same parents as before.
 pub fn descends(connection: impl AsFd, process: u32, from: u32) -> bool {
-    let held = match peer_process(connection) {
-        Ok(held) => Some(held),
-        Err(error) if error.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => None,
-        // It is gone.
-        Err(_) => return false,
-    };
     let is_descendant = || {
         let all = ancestors(process);
         all.contains(&from) && ancestors(process) == all
     };
-    (0..LOOKS).any(|_| is_descendant()) && held.is_none_or(lives)
-}
-
-const AT_ONCE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
-
-/// Of a pidfd, which is readable when its process has ended.
-fn lives(process: impl AsFd) -> bool {
-    let mut ended = [PollFd::new(&process, PollFlags::IN)];
-    poll(&mut ended, Some(&AT_ONCE)) == Ok(0)
+    looked_up(connection, || {
+        (0..LOOKS).any(|_| is_descendant()).then_some(())
+    })
+    .is_some()
 }
 
 /// Parent, parent's parent and so on.
@@ -71,6 +55,8 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
     use std::path::PathBuf;
     use std::process::{Child, Command, Stdio};
+
+    use tidewall_sys::peer_process;
 
     use super::*;
     use crate::connection::Credentials;

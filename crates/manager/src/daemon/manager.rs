@@ -19,6 +19,7 @@ use refusal::refused;
 
 use super::journal::{ACTIVE, Entry, FREE, INCOMPLETE};
 use super::ports::{HolderFacts, PortKey, Ports};
+use super::unit::UnitName;
 use super::{Device, Limits, PRESENT_WITHIN, Trust};
 use crate::connection::Credentials;
 use crate::protocol::{
@@ -75,12 +76,24 @@ struct Client {
     credentials: Credentials,
     application: Option<u16>,
     of_program: bool,
+    /// Of [`Limits::units`].
+    unit: Option<usize>,
 }
 
 #[derive(Debug)]
 struct Application {
     entry: Entry,
+    domain: Domain,
     state: State,
+}
+
+/// Whose quotas an application counts among. Not in the journal: an earlier run's is its
+/// user's until it presents itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Domain {
+    User(u32),
+    /// Of [`Limits::units`].
+    Unit(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +167,12 @@ impl Manager {
             } else {
                 State::Clearing
             };
-            *place = Some(Application { entry, state });
+            let domain = Domain::User(entry.uid);
+            *place = Some(Application {
+                entry,
+                domain,
+                state,
+            });
         }
         let mut ownerless = Vec::new();
         for (key, application) in recovered.ports {
@@ -202,6 +220,7 @@ impl Manager {
             credentials,
             application,
             of_program: false,
+            unit: None,
         };
         self.clients.insert(client, taken_in);
         Ok(())
@@ -213,6 +232,29 @@ impl Manager {
         if let Some(client) = self.clients.get_mut(&client) {
             client.of_program = true;
         }
+    }
+
+    /// Notes which unit a client is of, if that is one of [`Limits::units`].
+    pub fn is_of_unit(&mut self, client: ClientId, unit: &UnitName) {
+        let listed = self.limits.units.iter().position(|(name, _)| name == unit);
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.unit = listed;
+        }
+    }
+
+    fn domain_of(&self, client: ClientId) -> Option<Domain> {
+        let client = self.clients.get(&client)?;
+        Some(match client.unit {
+            Some(unit) => Domain::Unit(unit),
+            None => Domain::User(client.credentials.uid),
+        })
+    }
+
+    /// What a client may do as a process of a unit, or of a program.
+    fn group_trust(&self, client: ClientId) -> Option<Trust> {
+        let unit = self.clients.get(&client)?.unit;
+        let of_unit = unit.and_then(|unit| Some(self.limits.units.get(unit)?.1));
+        of_unit.or_else(|| self.program_trust(client))
     }
 
     /// What a client may do as a process of that program.
@@ -362,15 +404,15 @@ impl Manager {
         if join.flags & !(JOIN_WITHOUT_QUEUES | JOIN_PRIVATE) != 0 {
             return refused(libc::EINVAL, "flags that this manager does not know");
         }
-        let by_program = self.program_trust(client);
-        let trusted = match by_program {
+        let by_group = self.group_trust(client);
+        let trusted = match by_group {
             Some(trust) => trust == Trust::Direct,
             // A program's manager is nobody else's, user 0's neither.
             None if self.limits.program.is_some() => false,
             None => uid == 0 || self.limits.trusted.contains(&uid),
         };
         let private = !trusted || join.flags & JOIN_PRIVATE != 0;
-        if !trusted && by_program.is_none() && !self.limits.private.contains(uid) {
+        if !trusted && by_group.is_none() && !self.limits.private.contains(uid) {
             let text = match self.limits.program {
                 None => format!(
                     "user {uid} may not join: tidewalld --private {uid}, or --trust {uid} for a \
@@ -383,10 +425,11 @@ impl Manager {
             };
             return refused(libc::EPERM, text);
         }
-        let of_user = |application: &&Application| application.entry.uid == uid;
-        let present = self.applications.iter().flatten().filter(of_user).count();
-        if present >= self.limits.applications_of_user {
-            return refused(libc::ENOBUFS, "too many applications of this user");
+        let domain = self.domain_of(client).unwrap_or(Domain::User(uid));
+        let same = |application: &&Application| application.domain == domain;
+        let present = self.applications.iter().flatten().filter(same).count();
+        if present >= self.limits.applications_of_domain {
+            return refused(libc::ENOBUFS, "too many applications of this user or unit");
         }
         if self.applications.iter().all(Option::is_some) {
             return refused(libc::ENOBUFS, "the driver's table of applications is full");
@@ -402,6 +445,7 @@ impl Manager {
                     private: private.into(),
                     ..Entry::incomplete(uid, pid, token)
                 },
+                domain,
                 state: State::Clearing,
             },
         );
@@ -454,6 +498,7 @@ impl Manager {
         device: &mut D,
     ) -> Result<Answer, Refusal> {
         let Credentials { uid, .. } = self.newcomer(client)?;
+        let domain = self.domain_of(client).unwrap_or(Domain::User(uid));
         let applications = (0..).zip(&mut self.applications);
         let found = applications
             .filter_map(|(number, application)| Some((number, application.as_mut()?)))
@@ -466,6 +511,7 @@ impl Manager {
             return refused(libc::ENOENT, "no such application is left: join again");
         };
         application.state = State::Live;
+        application.domain = domain;
         let mut joined = Self::describe(number, &application.entry, device);
         joined.queues = 0;
         self.set_application(client, number);

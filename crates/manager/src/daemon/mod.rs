@@ -22,10 +22,12 @@ pub mod metrics;
 mod neighbours;
 pub mod ports;
 mod private;
+mod process;
 mod queues;
 mod reserved;
 pub mod server;
 mod slots;
+pub mod unit;
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -37,6 +39,7 @@ use tidewall_device::demux::layout::Protocol;
 use crate::protocol::{Answer, Blocks, Join, Joined, QueueCounters, Request};
 use journal::Entry;
 use ports::PortKey;
+use unit::UnitName;
 
 pub use manager::{ClientId, Manager, Recovered, Refusal, Reply};
 
@@ -149,7 +152,7 @@ impl Users {
     }
 }
 
-/// What the processes of one program may do, under any user id.
+/// What the processes of a program or a unit may do, under any user id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
     /// Have the device's queues, by which any frame can be sent; one of them at a time.
@@ -167,6 +170,9 @@ pub struct Limits {
     pub trusted: Vec<u32>,
     /// Who may join beside those, in private mode.
     pub private: Users,
+    /// Units whose processes may join, and as what: whatever their users are, they are that
+    /// unit's. Each is a domain of its own; all others' domains are their users.
+    pub units: Vec<(UnitName, Trust)>,
     /// What the processes of the program that this manager is for may do
     /// ([`Manager::is_of_program`]); others then join in private mode if their users are
     /// among `private`, and else not at all. `None`: it is for no program.
@@ -178,12 +184,12 @@ pub struct Limits {
     pub clients: usize,
     /// Connections of one user.
     pub clients_of_user: usize,
-    /// Applications of one user.
-    pub applications_of_user: usize,
-    /// Sockets of one user that hold ports.
-    pub holders_of_user: usize,
-    /// Blocks of one user.
-    pub blocks_of_user: usize,
+    /// Applications of one domain.
+    pub applications_of_domain: usize,
+    /// Sockets of one domain that hold ports.
+    pub holders_of_domain: usize,
+    /// Blocks of one domain.
+    pub blocks_of_domain: usize,
     /// Ports that leases are cut from.
     pub lease_ports: RangeInclusive<u16>,
 }
@@ -194,13 +200,14 @@ impl Default for Limits {
         Limits {
             trusted: Vec::new(),
             private: Users::Listed(Vec::new()),
+            units: Vec::new(),
             program: None,
             ports: None,
             clients: 256,
             clients_of_user: 64,
-            applications_of_user: 8,
-            holders_of_user: 1024,
-            blocks_of_user: 64,
+            applications_of_domain: 8,
+            holders_of_domain: 1024,
+            blocks_of_domain: 64,
             // As net.ipv4.ip_local_port_range begins.
             lease_ports: 32_768..=60_999,
         }

@@ -19,6 +19,7 @@ use super::log::{Level, Log};
 use super::manager::{ClientId, Manager, Reply};
 use super::metrics::{self, Metrics, Next};
 use super::ports::HolderFacts;
+use super::unit::unit_of;
 use super::{Device, Limits};
 use crate::connection::{Connection, Credentials, Listener};
 use crate::protocol::{Answer, Counters, Empty, Joined, Queue, as_text};
@@ -51,6 +52,8 @@ pub struct Server {
     metrics: Option<Metrics>,
     /// Whose descendants are the program that the manager is for.
     ancestor: Option<u32>,
+    /// Whether some unit may do more than its processes' users.
+    units: bool,
     /// When connections are accepted again.
     accept_at: Option<Duration>,
 }
@@ -68,6 +71,7 @@ impl Server {
     ) -> io::Result<Self> {
         let recovered = device.recovered()?;
         device.get_ready()?;
+        let units = !limits.units.is_empty();
         let manager = Manager::new(limits, recovered, monotonic(), &mut device);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let changes = Monitor::with_neighbours()?;
@@ -82,6 +86,7 @@ impl Server {
             log,
             metrics: None,
             ancestor: None,
+            units,
             accept_at: None,
         };
         server.watch(server.listener.as_fd(), LISTENER)?;
@@ -299,6 +304,11 @@ impl Server {
         let ours = self.ancestor.is_some_and(descends);
         if ours {
             self.manager.is_of_program(client);
+        }
+        if self.units
+            && let Some(unit) = unit_of(connection.as_fd(), peer.pid)
+        {
+            self.manager.is_of_unit(client, &unit);
         }
         self.watch(connection.as_fd(), client)?;
         self.clients.insert(client, connection);

@@ -51,9 +51,9 @@ pub struct World {
 fn limits() -> Limits {
     let mut limits = Limits::default();
     limits.trusted = vec![1000, 2000];
-    limits.applications_of_user = 2;
-    limits.holders_of_user = 4;
-    limits.blocks_of_user = 2;
+    limits.applications_of_domain = 2;
+    limits.holders_of_domain = 4;
+    limits.blocks_of_domain = 2;
     limits.clients_of_user = 2;
     limits.lease_ports = 32_800..=34_000;
     limits

@@ -221,7 +221,7 @@ fn server(
     });
     limits.ports = arguments.ports.clone().map(|ports| ports.0);
     // There is nobody to share with.
-    limits.applications_of_user = APPLICATIONS;
+    limits.applications_of_domain = APPLICATIONS;
     limits.clients_of_user = limits.clients;
     let mut server = Server::new(limits, device, listener, Log::of(Level::Warning))
         .inspect_err(|_| drop(fs::remove_file(socket)))?;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::refusal::refused;
-use super::{ClientId, Manager, Refusal, State};
+use super::{ClientId, Domain, Manager, Refusal, State};
 use crate::daemon::Device;
 use crate::daemon::ports::{HolderFacts, PortKey, Ports};
 use crate::protocol::{Answer, Empty, Holder, Port, address, transport};
@@ -72,9 +72,9 @@ impl Manager {
             let text = "the port is in a block that another application has leased";
             return refused(libc::EADDRINUSE, text);
         }
-        let uid = self.application(number).map(|of| of.entry.uid);
-        if self.holders_of_user(uid) >= self.limits.holders_of_user {
-            return refused(libc::ENOBUFS, "too many ports of this user");
+        let domain = self.application(number).map(|of| of.domain);
+        if self.holders_of(domain) >= self.limits.holders_of_domain {
+            return refused(libc::ENOBUFS, "too many ports of this user or unit");
         }
         if let Err(error) = device.own_port(&key, number) {
             // Which may have come half way.
@@ -134,11 +134,11 @@ impl Manager {
         }
     }
 
-    fn holders_of_user(&self, uid: Option<u32>) -> usize {
-        let uid_of = |number| self.application(number).map(|of| of.entry.uid);
+    fn holders_of(&self, domain: Option<Domain>) -> usize {
+        let domain_of = |number| self.application(number).map(|of| of.domain);
         let ports = self.ports.iter().map(|(_, owned)| owned);
         ports
-            .filter(|owned| uid_of(owned.application) == uid)
+            .filter(|owned| domain_of(owned.application) == domain)
             .map(|owned| owned.holders as usize)
             .sum()
     }

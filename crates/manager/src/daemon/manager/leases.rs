@@ -59,14 +59,17 @@ impl Manager {
         let Some(protocol) = transport(of.protocol) else {
             return refused(libc::EPROTONOSUPPORT, "neither TCP nor UDP");
         };
-        let uid = self.application(number).map(|of| of.entry.uid);
+        let domain = self.application(number).map(|of| of.domain);
         let applications = self.applications.iter().flatten();
         let leased: usize = applications
-            .filter(|other| Some(other.entry.uid) == uid)
+            .filter(|other| Some(other.domain) == domain)
             .map(|other| count(&other.entry.leases))
             .sum();
-        if leased >= self.limits.blocks_of_user {
-            return refused(libc::ENOBUFS, "too many blocks of ports of this user");
+        if leased >= self.limits.blocks_of_domain {
+            return refused(
+                libc::ENOBUFS,
+                "too many blocks of ports of this user or unit",
+            );
         }
         for block in self.lease_candidates(protocol) {
             let Some(ports) = self.ports_of(block) else {
