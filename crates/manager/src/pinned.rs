@@ -26,6 +26,7 @@ use tidewall_device::interface::forwards;
 use tidewall_sys::bpf::{
     ArrayMap, create_array, delete_element, freeze, interface_of_link, pin, pinned, set_object,
 };
+use tidewall_sys::netlink::Rtnetlink;
 
 use crate::XdpMode;
 use crate::daemon::journal::{ENTRY_BYTES, Entry};
@@ -117,12 +118,18 @@ impl PinDirectory {
     }
 
     /// The index of the interface that the program of a whole directory is attached to;
-    /// `None` where that is no more.
+    /// `None` where that is no more, or is in another network namespace.
     ///
     /// # Errors
     /// What the kernel reports.
     pub fn interface(&self) -> io::Result<Option<u32>> {
-        interface_of_link(pinned(&self.at(LINK))?.as_fd())
+        let Some((index, program)) = interface_of_link(pinned(&self.at(LINK))?.as_fd())? else {
+            return Ok(None);
+        };
+        // Elsewhere it may have a number that another one has here.
+        let here = Rtnetlink::open()?.link(index);
+        let is_here = here.is_ok_and(|link| link.xdp_program == Some(program));
+        Ok(is_here.then_some(index))
     }
 
     fn at(&self, name: &str) -> PathBuf {

@@ -86,7 +86,7 @@ impl LinkWatch {
         for change in self.monitor.changes() {
             match change {
                 Change::Link(link) if link.index == self.link.index => self.update(core, link),
-                Change::Gone(index) => gone |= index == self.link.index,
+                Change::Gone(index) | Change::Moved(index) => gone |= index == self.link.index,
                 Change::Address => addresses = true,
                 Change::Missed => (addresses, look) = (true, true),
                 Change::Link(_) | Change::NeighbourGone(..) => {}

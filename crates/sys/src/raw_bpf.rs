@@ -117,12 +117,13 @@ pub fn create_array(map: &ArrayMap<'_>) -> io::Result<OwnedFd> {
     unsafe { bpf(BPF_MAP_CREATE, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
-/// The index of the interface that an XDP link is attached to; `None` of one whose
-/// interface is no more.
+/// The index of the interface that an XDP link is attached to, in whichever network
+/// namespace that is, and the number of its program; `None` of one whose interface is no
+/// more.
 ///
 /// # Errors
 /// EINVAL where it is no XDP link.
-pub fn interface_of_link(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+pub fn interface_of_link(link: BorrowedFd<'_>) -> io::Result<Option<(u32, u32)>> {
     // struct bpf_link_info: type, id, program, and of an XDP link the interface (after a pad).
     let mut info = [0u32; 8];
     let length = size_of_val(&info) as u32;
@@ -133,10 +134,10 @@ pub fn interface_of_link(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     // SAFETY: the kernel writes as many bytes to the pointer as are said beside it, which
     // `info` has.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, attributes) }?;
-    let [kind, _, _, _, interface, ..] = info;
+    let [kind, _, program, _, interface, ..] = info;
     match (kind, interface) {
         (BPF_LINK_TYPE_XDP, 0) => Ok(None),
-        (BPF_LINK_TYPE_XDP, interface) => Ok(Some(interface)),
+        (BPF_LINK_TYPE_XDP, interface) => Ok(Some((interface, program))),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }

@@ -82,9 +82,8 @@ fn main() -> ExitCode {
     let ended =
         privileges::reduce(!arguments.private.is_empty()).and_then(|()| match arguments.remove {
             true => remove(&arguments, &pins).map(|()| ExitCode::SUCCESS),
-            false => {
-                start(&arguments, &pins, passed?, &mut log).map(|mut server| serve(&mut server))
-            }
+            false => start(&arguments, &pins, passed?, &mut log)
+                .and_then(|server| serve(server, &arguments, &pins)),
         });
     match ended {
         Ok(code) => code,
@@ -221,7 +220,7 @@ fn socket_path(arguments: &Arguments) -> io::Result<PathBuf> {
     Ok(places::socket(&arguments.interface))
 }
 
-fn serve(server: &mut Server) -> ExitCode {
+fn serve(mut server: Server, arguments: &Arguments, pins: &Path) -> io::Result<ExitCode> {
     let ended = stop_signals().and_then(|stop| {
         systemd::notify("READY=1");
         server.run(stop.as_fd(), systemd::watchdog(), || {
@@ -230,10 +229,16 @@ fn serve(server: &mut Server) -> ExitCode {
     });
     systemd::notify("STOPPING=1");
     server.log_end(&ended);
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
+    let Err(error) = ended else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    if error.kind() == io::ErrorKind::NotFound {
+        // The interface is gone: what is pinned is of no use to a successor, and on one that
+        // is in another network namespace the program would go on.
+        drop(server);
+        remove(arguments, pins)?;
     }
+    Ok(ExitCode::FAILURE)
 }
 
 /// Readable after SIGTERM or SIGINT.

@@ -27,6 +27,11 @@ fn nothing_is_left_of_a_deleted_interface() {
 }
 
 #[test]
+fn nothing_is_left_of_an_interface_in_another_namespace() {
+    run_with_peer("nothing_is_left_of_an_interface_in_another_namespace", 60);
+}
+
+#[test]
 fn bpffs_must_be_there_and_writable() {
     run("bpffs_must_be_there_and_writable");
 }
@@ -114,6 +119,8 @@ mod inside {
         ip(&format!("link del {INTERFACE}"));
         // It has nothing left to do.
         assert_eq!(daemon.0.wait().unwrap().code(), Some(1));
+        assert!(!pins().exists());
+        assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
         drop(application);
         let text = refused(&mut command());
         assert!(
@@ -145,6 +152,70 @@ mod inside {
         up();
         drop(start());
         assert!(command().arg("--remove").status().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn nothing_is_left_of_an_interface_in_another_namespace() {
+        let reserved = std::fs::read_to_string(RESERVED).unwrap();
+        let peer = std::env::var("TW_PEER").unwrap();
+        let links = interfaces();
+        let away = || ip(&format!("link set {INTERFACE} netns {peer}"));
+        let back = || {
+            let set = format!("ip link set {INTERFACE} netns {}", std::process::id());
+            let mut command = Command::new("nsenter");
+            let command = command.args(["-t", &peer, "-n", "sh", "-c", &set]);
+            assert!(command.status().unwrap().success());
+            ip(&format!("link set {INTERFACE} up"));
+        };
+        let is_elsewhere = || at_peer(|| is_attached(INTERFACE));
+
+        // While the daemon lives, which says what it cannot put back.
+        let (mut daemon, said) = start_saying(command().args(["--private", "any"]));
+        let (application, handed) = Client::join(&socket(), &direct()).unwrap();
+        application.lease(Protocol::Udp).unwrap();
+        away();
+        assert_eq!(daemon.0.wait().unwrap().code(), Some(1));
+        let said = said.join().unwrap();
+        assert!(
+            said.contains("was moved to another network namespace"),
+            "{said}"
+        );
+        assert!(said.contains("napi_defer_hard_irqs was 0"), "{said}");
+        let is_clean = || {
+            assert!(!pins().exists());
+            assert!(!is_elsewhere());
+            assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
+            assert_eq!(interfaces(), links - 1);
+        };
+        is_clean();
+        drop((application, handed));
+
+        // While there is none; another has its name and its number meanwhile.
+        back();
+        let index = tidewall_sys::interface::index(INTERFACE).unwrap();
+        let (daemon, _) = start();
+        client().lease(Protocol::Udp).unwrap();
+        kill(daemon);
+        away();
+        assert!(is_elsewhere());
+        ip(&format!(
+            "link add {INTERFACE} index {index} type veth peer name tw-end"
+        ));
+        let (daemon, said) = start();
+        assert!(said.contains("program=attached"), "{said}");
+        assert!(!is_elsewhere());
+        kill(daemon);
+        assert!(command().arg("--remove").status().unwrap().success());
+        ip(&format!("link del {INTERFACE}"));
+        is_clean();
+
+        back();
+        kill(start().0);
+        away();
+        assert!(is_elsewhere());
+        assert!(command().arg("--remove").status().unwrap().success());
+        is_clean();
     }
 
     #[test]

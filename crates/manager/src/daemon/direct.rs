@@ -385,6 +385,9 @@ impl DirectDevice {
     /// # Errors
     /// `NotFound`, with the cure.
     pub fn is_there(&self, changes: &[Change]) -> io::Result<()> {
+        if changes.contains(&Change::Moved(self.index)) {
+            return Err(removal::moved(&self.interface, &self.own));
+        }
         let gone = Change::Gone(self.index);
         let missed = || changes.contains(&Change::Missed) && interface::name(self.index).is_err();
         match changes.contains(&gone) || missed() {

@@ -32,6 +32,10 @@ const IFLA_LINK: u16 = 5;
 pub(super) const IFLA_LINKINFO: u16 = 18;
 pub(super) const IFLA_INFO_KIND: u16 = 1;
 const IFLA_STATS64: u16 = 23;
+pub(super) const IFLA_XDP: u16 = 43;
+/// Of the one program; of the driver's and of the generic one where another is offloaded.
+const XDP_PROGRAMS: [u16; 3] = [4, 5, 6];
+const IFLA_NEW_NETNSID: u16 = 45;
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_TARGET_NETNSID: u16 = 46;
 /// Members of `struct rtnl_link_stats64`.
@@ -133,6 +137,8 @@ pub struct Link {
     pub mac: Option<[u8; 6]>,
     /// What it has counted.
     pub counters: Option<LinkCounters>,
+    /// The kernel's number of its XDP program, where it has one; not of an offloaded one.
+    pub xdp_program: Option<u32>,
     /// The interface at its other end or below it, and the id of that one's network
     /// namespace where it is another.
     peer: (u32, Option<u32>),
@@ -158,6 +164,7 @@ impl Link {
             mtu: None,
             mac: None,
             counters: None,
+            xdp_program: None,
             peer: (0, None),
         };
         for (kind, value) in attributes(body.get(16..).unwrap_or_default()) {
@@ -169,6 +176,10 @@ impl Link {
                 IFLA_MTU => link.mtu = Some(word(value) as usize),
                 IFLA_ADDRESS => link.mac = value.try_into().ok(),
                 IFLA_STATS64 => link.counters = Some(LinkCounters::parse(value)),
+                IFLA_XDP => {
+                    let mut programs = XDP_PROGRAMS.iter();
+                    link.xdp_program = programs.find_map(|&kind| find(value, kind)).map(word);
+                }
                 IFLA_LINK => link.peer.0 = word(value),
                 IFLA_LINK_NETNSID => link.peer.1 = Some(word(value)),
                 _ => {}
@@ -185,6 +196,8 @@ pub enum Change {
     Link(Link),
     /// There is no interface of this index any more.
     Gone(u32),
+    /// The interface of this index is in another network namespace now.
+    Moved(u32),
     /// An address came or went.
     Address,
     /// An interface, by index, has this neighbour no longer. For those who asked
@@ -245,7 +258,13 @@ impl Monitor {
             for (header, body) in messages(buffer.get(..length).unwrap_or_default()) {
                 changes.extend(match header.kind {
                     RTM_NEWLINK => Link::parse(body).map(Change::Link),
-                    RTM_DELLINK => Link::parse(body).map(|link| Change::Gone(link.index)),
+                    RTM_DELLINK => Link::parse(body).map(|link| {
+                        let values = body.get(16..).unwrap_or_default();
+                        match find(values, IFLA_NEW_NETNSID) {
+                            Some(_) => Change::Moved(link.index),
+                            None => Change::Gone(link.index),
+                        }
+                    }),
                     RTM_NEWADDR | RTM_DELADDR => Some(Change::Address),
                     RTM_DELNEIGH => neighbour::fields(body)
                         .map(|(interface, address, _)| Change::NeighbourGone(interface, address)),

@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::route::{
-    IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MTU, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK,
-    Rtnetlink,
+    IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MTU, IFLA_XDP, RTM_DELLINK, RTM_GETLINK,
+    RTM_NEWLINK, Rtnetlink,
 };
 use super::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, attribute, find, word};
 use crate::address::chunk;
@@ -14,7 +14,6 @@ const IFLA_AF_SPEC: u16 = 26;
 const IFLA_GROUP: u16 = 27;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
-const IFLA_XDP: u16 = 43;
 const IFLA_XDP_FD: u16 = 1;
 const IFLA_XDP_FLAGS: u16 = 3;
 /// linux/if_link.h: replace nothing, and in the driver.

@@ -7,6 +7,7 @@ use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, ArrayOfMaps, Map, MapData};
@@ -99,6 +100,16 @@ pub fn command() -> Command {
 /// A daemon that has begun, and how.
 pub fn start() -> (Daemon, String) {
     start_with(&mut command())
+}
+
+/// A daemon that has begun, and what it says until its end.
+pub fn start_saying(command: &mut Command) -> (Daemon, JoinHandle<String>) {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut errors = child.stderr.take().unwrap();
+    let said = std::thread::spawn(move || io::read_to_string(&mut errors).unwrap());
+    let daemon = Daemon(child);
+    wait_until("it listens", || Connection::connect(&socket()).is_ok());
+    (daemon, said)
 }
 
 pub fn start_with(command: &mut Command) -> (Daemon, String) {

@@ -6,9 +6,11 @@ use std::path::Path;
 use tidewall_sys::interface;
 
 use super::{DirectDevice, OWN_ENTRY, private, queues};
+use crate::daemon::journal::Entry;
 use crate::daemon::reserved::Reserved;
 use crate::domains::pair::Pairs;
 use crate::domains::threaded;
+use crate::moderation::KNOBS;
 use crate::pinned::{PinDirectory, PinnedProgram};
 
 /// The interface is no more.
@@ -17,6 +19,28 @@ pub(super) fn no_interface(name: &str) -> io::Error {
         "there is no interface {name}: see `ip link`; when it is there again, start tidewalld \
          again; or have what is left given back: tidewalld --interface {name} --remove"
     );
+    io::Error::new(io::ErrorKind::NotFound, text)
+}
+
+/// The interface is in another network namespace, with what was set of it, where nobody
+/// without CAP_SYS_ADMIN can change it.
+pub(super) fn moved(name: &str, own: &Entry) -> io::Error {
+    let mut text = format!("{name} was moved to another network namespace");
+    let mut before = Vec::new();
+    if let Some(values) = queues::noted(own) {
+        let values = KNOBS.into_iter().zip(values);
+        before.extend(values.map(|(name, value)| format!("{name} was {value}")));
+    }
+    if let Some(threaded) = private::noted(own) {
+        let threaded = u32::from(threaded.threaded);
+        before.push(format!("threaded was {threaded}"));
+    }
+    if !before.is_empty() {
+        text += &format!(
+            "; to be set again there, in /sys/class/net/{name}: {}",
+            before.join(", ")
+        );
+    }
     io::Error::new(io::ErrorKind::NotFound, text)
 }
 
