@@ -1,0 +1,203 @@
+//! The units in `packaging/systemd` and the container recipe of `docs/manager.md`: that
+//! what reads them takes them, and that what they name is there and suffices.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use support::*;
+use tidewall_manager::places;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const SERVICE: &str = "tidewalld@.service";
+const SOCKET: &str = "tidewalld@.socket";
+/// Where a package puts it.
+const INSTALLED: &str = "/usr/bin/tidewalld";
+
+#[test]
+fn what_is_packaged_has_the_privileges_it_needs() {
+    let test = "what_is_packaged_has_the_privileges_it_needs";
+    if tidewall_skip::has_programs(test, &["setpriv"]) {
+        run(test);
+    }
+}
+
+fn unit(name: &str) -> String {
+    fs::read_to_string(Path::new(ROOT).join("packaging/systemd").join(name)).unwrap()
+}
+
+/// The command of the section on containers, one line.
+fn recipe() -> String {
+    let text = fs::read_to_string(Path::new(ROOT).join("docs/manager.md")).unwrap();
+    let (_, section) = text.split_once("### In a container").unwrap();
+    let lines = section.lines().filter_map(|line| line.strip_prefix("    "));
+    let lines: Vec<&str> = lines
+        .map(|line| line.trim_end_matches('\\').trim())
+        .collect();
+    lines.join(" ")
+}
+
+fn text(output: &Output) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// Options of the daemon's that a text has behind its name.
+fn options(text: &str) -> BTreeSet<&str> {
+    let commands = text.split("tidewalld ").skip(1);
+    let words = commands.flat_map(|command| command.lines().next().unwrap_or("").split(' '));
+    words.filter(|word| word.starts_with("--")).collect()
+}
+
+/// Values of a setting of a unit's.
+fn values<'a>(unit: &'a str, setting: &str) -> Vec<&'a str> {
+    let of = |line: &'a str| line.strip_prefix(setting)?.strip_prefix('=');
+    unit.lines().filter_map(of).collect()
+}
+
+/// What systemd says of units, with this command in the place of the installed one.
+fn verify(directory: &Path, service: &str, socket: &str) -> Output {
+    fs::create_dir_all(directory).unwrap();
+    let service = service.replace(INSTALLED, DAEMON);
+    for (name, unit) in [(SERVICE, service.as_str()), (SOCKET, socket)] {
+        // An instance of it.
+        let path = directory.join(name.replace('@', "@tw0"));
+        fs::write(path, unit).unwrap();
+    }
+    let paths = [SERVICE, SOCKET].map(|name| directory.join(name.replace('@', "@tw0")));
+    let mut command = Command::new("systemd-analyze");
+    let command = command.args(["verify", "--man=no", "--recursive-errors=no"]);
+    let output = command.args(paths).output().unwrap();
+    fs::remove_dir_all(directory).unwrap();
+    output
+}
+
+#[test]
+fn systemd_takes_the_units() {
+    if !tidewall_skip::has_programs("systemd_takes_the_units", &["systemd-analyze"]) {
+        return;
+    }
+    let directory = |name| -> PathBuf {
+        std::env::temp_dir().join(format!("tw-{name}-{}", std::process::id()))
+    };
+    let output = verify(&directory("units"), &unit(SERVICE), &unit(SOCKET));
+    assert!(
+        output.status.success() && text(&output).is_empty(),
+        "{}",
+        text(&output)
+    );
+    // It would have said so.
+    let wrong = unit(SERVICE).replace("WatchdogSec=", "WatchdogSeconds=");
+    let said = text(&verify(&directory("wrong"), &wrong, &unit(SOCKET)));
+    assert!(said.contains("WatchdogSeconds"), "{said}");
+}
+
+#[test]
+fn options_and_places_that_are_named_are_there() {
+    let help = text(&Command::new(DAEMON).arg("--help").output().unwrap());
+    let known: BTreeSet<&str> = (help.split_whitespace())
+        .filter(|word| word.starts_with("--"))
+        .collect();
+    let (service, socket) = (unit(SERVICE), unit(SOCKET));
+    let manual = fs::read_to_string(Path::new(ROOT).join("docs/manager.md")).unwrap();
+    for text in [&service, &recipe()] {
+        let named = options(text);
+        assert!(named.contains("--interface"), "{text}");
+        assert!(named.is_subset(&known), "{named:?} of {known:?}");
+    }
+    // Of the manual all that stand alone in backquotes, too.
+    let quoted = manual.split('`').skip(1).step_by(2);
+    let quoted: BTreeSet<&str> = quoted
+        .filter_map(|it| it.split([' ', '=']).next())
+        .collect();
+    for option in ["--metrics", "--private", "--remove", "--socket", "--pins"] {
+        assert!(
+            quoted.contains(option) && known.contains(option),
+            "{option}"
+        );
+    }
+
+    let [command] = values(&service, "ExecStart")[..] else {
+        panic!("{service}");
+    };
+    assert!(command.starts_with(INSTALLED), "{command}");
+    // What the second line of the unit says is what the command line takes.
+    assert!(command.contains("$TIDEWALLD_OPTIONS") && service.contains("TIDEWALLD_OPTIONS="));
+    let listens = places::socket("%i");
+    assert_eq!(
+        values(&socket, "ListenSequentialPacket"),
+        [listens.to_str().unwrap()]
+    );
+    let directory = places::SOCKETS.strip_prefix("/run/").unwrap();
+    assert_eq!(values(&service, "RuntimeDirectory"), [directory]);
+    let shared = format!("-v {0}:{0} -v /sys/fs/bpf:", places::SOCKETS);
+    let recipe = recipe();
+    for part in shared.split(" -v ") {
+        assert!(recipe.contains(part.trim_start_matches("-v ")), "{recipe}");
+    }
+    assert!(places::pins("eth0").starts_with("/sys/fs/bpf"));
+}
+
+/// Read by docker's client alone, which asks its daemon after that.
+#[test]
+fn docker_takes_the_recipe() {
+    let test = "docker_takes_the_recipe";
+    if Command::new("docker").arg("--version").output().is_err() {
+        return tidewall_skip::inapplicable(test, "there is no docker");
+    }
+    let docker = |command: &str| {
+        let nobody = "unix:///nonexistent/docker.sock";
+        let mut shell = Command::new("sh");
+        let shell = shell.args(["-c", command]).env("DOCKER_HOST", nobody);
+        text(&shell.output().unwrap())
+    };
+    // A name as images have.
+    let recipe = recipe().replace("IMAGE", "image");
+    let asks = "onnect to the Docker daemon";
+    let said = docker(&recipe);
+    assert!(said.contains(asks), "{said}");
+    assert!(!docker(&recipe.replace("--cap-add", "--add-cap")).contains(asks));
+}
+
+mod inside {
+    use super::*;
+
+    /// As root without any capability but `names`.
+    fn begins_with(names: &[&str]) {
+        let names = names.iter().map(|name| name.trim_start_matches("CAP_"));
+        let names: Vec<String> = names
+            .map(|name| format!("+{}", name.to_lowercase()))
+            .collect();
+        let mut limited = Command::new("setpriv");
+        let bounding = format!("--bounding-set=-all,{}", names.join(","));
+        let plain = command();
+        limited.args(["--no-new-privs", &bounding]);
+        limited.arg(DAEMON).args(plain.get_args());
+        let (daemon, said) = start_with(&mut limited);
+        assert!(said.contains("event=began"), "{said}");
+        client();
+        drop(daemon);
+        assert!(command().arg("--remove").status().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn what_is_packaged_has_the_privileges_it_needs() {
+        let service = unit(SERVICE);
+        let [bounding] = values(&service, "CapabilityBoundingSet")[..] else {
+            panic!("{service}");
+        };
+        begins_with(&bounding.split(' ').collect::<Vec<_>>());
+        let recipe = recipe();
+        let added = recipe.split("--cap-add ").skip(1);
+        let added: Vec<&str> = added.filter_map(|rest| rest.split(' ').next()).collect();
+        assert!(
+            recipe.contains("--cap-drop ALL") && added.len() == 4,
+            "{recipe}"
+        );
+        begins_with(&added);
+    }
+}
