@@ -231,7 +231,12 @@ impl Flow {
             return Ok(());
         };
         let owes_nothing = end.sink.chain.is_empty() && end.source.acked == end.source.next;
-        if !owes_nothing && policy == Lost::Reset {
+        let is_missed = match policy {
+            Lost::Resend => false,
+            Lost::Reset => !owes_nothing,
+            Lost::ResetIfUsed => !owes_nothing || end.sink.next > FIRST,
+        };
+        if is_missed {
             return Err(Reset::Member);
         }
         let inbound = &mut self.inbound;

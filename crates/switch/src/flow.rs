@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 
 use tidewall_protocol::tcp::{FourTuple, Time};
 use tidewall_wire::tcp::Header;
@@ -319,6 +320,9 @@ impl End {
     pub(crate) fn view(&self, slot: usize) -> MemberView {
         MemberView {
             id: MemberId(slot as u8),
+            address: self
+                .tuple
+                .map_or(SocketAddr::from(([0; 4], 0)), |tuple| tuple.remote),
             room: self.sink.edge.saturating_sub(self.sink.next),
             outstanding: self.sink.chain.len(),
             outstanding_bytes: self.sink.chain.bytes(),

@@ -1,6 +1,9 @@
 //! Requests for blocks: small ones and metadata to a coordinator, blocks to the nodes
 //! that hold them (the paper's storage service).
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+
 use super::{Frame, Lost, Members, Module, Verdict};
 use crate::MemberId;
 
@@ -12,25 +15,29 @@ const HEADER: usize = 16;
 const READ: u8 = 1;
 const WRITE: u8 = 2;
 
-/// Stripes blocks over all members but the coordinator; every other operation goes to
-/// that. A request begins with one byte of operation (1 reads a block, 2 writes one),
+/// Stripes blocks over storage nodes; every other operation goes to the coordinator. A
+/// request begins with one byte of operation (1 reads a block, 2 writes one),
 /// seven bytes that are the application's, and the number of the block in eight bytes,
-/// big endian.
+/// big endian. While the node of a block is away a request for it resets the connection:
+/// no other node has the block.
 #[derive(Clone, Debug)]
 pub struct BlockStorage {
-    coordinator: MemberId,
+    coordinator: SocketAddr,
+    nodes: Arc<[SocketAddr]>,
 }
 
 impl BlockStorage {
-    /// All other members are storage nodes.
+    /// `nodes` are those that blocks were striped over, in that order, whether they are
+    /// there now or not.
     #[must_use]
-    pub const fn new(coordinator: MemberId) -> Self {
-        Self { coordinator }
+    pub const fn new(coordinator: SocketAddr, nodes: Arc<[SocketAddr]>) -> Self {
+        Self { coordinator, nodes }
     }
 }
 
-/// The block that a request reads or writes, by which [`BlockStorage`] chooses: the node is
-/// the remainder of its division by their number. `None`: a request of the coordinator's.
+/// The block that a request reads or writes, by which [`BlockStorage`] chooses: the node's
+/// place is the remainder of its division by the number of nodes. `None`: a request of the
+/// coordinator's.
 #[must_use]
 pub fn block_of(payload: &[u8]) -> Option<u64> {
     payload
@@ -45,21 +52,18 @@ impl Module for BlockStorage {
         let chosen = match block_of(frame.get(..frame.len().min(HEADER)).unwrap_or_default()) {
             None => Some(self.coordinator),
             Some(block) => {
-                let nodes = || {
-                    members
-                        .iter()
-                        .filter(|member| member.id != self.coordinator)
-                };
-                let count = nodes().count() as u64;
-                let place = block.checked_rem(count).unwrap_or(0) as usize;
-                nodes().nth(place).map(|member| member.id)
+                let place = block.checked_rem(self.nodes.len() as u64).unwrap_or(0);
+                self.nodes.get(place as usize).copied()
             }
         };
-        chosen.map_or(Verdict::Reset, |member| Verdict::Send(member, 0))
+        match chosen.and_then(|address| members.at(address)) {
+            Some(member) => Verdict::Send(member.id, 0),
+            None => Verdict::Reset,
+        }
     }
 
     fn member_down(&mut self, _member: MemberId) -> Lost {
-        // A block's bytes are on its node and nowhere else.
-        Lost::Reset
+        // A block's bytes are on its node and nowhere else, and each request has a reply.
+        Lost::ResetIfUsed
     }
 }

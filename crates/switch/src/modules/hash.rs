@@ -25,8 +25,9 @@ impl HashOfKey {
     }
 }
 
-/// The hash of a key by which [`HashOfKey`] and [`KeyValue`](super::KeyValue) choose:
-/// the same everywhere, so that what loads the members' data can compute it.
+/// The hash of a key by which [`HashOfKey`] and [`KeyValue`](super::KeyValue) choose, with
+/// [`weight_of`](super::weight_of): the same everywhere, so that what loads the members'
+/// data can compute it.
 #[must_use]
 pub fn hash_of(key: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new();

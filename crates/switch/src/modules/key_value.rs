@@ -37,7 +37,8 @@ impl Module for KeyValue {
     }
 
     fn member_down(&mut self, _member: MemberId) -> Lost {
-        // INCR and APPEND are not idempotent, and the module does not tell them apart.
-        Lost::Reset
+        // INCR and APPEND are not idempotent, and the module does not tell them apart; and
+        // each command has a reply.
+        Lost::ResetIfUsed
     }
 }

@@ -21,6 +21,7 @@ mod speed;
 mod work;
 
 use core::ops::RangeBounds;
+use std::net::{IpAddr, SocketAddr};
 
 use tidewall_protocol::tcp::Time;
 
@@ -93,8 +94,12 @@ pub enum Verdict {
 /// What becomes of frames that a dead member has not acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
-    /// The connection is reset: nothing is lost or doubled in silence.
+    /// The connection is reset if there are any: nothing is lost or doubled in silence.
     Reset,
+    /// The connection is reset, also if there are none, unless no frame ever went to the
+    /// member on it: a request that it acknowledged, and whose reply has not come, would
+    /// wait for ever.
+    ResetIfUsed,
     /// They are idempotent: when the peer repeats them, they are steered anew. Nothing
     /// is promised about their order among other frames.
     Resend,
@@ -112,7 +117,9 @@ pub enum Windows {
 
 /// Chooses members for the frames of one connection.
 pub trait Module: Send {
-    /// A new frame of the peer; `members` are never none. Each byte of the frame can be looked
+    /// A new frame of the peer; `members` are never none. One that is dropped, as the member
+    /// that it was for has no room for it in its window, is shown again when the peer
+    /// repeats it. Each byte of the frame can be looked
     /// at eight times, each member 64 times, and 1,024 looks more are free; beyond, the
     /// connection is reset.
     fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict;
@@ -124,8 +131,7 @@ pub trait Module: Send {
     /// one was added.
     fn member_up(&mut self, _member: MemberId) {}
 
-    /// A member has died on this connection. The answer is of use only where frames
-    /// were not acknowledged.
+    /// A member has died on this connection.
     fn member_down(&mut self, _member: MemberId) -> Lost {
         Lost::Reset
     }
@@ -154,8 +160,10 @@ impl<F: FnMut() -> Box<dyn Module> + Send> Modules for F {
 /// A member as a module sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberView {
-    /// Which.
+    /// Which. Another member's once this one is gone, and this one may come back as another.
     pub id: MemberId,
+    /// Where it listens: by this a member is known that comes back.
+    pub address: SocketAddr,
     /// Bytes of its window that are open.
     pub room: u64,
     /// Frames sent to it that it has not acknowledged.
@@ -195,6 +203,12 @@ impl<'a> Members<'a> {
         end.takes_frames().then(|| end.view(slot))
     }
 
+    /// The one that listens there.
+    #[must_use]
+    pub fn at(self, address: SocketAddr) -> Option<MemberView> {
+        self.iter().find(|member| member.address == address)
+    }
+
     /// The first whose number is `id` or above, else the first of all.
     #[must_use]
     pub fn at_or_after(self, id: u8) -> Option<MemberView> {
@@ -207,17 +221,30 @@ impl<'a> Members<'a> {
         at(start..self.ends.len()).or_else(|| at(0..start))
     }
 
-    /// The one that most of `key`'s random numbers prefer (rendezvous hashing, Thaler
-    /// and Ravishankar 1998): when a member comes or goes, only its share of the keys
-    /// moves.
+    /// The owner of a key: where [`weight_of`] is largest (rendezvous hashing, Thaler and
+    /// Ravishankar 1998). When a member comes or goes, only its share of the keys moves; when
+    /// it comes back, that share is its own again.
     #[must_use]
     pub fn for_key(self, key: u64) -> Option<MemberView> {
-        self.iter().max_by_key(|member| {
-            // The finalizer of SplitMix64: every bit of the key and the number counts.
-            let mut mixed = key ^ (u64::from(member.id.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ (mixed >> 31)
-        })
+        self.iter()
+            .max_by_key(|member| (weight_of(key, member.address), member.address))
     }
+}
+
+/// How much a key prefers the member of an address: the same everywhere, so that what
+/// loads the members' data can compute it ([`hash_of`] of the key).
+#[must_use]
+pub const fn weight_of(key: u64, member: SocketAddr) -> u64 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let address = match member.ip() {
+        IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(address) => address.to_bits(),
+    };
+    let (high, low) = ((address >> 64) as u64, address as u64);
+    let place = low.rotate_left(16) ^ high.wrapping_mul(GOLDEN) ^ member.port() as u64;
+    // The finalizer of SplitMix64: every bit of the key and the address counts.
+    let mut mixed = key ^ place.wrapping_mul(GOLDEN);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }

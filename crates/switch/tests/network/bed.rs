@@ -127,6 +127,11 @@ impl From<Gathered> for Packet {
     }
 }
 
+/// Where a host listens, counted from 0.
+pub fn host_address(host: usize) -> SocketAddr {
+    SocketAddr::from(([10, 0, 1, host as u8 + 1], 6379))
+}
+
 pub fn delayed(delay: Duration) -> Impairment {
     Impairment {
         delay,
@@ -172,7 +177,7 @@ impl Bed {
 
     pub fn add_member(&mut self) -> usize {
         let number = self.hosts.len() + 1;
-        let address: SocketAddr = format!("10.0.1.{number}:6379").parse().expect("an address");
+        let address = host_address(number - 1);
         let seeds = [self.random.bits(), self.random.bits()];
         self.hosts.push(Host {
             id: MemberId(0),

@@ -10,6 +10,7 @@ mod handshakes;
 mod hostile;
 mod members;
 mod model;
+mod owners;
 mod raw;
 mod sack;
 mod transfer;

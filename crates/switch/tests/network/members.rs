@@ -4,10 +4,9 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use tidewall_simulator::random::Random;
-use tidewall_switch::MemberId;
 use tidewall_switch::modules::{BlockStorage, HashOfKey, LeastOutstanding, Lost, Module, Speed};
 
-use super::bed::{Bed, config, delayed, round_robin};
+use super::bed::{Bed, config, delayed, host_address, round_robin};
 use super::end::State;
 use super::transfer::{check_all, each_seed, frame, lossy, number};
 
@@ -208,7 +207,10 @@ fn once(choice: u64) -> Box<dyn Module> {
         1 => Box::new(HashOfKey::new(0..4, Lost::Reset)),
         2 => Box::new(Speed::new(Lost::Reset)),
         3 => round_robin(Lost::Reset)(),
-        _ => Box::new(BlockStorage::new(MemberId(0))),
+        _ => {
+            let nodes = (1..4).map(host_address);
+            Box::new(BlockStorage::new(host_address(0), nodes.collect()))
+        }
     }
 }
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tidewall_service::switch::{Driver, Inspect};
 use tidewall_switch::modules::{BlockStorage, KeyValue, Lost, Module, RoundRobin, Speed};
-use tidewall_switch::{Config, Member, MemberId};
+use tidewall_switch::{Config, Member};
 
 use super::service::until_input_ends;
 
@@ -60,13 +61,12 @@ pub enum SwitchModule {
 }
 
 impl SwitchModule {
-    fn make(self) -> Box<dyn Module> {
+    fn make(self, coordinator: SocketAddr, nodes: &Arc<[SocketAddr]>) -> Box<dyn Module> {
         match self {
             SwitchModule::RoundRobin => Box::new(RoundRobin::new(Lost::Reset)),
             SwitchModule::Speed => Box::new(Speed::new(Lost::Reset)),
-            // Members count from 0, in the order in which they were added.
             SwitchModule::KeyValue => Box::new(KeyValue::new(BRIDGE_HEADER)),
-            SwitchModule::BlockStorage => Box::new(BlockStorage::new(MemberId(0))),
+            SwitchModule::BlockStorage => Box::new(BlockStorage::new(coordinator, nodes.clone())),
         }
     }
 }
@@ -84,11 +84,13 @@ pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
         ..usual
     };
     let module = job.module;
+    let (&coordinator, nodes) = job.members.split_first().context("no members")?;
+    let nodes = Arc::from(nodes);
     let mut driver = Driver::open(
         &[peers.clone(), members.clone()],
         |interface| interface == members,
         config,
-        Box::new(move || module.make()),
+        Box::new(move || module.make(coordinator, &nodes)),
     )?;
     for &address in &job.members {
         let local = job.local;

@@ -4,13 +4,14 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
+use tidewall_switch::MEMBERS_MAX;
 use tidewall_switch::modules::{
     BlockStorage, HashOfKey, KeyValue, LeastOutstanding, Lost, Module, RoundRobin, Speed,
 };
-use tidewall_switch::{MEMBERS_MAX, MemberId};
 use toml::Spanned;
 
 use crate::units;
@@ -52,45 +53,110 @@ pub struct Health {
 
 /// A module and what it is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModuleChoice {
-    name: ModuleName,
-    lost: Lost,
-    key: Range<usize>,
+pub enum ModuleChoice {
+    RoundRobin(Lost),
+    LeastOutstanding(Lost),
+    Hash(Range<usize>, Lost),
+    Speed(Lost),
+    KeyValue {
+        skip: usize,
+    },
+    /// The first member of the file, and the others.
+    BlockStorage {
+        coordinator: SocketAddr,
+        nodes: Arc<[SocketAddr]>,
+    },
 }
 
 impl ModuleChoice {
     /// The module of one connection.
     pub fn make(&self) -> Box<dyn Module> {
-        let Self { name, lost, key } = self.clone();
-        match name {
-            ModuleName::RoundRobin => Box::new(RoundRobin::new(lost)),
-            ModuleName::LeastOutstanding => Box::new(LeastOutstanding::new(lost)),
-            ModuleName::Hash => Box::new(HashOfKey::new(key, lost)),
-            ModuleName::Speed => Box::new(Speed::new(lost)),
-            ModuleName::KeyValue => Box::new(KeyValue::new(key.start)),
-            // The first one of the file.
-            ModuleName::BlockStorage => Box::new(BlockStorage::new(MemberId(0))),
+        match self.clone() {
+            Self::RoundRobin(lost) => Box::new(RoundRobin::new(lost)),
+            Self::LeastOutstanding(lost) => Box::new(LeastOutstanding::new(lost)),
+            Self::Hash(key, lost) => Box::new(HashOfKey::new(key, lost)),
+            Self::Speed(lost) => Box::new(Speed::new(lost)),
+            Self::KeyValue { skip } => Box::new(KeyValue::new(skip)),
+            Self::BlockStorage { coordinator, nodes } => {
+                Box::new(BlockStorage::new(coordinator, nodes))
+            }
         }
+    }
+
+    /// The module of a file, or where in the file what is wrong.
+    fn of(file: &File, members: &[MemberSetup]) -> Result<Self, (usize, String)> {
+        let module = file.module.as_ref();
+        let name = module.map_or(ModuleName::RoundRobin, |name| *name.get_ref());
+        let place = module.map_or(0, |name| name.span().start);
+        let key = match &file.key {
+            None => None,
+            Some(key) => {
+                let place = key.span().start;
+                let [first, end] = *key.get_ref();
+                if !matches!(name, ModuleName::Hash | ModuleName::KeyValue) {
+                    let what = "key: only hash and key-value choose by one; leave it out";
+                    return Err((place, what.to_owned()));
+                }
+                if first >= end {
+                    let what = "a key is [FIRST, END], of bytes of a frame's payload";
+                    return Err((place, what.to_owned()));
+                }
+                Some(first..end)
+            }
+        };
+        if let Some(lost) = &file.lost
+            && matches!(name, ModuleName::KeyValue | ModuleName::BlockStorage)
+        {
+            let what = "lost: key-value and block-storage always reset; leave it out";
+            return Err((lost.span().start, what.to_owned()));
+        }
+        let lost = match file.lost.as_ref().map(Spanned::get_ref) {
+            None | Some(LostFrames::Reset) => Lost::Reset,
+            Some(LostFrames::ResetIfUsed) => Lost::ResetIfUsed,
+            Some(LostFrames::Resend) => Lost::Resend,
+        };
+        Ok(match name {
+            ModuleName::RoundRobin => Self::RoundRobin(lost),
+            ModuleName::LeastOutstanding => Self::LeastOutstanding(lost),
+            ModuleName::Hash => {
+                let what = "hash needs key = [FIRST, END]: the bytes of a frame's payload that \
+                            name its member";
+                Self::Hash(key.ok_or_else(|| (place, what.to_owned()))?, lost)
+            }
+            ModuleName::Speed => Self::Speed(lost),
+            ModuleName::KeyValue => Self::KeyValue {
+                skip: key.map_or(0, |key| key.start),
+            },
+            ModuleName::BlockStorage => match members {
+                [coordinator, nodes @ ..] if !nodes.is_empty() => Self::BlockStorage {
+                    coordinator: coordinator.address,
+                    nodes: nodes.iter().map(|node| node.address).collect(),
+                },
+                _ => {
+                    let what = "block-storage needs a coordinator and nodes: two members or more";
+                    return Err((place, what.to_owned()));
+                }
+            },
+        })
     }
 }
 
 impl fmt::Display for ModuleChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.name {
-            ModuleName::RoundRobin => "round-robin",
-            ModuleName::LeastOutstanding => "least-outstanding",
-            ModuleName::Hash => "hash",
-            ModuleName::Speed => "speed",
-            ModuleName::KeyValue => "key-value",
-            ModuleName::BlockStorage => "block-storage",
+        f.write_str(match self {
+            Self::RoundRobin(_) => "round-robin",
+            Self::LeastOutstanding(_) => "least-outstanding",
+            Self::Hash(..) => "hash",
+            Self::Speed(_) => "speed",
+            Self::KeyValue { .. } => "key-value",
+            Self::BlockStorage { .. } => "block-storage",
         })
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum ModuleName {
-    #[default]
     RoundRobin,
     LeastOutstanding,
     Hash,
@@ -99,11 +165,11 @@ enum ModuleName {
     BlockStorage,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum LostFrames {
-    #[default]
     Reset,
+    ResetIfUsed,
     Resend,
 }
 
@@ -112,10 +178,8 @@ enum LostFrames {
 struct File {
     address: Spanned<SocketAddr>,
     interface: Spanned<String>,
-    #[serde(default)]
-    module: ModuleName,
-    #[serde(default)]
-    lost: LostFrames,
+    module: Option<Spanned<ModuleName>>,
+    lost: Option<Spanned<LostFrames>>,
     key: Option<Spanned<[usize; 2]>>,
     ports: Option<Spanned<String>>,
     #[serde(default)]
@@ -224,19 +288,6 @@ fn parse(
             format!("{ring}: a ring has 1 to 32767 frames"),
         ));
     }
-    let key = match &file.key {
-        None => 0..usize::from(u16::MAX),
-        Some(key) => {
-            let [first, end] = *key.get_ref();
-            if first >= end {
-                return Err((
-                    key.span().start,
-                    "a key is [FIRST, END], of bytes of a frame's payload".to_owned(),
-                ));
-            }
-            first..end
-        }
-    };
     if file.member.len() > MEMBERS_MAX {
         return Err((
             file.member.last().map_or(0, |member| member.span().start),
@@ -292,18 +343,7 @@ fn parse(
     Ok(Setup {
         address,
         interface: file.interface.get_ref().clone(),
-        module: ModuleChoice {
-            name: file.module,
-            lost: match file.lost {
-                LostFrames::Reset => Lost::Reset,
-                LostFrames::Resend => Lost::Resend,
-            },
-            key: if file.module == ModuleName::KeyValue && file.key.is_none() {
-                0..1
-            } else {
-                key
-            },
-        },
+        module: ModuleChoice::of(&file, &members)?,
         ports,
         kernel_ends: file.kernel_ends,
         ring,
@@ -376,7 +416,7 @@ failures = 2
         assert_eq!(setup.address, "10.77.0.99:6379".parse().unwrap());
         assert_eq!(setup.interface, "tw-in");
         assert_eq!(setup.module.to_string(), "hash");
-        assert_eq!((setup.module.lost, setup.module.key), (Lost::Resend, 4..12));
+        assert_eq!(setup.module, ModuleChoice::Hash(4..12, Lost::Resend));
         assert_eq!(setup.ports, 62_000..=62_999);
         assert!(setup.kernel_ends);
         assert_eq!(setup.ring, 100);
@@ -413,6 +453,9 @@ failures = 2
             ("\"hash\"", "\"hashes\"", 3, "hashes"),
             ("\"resend\"", "\"forget\"", 4, "forget"),
             ("[4, 12]", "[12, 4]", 5, "FIRST, END"),
+            ("key = [4, 12]", "", 3, "hash needs key"),
+            ("\"hash\"", "\"speed\"", 5, "leave it out"),
+            ("\"hash\"", "\"key-value\"", 4, "always reset"),
             ("62000-62999", "62999-62000", 6, "FIRST-LAST"),
             ("true", "maybe", 7, ""),
             ("100", "0", 8, "1 to 32767"),
@@ -425,6 +468,29 @@ failures = 2
             let (at, what) = with(from, to);
             assert!(at == line && what.contains(part), "{to}: line {at}: {what}");
         }
+    }
+
+    #[test]
+    fn a_module_gets_what_it_is_made_with() {
+        let of = |module: &str| {
+            let start = WHOLE.replace(
+                "module = \"hash\"\nlost = \"resend\"\nkey = [4, 12]",
+                module,
+            );
+            parsed(&start).map(|setup| setup.module)
+        };
+        let skip = |skip| Ok(ModuleChoice::KeyValue { skip });
+        assert_eq!(of("module = 'key-value'"), skip(0));
+        assert_eq!(of("module = 'key-value'\nkey = [8, 9]"), skip(8));
+        let lost = ModuleChoice::Speed(Lost::ResetIfUsed);
+        assert_eq!(of("module = 'speed'\nlost = 'reset-if-used'"), Ok(lost));
+        let storage = ModuleChoice::BlockStorage {
+            coordinator: "10.80.0.2:6379".parse().unwrap(),
+            nodes: ["[fd80::2]:6379".parse().unwrap()].into(),
+        };
+        assert_eq!(of("module = 'block-storage'"), Ok(storage));
+        let alone = parsed("address = '10.0.0.9:80'\ninterface = 'e'\nmodule = 'block-storage'");
+        assert!(alone.unwrap_err().1.contains("two members"));
     }
 
     #[test]

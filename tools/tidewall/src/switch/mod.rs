@@ -36,8 +36,12 @@ const HEADERS: [usize; 2] = [40, 60];
     address = \"10.0.0.99:6379\"      # what peers connect to: the virtual address\n  \
     interface = \"eth1\"              # where they come from\n  \
     module = \"round-robin\"          # or least-outstanding, hash, speed, key-value, block-storage\n  \
-    lost = \"reset\"                  # or resend: frames that a dead member has not acknowledged\n  \
-    key = [0, 8]                    # of hash: these bytes of a frame\n  \
+    lost = \"reset\"                  # what becomes of a connection whose member dies: reset if\n  \
+    \x20                               # frames are not acknowledged; reset-if-used: if it ever got\n  \
+    \x20                               # any, for requests with replies; resend: frames go to others;\n  \
+    \x20                               # key-value and block-storage always do as reset-if-used\n  \
+    key = [0, 8]                    # of hash: these bytes of a frame name its member;\n  \
+    \x20                               # of key-value: commands begin at the first of them\n  \
     ports = \"61000-65535\"           # from which members are connected to\n  \
     kernel-ends = false             # take ends that do not say in their SYN that they speak ACP\n  \
     ring = 384                      # frames a connection and direction that are not acknowledged\n  \
