@@ -78,8 +78,14 @@ impl Signalling {
                 let event = Event::Connected(id, Box::new(*elements));
                 self.events.push_back(event);
             }
-            // The network's side is active at CONNECT already (§5.2.6).
-            (MessageType::ConnectAcknowledge, Phase::Active) if !id.ours => {}
+            // The network's side is active at CONNECT already (§5.2.6). Its owner may want to
+            // know that the caller is, too.
+            (MessageType::ConnectAcknowledge, Phase::Active) if !id.ours => {
+                if self.config.side == Side::Network {
+                    let event = Event::Connected(id, Box::new(*elements));
+                    self.events.push_back(event);
+                }
+            }
             // A SETUP again, of a call that is known (§5.6.3.2).
             (MessageType::Setup, _) => self.ignored += 1,
             (MessageType::Release, Phase::ReleaseSent) => {

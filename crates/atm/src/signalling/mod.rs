@@ -150,7 +150,8 @@ pub enum Event {
     Setup(CallId, Box<Elements>),
     /// The call is on its way; what the message says, the circuit above all.
     Proceeding(CallId, Box<Elements>),
-    /// The call is active.
+    /// The call is active at both ends. Of one that the network's side has accepted, which is
+    /// active there at once, this comes with the caller's acknowledgment.
     Connected(CallId, Box<Elements>),
     /// The other end releases the call: free the circuit, then `release`.
     Releasing(CallId, Cause),

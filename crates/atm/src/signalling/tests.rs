@@ -95,6 +95,10 @@ fn a_user_calls_and_releases() {
     assert_eq!(events(&mut user), [Event::Connected(id, Box::default())]);
     assert_eq!(user.phase(id), Some(Phase::Active));
     assert_eq!(network.phase(there), Some(Phase::Active));
+    assert_eq!(
+        events(&mut network),
+        [Event::Connected(there, Box::default())]
+    );
     let cause = Cause::new(Cause::NORMAL);
     user.release(NOW, id, cause).unwrap();
     exchange(NOW, &mut user, &mut network);
