@@ -235,7 +235,8 @@ impl Posix {
     pub fn circuit_address(&self, fd: i32) -> Result<PvcAddress> {
         self.atm_socket(fd)?;
         let file = self.file(fd)?;
-        let circuit = circuit_of(&file).ok_or(Errno(libc::ENOTCONN))?.circuit();
+        let circuit = circuit_of(&file).and_then(AtmSocket::circuit);
+        let circuit = circuit.ok_or(Errno(libc::ENOTCONN))?;
         Ok(PvcAddress {
             interface: INTERFACE,
             vpi: circuit.vpi as i16,

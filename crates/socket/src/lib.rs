@@ -65,7 +65,10 @@ pub mod tuning {
 mod virtual_time;
 mod wait_queue;
 
-pub use atm::{AtmOptions, AtmReceived, AtmSocket, Circuit};
+pub use atm::{
+    AtmControl, AtmListener, AtmOptions, AtmReceived, AtmSocket, CallOptions, Circuit, Nsap,
+    Opaque, Sap, Side,
+};
 pub use descriptor::{Descriptors, OpenFile};
 pub use receiver::TrafficClass;
 #[cfg(any(test, feature = "testutil"))]

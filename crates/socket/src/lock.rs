@@ -70,6 +70,8 @@ order! {
     Listener,
     /// A connection.
     Connection,
+    /// The calls of an interface's circuits.
+    Signalling,
     /// That one thread at a time binds, connects or closes a socket, or opens a
     /// connection a channel.
     Binding,

@@ -50,6 +50,9 @@ pub struct StackSnapshot {
     pub queues: Vec<QueueSnapshot>,
     /// One entry an open UDP socket, circuit and TCP listener.
     pub sockets: Vec<SocketSnapshot>,
+    /// Calls that the stack controls, those that are being released included.
+    #[serde(default)]
+    pub calls: Vec<CallSnapshot>,
     /// TCP connections.
     #[serde(default)]
     pub tcp: TcpSnapshot,
@@ -234,6 +237,26 @@ pub struct ControlSnapshot {
     pub interrupts: u64,
     /// Frames that found their channel full.
     pub overflowed: u64,
+}
+
+/// One call.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CallSnapshot {
+    /// This end set it up.
+    pub ours: bool,
+    /// Its reference, which is its own among those that this end, or the other, set up.
+    pub reference: u32,
+    /// The circuit, once one is allotted: VPI and VCI.
+    pub circuit: Option<String>,
+    /// The state by Q.2931, as U10 or N10.
+    pub state: String,
+    /// `socket`; `waiting` until somebody accepts it; `releasing` when nobody has it here.
+    pub held: String,
+    /// The number at this end.
+    pub local: Option<String>,
+    /// The number at the other end, where it is known.
+    pub peer: Option<String>,
 }
 
 /// One socket.
@@ -523,8 +546,8 @@ impl StackSnapshot {
             SocketSnapshot {
                 channel: number,
                 protocol: "aal5".to_owned(),
-                local: circuit.circuit.to_string(),
-                peer: None,
+                local: (circuit.circuit()).map_or(String::new(), |it| it.to_string()),
+                peer: circuit.peer().map(|it| it.to_string()),
                 received: circuit.received(),
                 through_kernel: 0,
                 occupancy,
@@ -561,6 +584,7 @@ impl StackSnapshot {
             }),
             queues: queues.collect(),
             sockets: sockets.chain(circuits).chain(listeners).collect(),
+            calls: core.atm.calls(),
             tcp: TcpSnapshot::take(core),
             switch,
             counters: StackCounters::take(core),

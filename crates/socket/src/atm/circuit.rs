@@ -2,17 +2,18 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use tidewall_device::demux::ChannelId;
 use tidewall_receive::poller::Channel;
-use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::aal5::pdu_len;
 use tidewall_wire::atm::pseudowire::Label;
+use tidewall_wire::atm::{Circuit, Nsap};
 
+use super::call::{Call, Progress};
 use super::receive::Owned;
-use super::{AtmOptions, DEFAULT_RECEIVE_LIMIT};
+use super::{AtmOptions, DEFAULT_RECEIVE_LIMIT, errno};
 use crate::channels::ChannelSet;
 use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, lock, rank};
@@ -23,9 +24,15 @@ use crate::wait_queue::{WaitQueue, Waitable};
 
 pub(crate) struct CircuitInner {
     id: ChannelId,
-    pub(crate) circuit: Circuit,
-    pub(super) label: Label,
+    /// Its place, once it has one: at once, but for a call that the other side names.
+    place: OnceLock<Place>,
+    /// The place is its own still.
+    placed: AtomicBool,
+    /// Of a call: whose it is, and where it is.
+    pub(super) call: Option<Call>,
     pub(super) options: AtmOptions,
+    /// Bytes of the longest payload that is sent: of a call what both ends agreed on.
+    pub(super) send_max: AtomicUsize,
     /// Bytes of the longest PDU received.
     pub(super) pdu_max: usize,
     pub(super) wait_queue: WaitQueue,
@@ -37,6 +44,21 @@ pub(crate) struct CircuitInner {
     pub(super) received: AtomicU64,
     /// Tag of the last loopback cell sent.
     pub(super) last_tag: AtomicU32,
+}
+
+/// A circuit and what its frames begin with.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) circuit: Circuit,
+    pub(super) label: Label,
+}
+
+impl Place {
+    /// `None` for a circuit that has no label, or is none.
+    pub(super) fn new(circuit: Circuit) -> Option<Self> {
+        let label = Label::of_circuit(circuit)?;
+        (circuit != Circuit { vpi: 0, vci: 0 }).then_some(Place { circuit, label })
+    }
 }
 
 /// What has come and was not received.
@@ -52,17 +74,14 @@ pub(super) struct Waiting {
 }
 
 impl CircuitInner {
-    pub(super) fn new(
-        circuit: Circuit,
-        label: Label,
-        set: ChannelSet,
-        options: AtmOptions,
-    ) -> Self {
+    pub(super) fn new(set: ChannelSet, options: AtmOptions, call: Option<Call>) -> Self {
         CircuitInner {
             id: set.id,
-            circuit,
-            label,
+            place: OnceLock::new(),
+            placed: AtomicBool::new(false),
+            call,
             options,
+            send_max: AtomicUsize::new(options.send_max),
             pdu_max: pdu_len(options.receive_max),
             wait_queue: WaitQueue::default(),
             waiting: Mutex::new(Waiting {
@@ -84,6 +103,59 @@ impl CircuitInner {
         self.id
     }
 
+    pub(super) fn place(&self) -> Option<Place> {
+        self.place.get().copied()
+    }
+
+    /// The circuit, once it has one.
+    pub(crate) fn circuit(&self) -> Option<Circuit> {
+        self.place().map(|place| place.circuit)
+    }
+
+    /// The number at the other end, of a call.
+    pub(crate) fn peer(&self) -> Option<Nsap> {
+        self.call.as_ref()?.peer
+    }
+
+    /// Opens a place: from now on its frames come here. The caller holds the lock for
+    /// binding. A place that was given stays the one.
+    ///
+    /// # Errors
+    /// EADDRINUSE when it is open, ENOBUFS when a table is full.
+    pub(super) fn open_place(self: &Arc<Self>, core: &Core, place: Place) -> io::Result<()> {
+        let Place { circuit, label } = place;
+        core.netdev.owner.own_circuit(label)?;
+        let opened = core.tables.open_circuit(label, self.id).and_then(|()| {
+            let mut reassembly = lock(&core.atm.reassembly);
+            let opened = reassembly.open(circuit, self.options.receive_max);
+            opened.map_err(|_| errno(libc::ENOBUFS))
+        });
+        if let Err(error) = opened {
+            core.tables.close_circuit(label);
+            core.netdev.owner.disown_circuit(label);
+            return Err(error);
+        }
+        let _ = self.place.set(place);
+        self.placed.store(true, Ordering::Relaxed);
+        lock(&core.atm.circuits).insert(circuit, self.clone());
+        Ok(())
+    }
+
+    /// Closes its place, if it has one: the circuit may be another's. The caller holds the
+    /// lock for binding.
+    pub(super) fn close_place(&self, core: &Core) {
+        let place = self
+            .place()
+            .filter(|_| self.placed.swap(false, Ordering::Relaxed));
+        if let Some(Place { circuit, label }) = place {
+            // Before the label is another's.
+            core.tables.close_circuit(label);
+            drop(lock(&core.atm.circuits).remove(&circuit));
+            lock(&core.atm.reassembly).close(circuit);
+            core.netdev.owner.disown_circuit(label);
+        }
+    }
+
     /// Payloads received.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
@@ -94,14 +166,25 @@ impl CircuitInner {
         self.limit.load(Ordering::Relaxed)
     }
 
-    fn has_payloads(&self) -> bool {
+    pub(super) fn has_payloads(&self) -> bool {
         let waiting = lock(&self.waiting);
         !waiting.outside.is_empty() || waiting.channels.iter().any(|it| !it.looks_empty())
     }
 
     /// True when a receive call need not wait.
     fn has_input(&self) -> bool {
-        self.pending_error.load(Ordering::Relaxed) != 0 || self.has_payloads()
+        self.pending_error.load(Ordering::Relaxed) != 0 || self.has_payloads() || self.has_ended()
+    }
+
+    /// True for a call that is released.
+    pub(super) fn has_ended(&self) -> bool {
+        self.progress() == Progress::Ended
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        self.call
+            .as_ref()
+            .map_or(Progress::Connected, Call::progress)
     }
 
     /// Fails the next call that receives or sends.
@@ -207,8 +290,13 @@ impl Pollable for CircuitInner {
     // Sending waits for a frame at worst.
     fn events(&self) -> Events {
         let failed = self.pending_error.load(Ordering::Relaxed) != 0;
-        (Events::WRITABLE | Events::WRBAND)
+        let progress = self.progress();
+        let ended = progress == Progress::Ended;
+        let writable = ended || progress == Progress::Connected;
+        Events::NONE
+            .with_if(Events::WRITABLE | Events::WRBAND, writable)
             .with_if(Events::ERR, failed)
-            .with_if(Events::READABLE, self.has_payloads())
+            .with_if(Events::HUP, ended)
+            .with_if(Events::READABLE, ended || self.has_payloads())
     }
 }

@@ -9,7 +9,11 @@
 //!                 └────► parts of PDUs: reassembly, one memory for all circuits
 //! ```
 
+mod call;
 pub(crate) mod circuit;
+mod control;
+mod elements;
+mod listener;
 mod options;
 mod receive;
 mod sending;
@@ -22,11 +26,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidewall_atm::reassembly::{DropReason, Limits, Reassembly};
-use tidewall_wire::atm::aal5::PAYLOAD_MAX;
+#[cfg(doc)]
 use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::ethernet::MacAddress;
 
-use crate::channels::ChannelSet;
 use crate::ip::routes::Neighbour;
 use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
@@ -36,8 +39,13 @@ use crate::timeout::Timeout;
 use crate::wait_queue::Waitable;
 use circuit::{CircuitInner, Pinging, Receiving};
 
+pub use call::CallOptions;
+pub use control::{AtmControl, Side};
+pub use elements::Sap;
+pub use listener::AtmListener;
 pub use receive::AtmReceived;
-pub use tidewall_wire::atm::Circuit;
+pub use tidewall_wire::atm::q2931::Opaque;
+pub use tidewall_wire::atm::{Circuit, Nsap};
 
 /// Frames that may wait for a circuit, a queue, unless its application says otherwise.
 const DEFAULT_RECEIVE_LIMIT: u32 = 128;
@@ -64,6 +72,8 @@ impl Default for AtmOptions {
 
 /// Circuits of one stack.
 pub(crate) struct Atm {
+    /// Signalling and its calls, where this stack controls them.
+    control: Mutex<Option<control::Control>, rank::Signalling>,
     /// Open ones. Nothing else is locked with it.
     circuits: Mutex<BTreeMap<Circuit, Arc<CircuitInner>>, rank::Leaf>,
     /// Where they lead.
@@ -114,6 +124,7 @@ pub fn circuit_counters() -> Vec<&'static str> {
 impl Default for Atm {
     fn default() -> Self {
         Atm {
+            control: Mutex::default(),
             circuits: Mutex::default(),
             next_hop: Mutex::default(),
             reassembly: Mutex::new(Reassembly::new(Limits::default())),
@@ -239,66 +250,35 @@ impl AtmSocket {
     pub fn bind_with(stack: &Stack, circuit: Circuit, options: AtmOptions) -> io::Result<Self> {
         let core = stack.here()?;
         core.netdev.check()?;
-        if lock(&core.atm.next_hop).is_none() {
-            return Err(errno(libc::ENODEV));
+        call::check(&options)?;
+        // Another call's, or not released by both ends.
+        if core.atm.is_held(circuit) {
+            return Err(errno(libc::EADDRINUSE));
         }
-        let label = Label::of_circuit(circuit)
-            .filter(|_| circuit != Circuit { vpi: 0, vci: 0 })
-            .filter(|_| options.send_max <= PAYLOAD_MAX)
-            .filter(|_| (1..=PAYLOAD_MAX).contains(&options.receive_max))
-            .ok_or_else(|| errno(libc::EINVAL))?;
-        let _binding = lock(&core.binding);
-        core.netdev.owner.own_circuit(label)?;
-        let inner = Self::open(core, circuit, label, options);
-        let inner = inner.inspect_err(|_| core.netdev.owner.disown_circuit(label))?;
-        Ok(AtmSocket {
-            inner,
-            stack: stack.clone(),
-            nonblocking: AtomicBool::new(false),
-            read_timeout: Timeout::default(),
-        })
+        let inner = core.atm.open(core, circuit, options)?;
+        Ok(Self::of(inner, stack, false))
     }
 
-    fn open(
-        core: &Core,
-        circuit: Circuit,
-        label: Label,
-        options: AtmOptions,
-    ) -> io::Result<Arc<CircuitInner>> {
-        let queues = &core.receiver.queues;
-        let id = core.channels.allocate()?;
-        let set = core.channels.open(queues, id, DEFAULT_RECEIVE_LIMIT)?;
-        if let Err(error) = core.tables.open_circuit(label, id) {
-            core.channels.close(queues, set);
-            return Err(error);
-        }
-        let opened = lock(&core.atm.reassembly).open(circuit, options.receive_max);
-        if opened.is_err() {
-            core.tables.close_circuit(label);
-            core.channels.close(queues, set);
-            return Err(errno(libc::ENOBUFS));
-        }
-        let inner = Arc::new(CircuitInner::new(circuit, label, set, options));
-        core.channels.set_endpoint(id.index(), Some(inner.clone()));
-        lock(&core.atm.circuits).insert(circuit, inner.clone());
-        Ok(inner)
+    /// The circuit; `None` for a call that has none yet.
+    pub fn circuit(&self) -> Option<Circuit> {
+        self.inner.circuit()
     }
 
-    /// The circuit.
-    pub fn circuit(&self) -> Circuit {
-        self.inner.circuit
-    }
-
-    /// How it was bound.
+    /// How it was bound; of a call what both ends agreed on.
     pub fn options(&self) -> AtmOptions {
-        self.inner.options
+        AtmOptions {
+            send_max: self.inner.send_max.load(Ordering::Relaxed),
+            ..self.inner.options
+        }
     }
 
-    /// Receives one payload; of a longer one the rest is lost. Returns how much was copied.
+    /// Receives one payload; of a longer one the rest is lost. Returns how much was copied:
+    /// nothing once a call is released and everything that came is received.
     ///
     /// # Errors
     /// EAGAIN when nonblocking or at the timeout, EINTR, ENODEV once the interface is no
-    /// more.
+    /// more; of a call ENOTCONN before it is connected, and once ECONNRESET where it ended
+    /// otherwise than by a release.
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut copied = 0;
         self.recv_batch(1, |received| {
@@ -310,7 +290,8 @@ impl AtmSocket {
 
     /// Receives up to `limit` payloads without copying those that came in one frame: `each`
     /// sees them where they lie. Waits for the first unless nonblocking. Returns how many
-    /// there were, at least one unless `limit` is 0.
+    /// there were: none where `limit` is 0, and once a call is released and everything that
+    /// came is received.
     ///
     /// # Errors
     /// As [`AtmSocket::recv`]. Payloads already given to `each` are not lost to an error: it
@@ -336,9 +317,14 @@ impl AtmSocket {
         let nonblocking = at_once || self.is_nonblocking();
         let timeout = self.read_timeout().filter(|_| !nonblocking);
         let waiting = Receiving(&self.inner);
+        if self.is_connecting() {
+            return Err(errno(libc::ENOTCONN));
+        }
         self.attempt(&waiting, nonblocking, timeout, |core| {
+            // Read first: what came before the release is taken below.
+            let ended = self.inner.has_ended();
             let given = self.inner.drain(core, limit, each);
-            (given > 0).then_some(given)
+            (given > 0 || (ended && !self.inner.has_payloads())).then_some(given)
         })
     }
 
@@ -443,17 +429,9 @@ impl Drop for AtmSocket {
         let Ok(core) = self.stack.here() else { return };
         let inner = &self.inner;
         inner.wait_queue.close();
-        let _binding = lock(&core.binding);
-        // Before the label is another's.
-        core.tables.close_circuit(inner.label);
-        core.channels.set_endpoint(inner.id().index(), None);
-        drop(lock(&core.atm.circuits).remove(&inner.circuit));
-        lock(&core.atm.reassembly).close(inner.circuit);
-        let set = ChannelSet {
-            id: inner.id(),
-            channels: inner.close(core).into(),
-        };
-        core.channels.close(&core.receiver.queues, set);
-        core.netdev.owner.disown_circuit(inner.label);
+        if let Some(call) = &inner.call {
+            core.atm.hang_up(core, call);
+        }
+        core.atm.close(core, inner);
     }
 }

@@ -6,10 +6,10 @@ use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::Kind;
 use tidewall_device::frame::Frame;
 use tidewall_receive::poller::{Done, Shared};
-use tidewall_wire::atm::PayloadType;
 use tidewall_wire::atm::aal5::Pdu;
 use tidewall_wire::atm::oam::Loopback;
 use tidewall_wire::atm::pseudowire::{self, FrameHeader, Packet};
+use tidewall_wire::atm::{Circuit, PayloadType};
 
 use super::circuit::{CircuitInner, Waiting};
 use crate::channel_frame::ChannelFrame;
@@ -132,6 +132,14 @@ impl CircuitInner {
         given
     }
 
+    /// As [`CircuitInner::drain`], without a round between: what waits and no more.
+    pub(super) fn drain_waiting(&self, core: &Core, each: &mut dyn FnMut(AtmReceived<'_>)) {
+        self.drain_outside(core, usize::MAX, each);
+        for (number, queue) in core.receiver.queues.iter().enumerate() {
+            Batch::new(self, number, &queue.shared).deliver(core, usize::MAX, each);
+        }
+    }
+
     fn drain_outside(
         &self,
         core: &Core,
@@ -209,8 +217,10 @@ impl CircuitInner {
                 let (now, last) = (core.now(), part.header.last);
                 // Copied in the statement that holds the lock: nothing else is locked with it,
                 // and a trace locks.
+                // A frame came by the label of its place.
+                let circuit = self.circuit().unwrap_or(Circuit::SIGNALLING);
                 let came = lock(&core.atm.reassembly)
-                    .part(now, self.circuit, part.bytes, last)
+                    .part(now, circuit, part.bytes, last)
                     .map(|pdu| pdu.map(|it| Owned::copy(&AtmReceived::new(&it, &part.header))));
                 match came {
                     Ok(Some(owned)) => {

@@ -22,7 +22,7 @@ use crate::stack::Core;
 const FRAME_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long it waits for the next hop's link address: the kernel asks three times, a second
 /// apart.
-const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often it looks for that.
 pub(super) const NEIGHBOUR_LOOK: Duration = Duration::from_millis(5);
 
@@ -34,7 +34,9 @@ impl AtmSocket {
     /// than a queue sends from; ENETUNREACH where the interface does
     /// not lead to the next hop, EHOSTUNREACH where that does not answer; EAGAIN when
     /// nonblocking, and no frame is free or the next hop is still looked for; ENOBUFS when no
-    /// frame is free for 100 ms; ENODEV once the interface is no more.
+    /// frame is free for 100 ms; ENODEV once the interface is no more; of a call ENOTCONN
+    /// before it is connected and EPIPE once it is released. On a call that was just
+    /// accepted it waits until the caller has acknowledged that.
     pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
         self.send_at(payload, false)
     }
@@ -67,14 +69,15 @@ impl AtmSocket {
         if payload.is_empty() {
             return Ok(0);
         }
-        if payload.len() > self.inner.options.send_max {
-            return Err(errno(libc::EMSGSIZE));
-        }
         let core = self.stack.here()?;
         core.netdev.check()?;
+        let label = self.sending_label(core, at_once)?;
+        if payload.len() > self.inner.send_max.load(Ordering::Relaxed) {
+            return Err(errno(libc::EMSGSIZE));
+        }
         let header = FrameHeader {
             low_priority: self.inner.low_priority.load(Ordering::Relaxed),
-            ..FrameHeader::whole(self.inner.label)
+            ..FrameHeader::whole(label)
         };
         let began = Instant::now();
         loop {
@@ -119,7 +122,7 @@ impl CircuitInner {
         found.ok_or_else(|| errno(libc::ENETDOWN))
     }
 
-    fn transmit<V>(
+    pub(super) fn transmit<V>(
         &self,
         core: &Core,
         queue: impl FnOnce(&mut Transmitter) -> io::Result<V>,
@@ -128,7 +131,7 @@ impl CircuitInner {
         queue(&mut lock(&handle.transmitter))
     }
 
-    fn flush(&self, core: &Core) -> io::Result<()> {
+    pub(super) fn flush(&self, core: &Core) -> io::Result<()> {
         let (number, handle) = self.transmit_queue(core)?;
         core.receiver.send_queue(core, number, handle)
     }
@@ -162,7 +165,7 @@ impl CircuitInner {
         loopback: &Loopback,
     ) -> io::Result<()> {
         let cell = CircuitCell {
-            label: self.label,
+            label: self.place().ok_or_else(|| errno(libc::ENOTCONN))?.label,
             payload_type,
             low_priority: false,
             payload: &loopback.bytes(),

@@ -12,7 +12,7 @@ use rustix::net::{SocketFlags, acceptfrom_with, getpeername, getsockname};
 
 use crate::kernel_calls::{self, internet};
 use crate::readiness::{EpollSet, KernelFile};
-use crate::{AtmSocket, TcpListener, TcpStream, UdpSocket};
+use crate::{AtmListener, AtmSocket, TcpListener, TcpStream, UdpSocket};
 
 /// Does not wait, whatever the open file is set to.
 pub const MSG_DONTWAIT: i32 = libc::MSG_DONTWAIT;
@@ -52,8 +52,10 @@ pub enum OpenFile {
     Listener(TcpListener),
     /// A UDP socket.
     Datagram(UdpSocket),
-    /// A permanent virtual circuit.
+    /// A virtual circuit, permanent or of a call.
     Circuit(AtmSocket),
+    /// Who takes calls.
+    CircuitListener(AtmListener),
     /// A descriptor of the kernel's, of any kind.
     Kernel(KernelFile),
     /// An epoll set.
@@ -67,6 +69,7 @@ impl std::fmt::Debug for OpenFile {
             OpenFile::Listener(_) => "Listener",
             OpenFile::Datagram(_) => "Datagram",
             OpenFile::Circuit(_) => "Circuit",
+            OpenFile::CircuitListener(_) => "CircuitListener",
             OpenFile::Kernel(_) => "Kernel",
             OpenFile::Epoll(_) => "Epoll",
         };
@@ -95,6 +98,12 @@ impl From<UdpSocket> for OpenFile {
 impl From<AtmSocket> for OpenFile {
     fn from(socket: AtmSocket) -> Self {
         OpenFile::Circuit(socket)
+    }
+}
+
+impl From<AtmListener> for OpenFile {
+    fn from(listener: AtmListener) -> Self {
+        OpenFile::CircuitListener(listener)
     }
 }
 
@@ -204,7 +213,7 @@ impl OpenFile {
                 check_flags(flags, MSG_PEEK | MSG_WAITALL | MSG_TRUNC)?;
                 receive_stream(stream, buffers, flags).map(|length| (length, None))
             }
-            OpenFile::Listener(_) => error(libc::ENOTCONN),
+            OpenFile::Listener(_) | OpenFile::CircuitListener(_) => error(libc::ENOTCONN),
             OpenFile::Datagram(socket) => {
                 check_flags(flags, MSG_TRUNC | MSG_WAITALL)?;
                 let mut result = (0, None);
@@ -273,6 +282,7 @@ impl OpenFile {
                 stream.send_pieces(buffers, flags)
             }
             OpenFile::Listener(_) => error(libc::EPIPE),
+            OpenFile::CircuitListener(_) => error(libc::ENOTCONN),
             OpenFile::Datagram(socket) => {
                 check_flags(flags, 0)?;
                 let payload = joined(buffers);
@@ -300,12 +310,16 @@ impl OpenFile {
     ///
     /// # Errors
     /// EINVAL for a stream, EOPNOTSUPP for a datagram socket, ENOTSOCK; what
-    /// [`TcpListener::accept`] reports.
+    /// [`TcpListener::accept`] and [`AtmListener::accept`] report.
     pub fn accept(&self) -> io::Result<(OpenFile, Option<SocketAddr>)> {
         match self {
             OpenFile::Listener(listener) => {
                 let (stream, peer) = listener.accept()?;
                 Ok((stream.into(), Some(peer)))
+            }
+            OpenFile::CircuitListener(listener) => {
+                let (socket, _) = listener.accept()?;
+                Ok((socket.into(), None))
             }
             OpenFile::Stream(_) => error(libc::EINVAL),
             OpenFile::Datagram(_) | OpenFile::Circuit(_) => error(libc::EOPNOTSUPP),
@@ -325,9 +339,10 @@ impl OpenFile {
     /// [`UdpSocket::connect`] or the kernel reports.
     pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
         match self {
-            OpenFile::Stream(_) | OpenFile::Listener(_) | OpenFile::Circuit(_) => {
-                error(libc::EISCONN)
-            }
+            OpenFile::Stream(_)
+            | OpenFile::Listener(_)
+            | OpenFile::Circuit(_)
+            | OpenFile::CircuitListener(_) => error(libc::EISCONN),
             OpenFile::Datagram(socket) => socket.connect(peer),
             OpenFile::Kernel(fd) => Ok(rustix::net::connect(fd, &peer)?),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
@@ -346,7 +361,7 @@ impl OpenFile {
             OpenFile::Listener(listener) => listener.shutdown(how),
             OpenFile::Datagram(socket) => socket.shutdown(how),
             // Nothing of it closes by halves, and Linux says so to nobody.
-            OpenFile::Circuit(_) => Ok(()),
+            OpenFile::Circuit(_) | OpenFile::CircuitListener(_) => Ok(()),
             OpenFile::Kernel(fd) => {
                 let how = match how {
                     Shutdown::Read => rustix::net::Shutdown::Read,
@@ -369,6 +384,7 @@ impl OpenFile {
             OpenFile::Listener(listener) => listener.take_error(),
             OpenFile::Datagram(socket) => socket.take_error(),
             OpenFile::Circuit(socket) => socket.take_error(),
+            OpenFile::CircuitListener(listener) => listener.take_error(),
             OpenFile::Kernel(fd) => Ok(socket_error(fd)?.err().map(io::Error::from)),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
@@ -383,7 +399,7 @@ impl OpenFile {
             OpenFile::Stream(stream) => stream.local_addr().map(Some),
             OpenFile::Listener(listener) => listener.local_addr().map(Some),
             OpenFile::Datagram(socket) => socket.local_addr().map(Some),
-            OpenFile::Circuit(_) => Ok(None),
+            OpenFile::Circuit(_) | OpenFile::CircuitListener(_) => Ok(None),
             OpenFile::Kernel(fd) => Ok(internet(Some(getsockname(fd)?))),
             OpenFile::Epoll(_) => error(libc::ENOTSOCK),
         }
@@ -396,7 +412,7 @@ impl OpenFile {
     pub fn peer_address(&self) -> io::Result<Option<SocketAddr>> {
         match self {
             OpenFile::Stream(stream) => stream.peer_addr().map(Some),
-            OpenFile::Listener(_) => error(libc::ENOTCONN),
+            OpenFile::Listener(_) | OpenFile::CircuitListener(_) => error(libc::ENOTCONN),
             OpenFile::Datagram(socket) => socket.peer_addr().map(Some),
             OpenFile::Circuit(_) => Ok(None),
             OpenFile::Kernel(fd) => Ok(internet(getpeername(fd)?)),
@@ -416,6 +432,7 @@ impl OpenFile {
             OpenFile::Listener(listener) => Ok(listener.is_nonblocking()),
             OpenFile::Datagram(socket) => Ok(socket.is_nonblocking()),
             OpenFile::Circuit(socket) => Ok(socket.is_nonblocking()),
+            OpenFile::CircuitListener(listener) => Ok(listener.is_nonblocking()),
             OpenFile::Kernel(fd) => Ok(fcntl_getfl(fd)?.contains(OFlags::NONBLOCK)),
             // A flag without a meaning there.
             OpenFile::Epoll(_) => Ok(false),
@@ -433,6 +450,7 @@ impl OpenFile {
             OpenFile::Listener(listener) => listener.set_nonblocking(nonblocking),
             OpenFile::Datagram(socket) => socket.set_nonblocking(nonblocking),
             OpenFile::Circuit(socket) => socket.set_nonblocking(nonblocking),
+            OpenFile::CircuitListener(listener) => listener.set_nonblocking(nonblocking),
             OpenFile::Kernel(fd) => Ok(ioctl_fionbio(fd, nonblocking)?),
             OpenFile::Epoll(_) => Ok(()),
         }

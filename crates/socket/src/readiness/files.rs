@@ -63,6 +63,7 @@ impl OpenFile {
             OpenFile::Listener(listener) => listener,
             OpenFile::Datagram(socket) => socket,
             OpenFile::Circuit(socket) => socket,
+            OpenFile::CircuitListener(listener) => listener,
             OpenFile::Kernel(file) => file,
             OpenFile::Epoll(set) => set,
         }

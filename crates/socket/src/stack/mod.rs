@@ -543,6 +543,7 @@ impl Core {
         for circuit in self.atm.all() {
             circuit.fail(libc::ENODEV);
         }
+        self.atm.fail_calls(libc::ENODEV);
         for listener in self.tcp.all_listeners() {
             listener.notify_failure();
         }

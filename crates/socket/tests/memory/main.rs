@@ -2,6 +2,7 @@
 //! nobody sleeps. Frames that a stack would never send are injected.
 
 mod acp;
+mod calls;
 mod circuits;
 mod clock;
 mod connections;

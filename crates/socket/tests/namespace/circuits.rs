@@ -4,7 +4,9 @@ use std::net::Ipv4Addr;
 use std::thread;
 use std::time::Duration;
 
-use tidewall_socket::{AtmSocket, Circuit, EmbeddedConfig, Stack};
+use tidewall_socket::{
+    AtmControl, AtmListener, AtmOptions, AtmSocket, Circuit, EmbeddedConfig, Nsap, Side, Stack,
+};
 
 use super::support::{PEER, PEER4, peer_namespace, shell, stack, wait_until};
 
@@ -80,6 +82,57 @@ pub fn two_stacks_exchange_payloads_and_pings() {
     far.set_read_timeout(Some(PATIENCE)).unwrap();
     near.send(b"again").unwrap();
     assert_eq!(far.recv(&mut buffer).unwrap(), 5);
+}
+
+/// Calls through the driver program. Nobody is in the called end's stack between two of them.
+pub fn two_stacks_call_each_other() {
+    let stacks = two_stacks();
+    let number = |system| {
+        let mut number = [0x47; 20];
+        number[18] = system;
+        Nsap(number)
+    };
+    let sides = [Side::User, Side::Network];
+    for ((stack, side), system) in stacks.iter().zip(sides).zip(0..) {
+        let number = number(system);
+        stack.control_atm(AtmControl { number, side }).unwrap();
+    }
+    for (calling, called) in [(0, 1), (1, 0)] {
+        let to = number(called as u8);
+        let options = AtmOptions::default();
+        let listener = AtmListener::bind(&stacks[called], to, 8, options).unwrap();
+        let echoing = thread::spawn(move || {
+            for _ in 0..20 {
+                let (socket, _) = listener.accept().unwrap();
+                let mut buffer = vec![0; 9180];
+                loop {
+                    match socket.recv(&mut buffer).unwrap() {
+                        0 => break,
+                        length => socket.send(&buffer[..length]).unwrap(),
+                    };
+                }
+                assert!(socket.is_released());
+            }
+        });
+        for _ in 0..20 {
+            let socket = AtmSocket::connect(&stacks[calling], to).unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            assert_eq!(socket.peer_number(), Some(to));
+            let mut buffer = vec![0; 9180];
+            for size in [40, 1480, 9180] {
+                socket.send(&vec![size as u8; size]).unwrap();
+                assert_eq!(socket.recv(&mut buffer).unwrap(), size);
+            }
+        }
+        echoing.join().unwrap();
+    }
+    let refused = AtmSocket::connect(&stacks[0], number(1)).map(drop);
+    assert_eq!(
+        refused.unwrap_err().raw_os_error(),
+        Some(libc::ECONNREFUSED)
+    );
+    let idle = || stacks.iter().all(|stack| stack.snapshot().calls.is_empty());
+    assert!(wait_until(idle));
 }
 
 /// The kernel at the other end says where it is, and takes frames that are not IP's.

@@ -66,6 +66,7 @@ system_tests! {
     acp::kernel_ends_exchange_frames_with_a_stack on 1,
     acp::who_must_confirm_refuses_kernel_ends on 1,
     circuits::two_stacks_exchange_payloads_and_pings on 1,
+    circuits::two_stacks_call_each_other on 1,
     circuits::the_next_hop_is_found_as_any_neighbour on 1,
     event_loop::an_event_loop_serves_kernel_clients on 1,
     exchange::echo_to_kernel_peers_in_every_size on 1,

@@ -1,0 +1,239 @@
+//! Switched circuits: what a socket knows of its call, and calling somebody.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
+
+use tidewall_atm::signalling::CallId;
+use tidewall_wire::atm::Nsap;
+use tidewall_wire::atm::aal5::PAYLOAD_MAX;
+use tidewall_wire::atm::pseudowire::Label;
+
+use super::circuit::CircuitInner;
+use super::elements::Sap;
+use super::{AtmOptions, AtmSocket, errno};
+use crate::readiness::Events;
+use crate::stack::{Core, Stack};
+use crate::timeout::Timeout;
+use crate::wait_queue::{WaitQueue, Waitable};
+
+/// Where a call is, for its socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum Progress {
+    /// Called, and not answered.
+    Connecting,
+    /// Accepted here, and the caller has not acknowledged that.
+    Accepted,
+    /// Payloads go both ways.
+    Connected,
+    /// Released, by either end.
+    Ended,
+}
+
+/// A socket's call.
+pub(super) struct Call {
+    /// Set with the lock of the calls held.
+    pub(super) id: OnceLock<CallId>,
+    /// The number at this end.
+    pub(super) local: Nsap,
+    /// The number at the other end; `None` for a caller that does not say it.
+    pub(super) peer: Option<Nsap>,
+    progress: AtomicU8,
+}
+
+impl Call {
+    pub(super) fn new(local: Nsap, peer: Option<Nsap>, progress: Progress) -> Self {
+        Call {
+            id: OnceLock::new(),
+            local,
+            peer,
+            progress: AtomicU8::new(progress as u8),
+        }
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        let number = self.progress.load(Ordering::Acquire);
+        let all = [
+            Progress::Connecting,
+            Progress::Accepted,
+            Progress::Connected,
+        ];
+        all.into_iter()
+            .find(|it| *it as u8 == number)
+            .unwrap_or(Progress::Ended)
+    }
+}
+
+/// Whom to call, and how.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallOptions {
+    /// Who calls; by default the stack's address.
+    pub from: Option<Nsap>,
+    /// What the circuit carries. The called end may agree on shorter payloads.
+    pub circuit: AtmOptions,
+    /// How long to wait until the call is answered; `None`: as long as signalling does.
+    pub timeout: Option<Duration>,
+}
+
+/// Somebody who waits until a call is in another state than these.
+struct Until<'a> {
+    inner: &'a CircuitInner,
+    not: Progress,
+}
+
+impl Waitable for Until<'_> {
+    fn wait_queue(&self) -> &WaitQueue {
+        &self.inner.wait_queue
+    }
+
+    fn has_input(&self) -> bool {
+        self.inner.progress() != self.not
+    }
+}
+
+impl AtmSocket {
+    /// Calls somebody, and waits until the call is answered: what Linux's AF_ATMSVC socket
+    /// does in `connect`.
+    ///
+    /// # Errors
+    /// As Linux: EUNATCH without control ([`Stack::control_atm`]); EADDRNOTAVAIL for a
+    /// number that nobody has, ECONNREFUSED where nobody takes the call, EHOSTUNREACH where
+    /// there is no way or no circuit, EHOSTDOWN where the signalling link cannot be brought
+    /// up or is lost, ETIMEDOUT without an answer; ENETUNREACH where the interface does not
+    /// lead to the next hop; EINTR, after which the call is released. EINVAL for options out
+    /// of range, ENFILE when the stack's channels are all in use, ENOBUFS when there are too
+    /// many calls.
+    pub fn connect(stack: &Stack, to: impl Into<Sap>) -> io::Result<Self> {
+        Self::connect_with(stack, to, &CallOptions::default())
+    }
+
+    /// As [`AtmSocket::connect`], with options.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect_with(
+        stack: &Stack,
+        to: impl Into<Sap>,
+        options: &CallOptions,
+    ) -> io::Result<Self> {
+        let socket = Self::connect_nonblocking(stack, to, options)?;
+        socket.finish_connect(options.timeout)?;
+        Ok(socket)
+    }
+
+    /// Calls somebody, and does not wait. The socket is writable once the call is answered;
+    /// [`AtmSocket::finish_connect`] says how that ended.
+    ///
+    /// # Errors
+    /// Those of [`AtmSocket::connect`] that are known at once.
+    pub fn connect_nonblocking(
+        stack: &Stack,
+        to: impl Into<Sap>,
+        options: &CallOptions,
+    ) -> io::Result<Self> {
+        let core = stack.here()?;
+        core.netdev.check()?;
+        check(&options.circuit)?;
+        // The question for its link address goes out now, if it is not known.
+        match core.atm.neighbour(core) {
+            Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return Err(error),
+            _ => {}
+        }
+        let inner = core.atm.call(core, &to.into(), options)?;
+        Ok(Self::of(inner, stack, false))
+    }
+
+    /// Waits until the call is answered, not longer than `timeout` if there is one.
+    ///
+    /// # Errors
+    /// Why it was not, as [`AtmSocket::connect`]; ETIMEDOUT, EINTR: the call goes on.
+    pub fn finish_connect(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let inner = &*self.inner;
+        let not = Progress::Connecting;
+        let answered = self.attempt(&Until { inner, not }, false, timeout, |_| {
+            (inner.progress() != not).then_some(inner.progress())
+        });
+        match answered {
+            // The error was taken by an earlier call.
+            Ok(Progress::Ended) => Err(errno(libc::ECONNREFUSED)),
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(errno(libc::ETIMEDOUT)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A socket of a circuit.
+    pub(super) fn of(inner: Arc<CircuitInner>, stack: &Stack, nonblocking: bool) -> Self {
+        AtmSocket {
+            inner,
+            stack: stack.clone(),
+            nonblocking: AtomicBool::new(nonblocking),
+            read_timeout: Timeout::default(),
+        }
+    }
+
+    /// True until a call of ours is answered.
+    pub fn is_connecting(&self) -> bool {
+        self.inner.progress() == Progress::Connecting
+    }
+
+    /// True for a call that is released; what had come can be received still.
+    pub fn is_released(&self) -> bool {
+        self.inner.has_ended()
+    }
+
+    /// The number at this end of a call (`getsockname`); `None` for a permanent circuit.
+    pub fn local_number(&self) -> Option<Nsap> {
+        self.inner.call.as_ref().map(|call| call.local)
+    }
+
+    /// The number at the other end of a call (`getpeername`); `None` for a permanent
+    /// circuit, and for a caller that does not say its number.
+    pub fn peer_number(&self) -> Option<Nsap> {
+        self.inner.peer()
+    }
+
+    /// What payloads go behind. Waits for the acknowledgment of a call that was accepted.
+    pub(super) fn sending_label(&self, core: &Core, at_once: bool) -> io::Result<Label> {
+        let inner = &*self.inner;
+        if inner.progress() == Progress::Accepted {
+            let not = Progress::Accepted;
+            let nonblocking = at_once || self.is_nonblocking();
+            let waiting = Until { inner, not };
+            self.attempt(&waiting, nonblocking, None, |_| {
+                (inner.progress() != not).then_some(())
+            })?;
+        }
+        match inner.progress() {
+            Progress::Connecting => Err(errno(libc::ENOTCONN)),
+            Progress::Ended => Err(errno(libc::EPIPE)),
+            _ => {
+                core.netdev.check()?;
+                let place = inner.place().ok_or_else(|| errno(libc::ENOTCONN))?;
+                Ok(place.label)
+            }
+        }
+    }
+}
+
+/// EINVAL for options out of range.
+pub(super) fn check(options: &AtmOptions) -> io::Result<()> {
+    let in_range =
+        options.send_max <= PAYLOAD_MAX && (1..=PAYLOAD_MAX).contains(&options.receive_max);
+    in_range.then_some(()).ok_or_else(|| errno(libc::EINVAL))
+}
+
+impl CircuitInner {
+    /// The call is in another state; of one that has ended why, 0 for no error.
+    pub(super) fn advance(&self, to: Progress, error: i32) {
+        let Some(call) = &self.call else { return };
+        if error != 0 {
+            self.pending_error.store(error, Ordering::Relaxed);
+        }
+        call.progress.store(to as u8, Ordering::Release);
+        self.wait_queue.notify(Events::STATE_CHANGED);
+    }
+}
