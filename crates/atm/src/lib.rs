@@ -7,6 +7,7 @@
 //! ```text
 //! cells, frames ─► reassembly ─► payloads
 //! VPI 0, VCI 5 ─► sscop ─► signalling ─► calls
+//! packets of a port ─► switch ─► packets of another
 //! ```
 //!
 //! Read first: ITU-T I.363.5 (AAL5), Q.2110 and Q.2130 (the link), Q.2931 and UNI 3.1 (calls),
@@ -16,3 +17,4 @@
 pub mod reassembly;
 pub mod signalling;
 pub mod sscop;
+pub mod switch;

@@ -7,7 +7,9 @@ use bolero::check;
 use tidewall_atm::reassembly::{self, Limits, Reassembly};
 use tidewall_atm::signalling::{self, Event, Side, Signalling};
 use tidewall_atm::sscop::{Config, Sscop, State};
+use tidewall_atm::switch::{End, Mode, Port, Route, Switch};
 use tidewall_fuzz::{Seed, Target};
+use tidewall_wire::atm::pseudowire::{FrameHeader, Label};
 use tidewall_wire::atm::q2931::{
     Bearer, CallReference, Cause, ConnectionIdentifier, Elements, MESSAGE_MAX, MessageType, Party,
     QosClasses, Restart, TrafficDescriptor,
@@ -35,6 +37,11 @@ fn fuzz_sscop() {
 #[test]
 fn fuzz_signalling() {
     fuzz("signalling", calls);
+}
+
+#[test]
+fn fuzz_switch() {
+    fuzz("switch", switched);
 }
 
 fn fuzz(name: &'static str, test: fn(&[u8])) {
@@ -81,6 +88,69 @@ fn cells(bytes: &[u8]) {
         }
     }
     assert!(came > 0);
+}
+
+/// Packets behind a byte of their port and the cells that leave, and one of their length:
+/// every port leads to the next one. Queues keep their limits, no cell is lost uncounted, and
+/// once everything has left a PDU goes on whole.
+fn switched(bytes: &[u8]) {
+    const QUEUE: usize = 16;
+    let modes = [
+        Mode::Frame,
+        Mode::Cells(Label::new(16).unwrap()),
+        Mode::User,
+    ];
+    let mut switch = Switch::new(&modes.map(|mode| Port { mode, queue: QUEUE }));
+    let end = |port, vci| End {
+        port,
+        circuit: Circuit { vpi: 0, vci },
+    };
+    for port in 0..modes.len() {
+        for vci in 32..35 {
+            let route = Route {
+                from: end(port, vci),
+                to: end((port + 1) % modes.len(), vci + 1),
+                priority: usize::from(vci % 2),
+                aal5: vci != 34,
+            };
+            switch.add(route).unwrap();
+        }
+    }
+    let mut buffer = [0; 700];
+    let mut rest = bytes;
+    while let Some((&[first, length], behind)) = rest.split_first_chunk() {
+        let (packet, behind) = behind.split_at(behind.len().min(length.into()));
+        rest = behind;
+        let port = usize::from(first) % modes.len();
+        match switch.passage(port, packet) {
+            Some(passage) => switch.passed(passage),
+            None => switch.input(port, packet),
+        }
+        for _ in 0..first >> 4 {
+            let room = buffer.len() - usize::from(length);
+            switch.transmit((port + 1) % modes.len(), &mut buffer[..room]);
+        }
+        for port in 0..modes.len() {
+            assert!(switch.waiting(port).iter().all(|cells| *cells <= QUEUE));
+        }
+    }
+    for port in 0..modes.len() {
+        while switch.transmit(port, &mut buffer).is_some() {}
+        assert!(!switch.is_waiting(port));
+    }
+    let counters = switch.counters();
+    // The first is of packets.
+    let dropped: u64 = counters.dropped.iter().skip(1).sum();
+    assert_eq!(counters.received, counters.sent + dropped);
+    // At the latest behind the end of what was under way.
+    let mut frame = [0; 8 + 96];
+    let label = Label::of_circuit(Circuit { vpi: 0, vci: 33 }).unwrap();
+    let pdu = FrameHeader::whole(label).emit(&mut frame).unwrap();
+    aal5::emit(&[1; 60], 0, pdu).unwrap();
+    switch.input(0, &frame);
+    while switch.transmit(1, &mut buffer).is_some() {}
+    switch.input(0, &frame);
+    assert_eq!(switch.transmit(1, &mut buffer), Some(8 + 2 * 52));
 }
 
 /// PDUs behind a byte of their length in words, to a link that is up; then its peer brings
@@ -199,6 +269,29 @@ fn message(flags: u8, to_origin: bool, kind: MessageType, elements: &Elements) -
     message
 }
 
+/// Packets as [`switched`] takes them: a PDU, ended or not, and cells.
+fn switch_packets(last: bool) -> Vec<u8> {
+    let label = Label::of_circuit(Circuit { vpi: 0, vci: 32 }).unwrap();
+    let mut frame = vec![0; 8 + 96];
+    let header = FrameHeader {
+        last,
+        ..FrameHeader::whole(label)
+    };
+    aal5::emit(&[1; 60], 0, header.emit(&mut frame).unwrap()).unwrap();
+    let cells = |vci: u8, payload_type: u8| {
+        let word = u32::from(vci) << 4 | u32::from(payload_type) << 1;
+        let cell = [&word.to_be_bytes()[..], &[5; 48]].concat();
+        [&[0, 1, 1, 2, 0, 0, 0, 0][..], &cell, &cell].concat()
+    };
+    let packets = [
+        (0x10, frame),
+        (0x01, cells(33, u8::from(last))),
+        (0x21, cells(32, 5)),
+    ];
+    let parts = packets.map(|(first, packet)| [&[first, packet.len() as u8][..], &packet].concat());
+    parts.concat()
+}
+
 fn seeds() -> Vec<Seed> {
     let release = Elements {
         cause: Some(Cause::new(Cause::NORMAL)),
@@ -221,6 +314,8 @@ fn seeds() -> Vec<Seed> {
         ("signalling", "outgoing", outgoing.concat()),
         ("reassembly", "whole", vec![0, 0, 4, 1, 5]),
         ("reassembly", "never-ends", vec![0x40; 40]),
+        ("switch", "pdu-and-oam", switch_packets(true)),
+        ("switch", "never-ends", switch_packets(false).repeat(12)),
         (
             "sscop",
             "up-and-data",

@@ -74,6 +74,19 @@ impl Label {
         Some(Self((circuit.vpi as u32 + 1) << 16 | circuit.vci as u32))
     }
 
+    /// The circuit whose label it is by [`Label::of_circuit`]; `None` for labels under 65,536.
+    #[must_use]
+    pub const fn circuit(self) -> Option<Circuit> {
+        let path = self.0 >> 16;
+        if path == 0 {
+            return None;
+        }
+        Some(Circuit {
+            vpi: path as u16 - 1,
+            vci: self.0 as u16,
+        })
+    }
+
     /// The highest VPI that [`Label::of_circuit`] has a label for.
     pub const VPI_MAX: u16 = 14;
 
@@ -84,7 +97,8 @@ impl Label {
     }
 
     /// The stack entry, the last of its stack.
-    const fn entry(self) -> [u8; LABEL_LEN] {
+    #[must_use]
+    pub const fn entry(self) -> [u8; LABEL_LEN] {
         // A pseudowire is one hop here, and 2 is the least that RFC 4717 recommends.
         (self.0 << 12 | 1 << 8 | 2).to_be_bytes()
     }

@@ -17,6 +17,10 @@ fn a_circuit_has_a_label_that_is_not_reserved() {
     assert_eq!(of(14, 65_535), Label::new(0xf_ffff));
     assert_eq!(of(15, 0), None);
     assert!(of(0, 0).unwrap().value() >= Label::FIRST);
+    let circuit = Circuit { vpi: 14, vci: 77 };
+    let label = Label::of_circuit(circuit).unwrap();
+    assert_eq!(label.circuit(), Some(circuit));
+    assert_eq!(super::Label::new(0xffff).unwrap().circuit(), None);
 }
 
 #[test]

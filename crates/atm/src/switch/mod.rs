@@ -1,0 +1,630 @@
+//! A switch of cells: what comes by a port on a circuit leaves by another port on another
+//! circuit, as a table says (the Fairisle switch's part in Black and Crosby's paper).
+//!
+//! Packets go in ([`Switch::input`]) and come out ([`Switch::transmit`]); between them each
+//! cell waits in a bounded queue of its output port. What a packet is depends on its port's
+//! [`Mode`]: cells of any circuits (RFC 4717's N-to-one mode), whole PDUs of AAL5 or parts of
+//! them (its AAL5 PDU frame mode), or cells of 53 bytes as between a user and the network. A
+//! PDU of the frame mode is its cells without their headers, so every mode leads to every
+//! other. Between two ports of the frame mode it may go on where it lies, with another label
+//! ([`Switch::passage`]).
+//!
+//! **Queues.** A port has [`PRIORITIES`] queues, the first of which is served before the
+//! next, and of a queue its circuits in turn. What has no room dies by PDUs rather than by
+//! cells, as a PDU without one of its cells is of no use (Romanow and Floyd, JSAC 1995):
+//!
+//! - *early packet discard*: a PDU is not begun in a queue that is three quarters full (cells
+//!   that may be dropped first: half full), nor beyond half by a circuit that has more of what
+//!   waits than an equal part for it, for the others and for one that may come; none of its
+//!   cells goes on;
+//! - *partial packet discard*: the queue is full within a PDU. Its further cells are dropped
+//!   but the last, which tells the receiver where the next PDU begins. A place is kept for it
+//!   from the PDU's first cell on.
+//!
+//! User cells that come while a queue is half full are marked (EFCI). Cells of OAM and
+//! resource management go on in the order of their circuit.
+
+mod queue;
+mod transmit;
+
+use std::collections::VecDeque;
+
+use tidewall_wire::atm::pseudowire::{self, CircuitCell, Label, Packet};
+use tidewall_wire::atm::{CELL_LEN, CELL_PAYLOAD_LEN, Cell, CellError, Circuit, PayloadType};
+
+use queue::{PduState, Queue, Waiting};
+
+/// Queues of a port; 0 is served first.
+pub const PRIORITIES: usize = 4;
+
+/// Fewest cells that a queue may hold.
+pub const QUEUE_MIN: usize = 16;
+
+/// What the packets of a port are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Label, control word, and a PDU of AAL5, a part of one or a cell: a label a circuit
+    /// ([`Label::of_circuit`]), VPIs of 0 to [`Label::VPI_MAX`].
+    Frame,
+    /// Label, control word, and cells of any circuits behind this label; VPIs of 0 to 4,095.
+    Cells(Label),
+    /// Cells of 53 bytes one behind the other, header error control checked and made; VPIs
+    /// of 0 to 255.
+    User,
+}
+
+impl Mode {
+    /// True where a circuit can be named there.
+    #[must_use]
+    pub const fn has(self, circuit: Circuit) -> bool {
+        let most = match self {
+            Self::Frame => Label::VPI_MAX,
+            Self::Cells(_) => 0xfff,
+            Self::User => 0xff,
+        };
+        circuit.vpi <= most && (circuit.vpi != 0 || circuit.vci != 0)
+    }
+}
+
+/// A port.
+#[derive(Clone, Copy, Debug)]
+pub struct Port {
+    /// What its packets are.
+    pub mode: Mode,
+    /// Cells that each of its queues holds, at least [`QUEUE_MIN`].
+    pub queue: usize,
+}
+
+/// An end of a circuit: by which port, and with which name there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Place of the port in the list that the switch was made with.
+    pub port: usize,
+    /// VPI and VCI there.
+    pub circuit: Circuit,
+}
+
+/// An entry of the table: one direction of a circuit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Where cells come from.
+    pub from: End,
+    /// Where they go.
+    pub to: End,
+    /// The queue, 0 to [`PRIORITIES`] - 1.
+    pub priority: usize,
+    /// Its cells are PDUs of AAL5, which are dropped whole. Others are dropped one by one.
+    pub aal5: bool,
+}
+
+/// Why there is no such entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RouteError {
+    /// There is no such port.
+    #[error("there is no port {0}")]
+    NoPort(usize),
+    /// The port cannot name the circuit.
+    #[error("{0} is no circuit of that port's mode")]
+    Circuit(Circuit),
+    /// There is no such queue.
+    #[error("priorities are 0 to 3")]
+    Priority,
+    /// Cells that come there go somewhere already.
+    #[error("{0} of that port leads somewhere already")]
+    FromInUse(Circuit),
+    /// Cells of another circuit leave there: two in one would mix their PDUs.
+    #[error("another circuit leaves by {0} of that port")]
+    ToInUse(Circuit),
+    /// Each circuit of a queue may need a place for a last cell.
+    #[error("a queue of {queue} cells has room for {} circuits", .queue / 4)]
+    TooMany {
+        /// Cells that the queue holds.
+        queue: usize,
+    },
+}
+
+/// Why a packet or a cell did not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum DropReason {
+    /// A packet that is none of its port's mode.
+    Malformed,
+    /// The header of a cell is damaged.
+    HeaderErrorControl,
+    /// A cell of a circuit that leads nowhere.
+    NoCircuit,
+    /// The first cell of a PDU that was not begun, or of one that is a single cell.
+    EarlyDiscard,
+    /// The cell within a PDU for which the queue had no room.
+    QueueFull,
+    /// A further cell of a PDU that was refused.
+    Rest,
+    /// A cell that waited when its circuit was taken out of the table.
+    Removed,
+}
+
+impl DropReason {
+    /// Every cause.
+    pub const ALL: [Self; 7] = [
+        Self::Malformed,
+        Self::HeaderErrorControl,
+        Self::NoCircuit,
+        Self::EarlyDiscard,
+        Self::QueueFull,
+        Self::Rest,
+        Self::Removed,
+    ];
+
+    /// The cause's name in counters.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Malformed => "dropped-malformed",
+            Self::HeaderErrorControl => "dropped-hec",
+            Self::NoCircuit => "dropped-no-circuit",
+            Self::EarlyDiscard => "dropped-early-discard",
+            Self::QueueFull => "dropped-queue-full",
+            Self::Rest => "dropped-rest",
+            Self::Removed => "dropped-removed",
+        }
+    }
+}
+
+/// What a switch has done. All but [`DropReason::Malformed`] and `packets` are cells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets that came, malformed ones included.
+    pub packets: u64,
+    /// Cells that came.
+    pub received: u64,
+    /// Of them, those of OAM and resource management that went on.
+    pub not_user: u64,
+    /// Cells that left, those included that went on where they lay.
+    pub sent: u64,
+    /// Of them, those that went on where they lay.
+    pub passed: u64,
+    /// User cells that were marked, as they met a queue half full.
+    pub marked: u64,
+    /// What did not go on, in the order of [`DropReason::ALL`].
+    pub dropped: [u64; DropReason::ALL.len()],
+}
+
+impl Counters {
+    /// How often a cause dropped something.
+    #[must_use]
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.dropped.get(reason as usize).copied().unwrap_or(0)
+    }
+
+    /// All of them with their names.
+    pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let own = [
+            ("packets", self.packets),
+            ("cells-in", self.received),
+            ("cells-out", self.sent),
+            ("cells-in-place", self.passed),
+            ("cells-not-user", self.not_user),
+            ("cells-marked", self.marked),
+        ];
+        let dropped = DropReason::ALL.map(|reason| (reason.name(), self.dropped(reason)));
+        own.into_iter().chain(dropped)
+    }
+}
+
+/// A circuit while it is in the table.
+#[derive(Debug)]
+struct Entry {
+    route: Route,
+    pdu: PduState,
+    cells: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct PortState {
+    mode: Mode,
+    queues: [Queue; PRIORITIES],
+    /// Places in `Switch::entries`, by circuit.
+    table: Vec<(Circuit, usize)>,
+    /// The last that was found: cells of one circuit come together.
+    last: Option<(Circuit, usize)>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Switch {
+    ports: Vec<PortState>,
+    entries: Vec<Option<Entry>>,
+    counters: Counters,
+}
+
+/// A packet that may go on where it lies. Of no use once something else was done with the
+/// switch.
+#[derive(Clone, Copy, Debug)]
+pub struct Passage {
+    entry: usize,
+    /// The port that it leaves by.
+    pub port: usize,
+    /// Its label there.
+    pub label: Label,
+    cells: usize,
+    user: bool,
+    last: bool,
+}
+
+/// Cells of a packet that have the same header.
+struct Run<'a> {
+    circuit: Circuit,
+    payload_type: PayloadType,
+    low_priority: bool,
+    payload: &'a [u8; CELL_PAYLOAD_LEN],
+}
+
+impl Switch {
+    /// Without an entry. Queues smaller than [`QUEUE_MIN`] have that many places.
+    #[must_use]
+    pub fn new(ports: &[Port]) -> Self {
+        let port = |port: &Port| PortState {
+            mode: port.mode,
+            queues: std::array::from_fn(|_| Queue::new(port.queue.max(QUEUE_MIN))),
+            table: Vec::new(),
+            last: None,
+        };
+        Self {
+            ports: ports.iter().map(port).collect(),
+            entries: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Enters one direction of a circuit.
+    ///
+    /// # Errors
+    /// [`RouteError`]; nothing is changed.
+    pub fn add(&mut self, route: Route) -> Result<(), RouteError> {
+        for end in [route.from, route.to] {
+            let port = self.ports.get(end.port);
+            let port = port.ok_or(RouteError::NoPort(end.port))?;
+            if !port.mode.has(end.circuit) {
+                return Err(RouteError::Circuit(end.circuit));
+            }
+        }
+        if route.priority >= PRIORITIES {
+            return Err(RouteError::Priority);
+        }
+        if self.find(route.from).is_some() {
+            return Err(RouteError::FromInUse(route.from.circuit));
+        }
+        let (mut same, queue) = (0, self.queue(&route).map_or(0, Queue::limit));
+        for other in self.routes() {
+            if other.to == route.to {
+                return Err(RouteError::ToInUse(route.to.circuit));
+            }
+            let there = (other.to.port, other.priority);
+            same += usize::from(there == (route.to.port, route.priority));
+        }
+        if same >= queue / 4 {
+            return Err(RouteError::TooMany { queue });
+        }
+        let entry = Some(Entry {
+            route,
+            pdu: PduState::None,
+            cells: VecDeque::new(),
+        });
+        let free = self.entries.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.entries.len());
+        match self.entries.get_mut(place) {
+            Some(free) => *free = entry,
+            None => self.entries.push(entry),
+        }
+        if let Some(port) = self.ports.get_mut(route.from.port) {
+            let circuit = route.from.circuit;
+            let at = port.table.partition_point(|it| it.0 < circuit);
+            port.table.insert(at, (circuit, place));
+        }
+        Ok(())
+    }
+
+    /// Takes out what cells that come there do; those that wait are dropped. False where
+    /// there is none.
+    pub fn remove(&mut self, from: End) -> bool {
+        let Some(place) = self.find(from) else {
+            return false;
+        };
+        if let Some(port) = self.ports.get_mut(from.port) {
+            port.table.retain(|it| it.1 != place);
+            port.last = None;
+        }
+        let Some(entry) = self.entries.get_mut(place).and_then(Option::take) else {
+            return false;
+        };
+        if let Some(queue) = self.queue_mut(&entry.route) {
+            queue.remove(place, entry.cells.len(), entry.pdu);
+        }
+        self.count(DropReason::Removed, entry.cells.len());
+        true
+    }
+
+    /// What the table says.
+    pub fn routes(&self) -> impl Iterator<Item = &Route> {
+        self.entries.iter().flatten().map(|entry| &entry.route)
+    }
+
+    /// What was done.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Cells that wait for a port, of each priority.
+    #[must_use]
+    pub fn waiting(&self, port: usize) -> [usize; PRIORITIES] {
+        let port = self.ports.get(port);
+        port.map_or([0; PRIORITIES], |port| {
+            port.queues.each_ref().map(Queue::len)
+        })
+    }
+
+    /// True where cells wait for a port.
+    #[must_use]
+    pub fn is_waiting(&self, port: usize) -> bool {
+        self.waiting(port).iter().any(|&cells| cells > 0)
+    }
+
+    /// A packet has come by a port: what follows the Ethernet header, or, of
+    /// [`Mode::User`], cells. Its cells are queued, or dropped and counted.
+    pub fn input(&mut self, port: usize, bytes: &[u8]) {
+        self.counters.packets += 1;
+        let Some(mode) = self.ports.get(port).map(|port| port.mode) else {
+            self.count(DropReason::Malformed, 1);
+            return;
+        };
+        let taken = match mode {
+            Mode::User => self.input_user(port, bytes),
+            Mode::Cells(label) => self.input_cells(port, label, bytes),
+            Mode::Frame => self.input_frame(port, bytes),
+        };
+        if taken.is_none() {
+            self.count(DropReason::Malformed, 1);
+        }
+    }
+
+    fn input_user(&mut self, port: usize, bytes: &[u8]) -> Option<()> {
+        let (cells, rest) = bytes.as_chunks::<CELL_LEN>();
+        if cells.is_empty() || !rest.is_empty() {
+            return None;
+        }
+        for bytes in cells {
+            match Cell::new(bytes) {
+                Ok(cell) => self.cell(
+                    port,
+                    &Run {
+                        circuit: cell.header().circuit(),
+                        payload_type: cell.header().payload_type,
+                        low_priority: cell.header().low_priority,
+                        payload: cell.payload(),
+                    },
+                ),
+                Err(CellError::HeaderErrorControl { .. }) => {
+                    self.counters.received += 1;
+                    self.count(DropReason::HeaderErrorControl, 1);
+                }
+                Err(CellError::Length(_)) => return None,
+            }
+        }
+        Some(())
+    }
+
+    fn input_cells(&mut self, port: usize, label: Label, bytes: &[u8]) -> Option<()> {
+        let packet = Packet::new(bytes).ok().filter(|it| it.label() == label)?;
+        for cell in packet.cells().ok()? {
+            let pseudowire::Cell {
+                circuit,
+                payload_type,
+                low_priority,
+                payload,
+            } = cell;
+            self.cell(
+                port,
+                &Run {
+                    circuit,
+                    payload_type,
+                    low_priority,
+                    payload,
+                },
+            );
+        }
+        Some(())
+    }
+
+    fn input_frame(&mut self, port: usize, bytes: &[u8]) -> Option<()> {
+        let packet = Packet::new(bytes).ok()?;
+        let circuit = packet.label().circuit()?;
+        match packet.frame() {
+            Ok(frame) => {
+                let (cells, _) = frame.bytes.as_chunks::<CELL_PAYLOAD_LEN>();
+                let congested = u8::from(frame.header.congested) << 1;
+                for (number, payload) in cells.iter().enumerate() {
+                    let last = frame.header.last && number + 1 == cells.len();
+                    self.cell(
+                        port,
+                        &Run {
+                            circuit,
+                            payload_type: PayloadType::from_bits(congested | u8::from(last)),
+                            low_priority: frame.header.low_priority,
+                            payload,
+                        },
+                    );
+                }
+                Some(())
+            }
+            Err(pseudowire::Error::NotFrame) => {
+                let CircuitCell {
+                    payload_type,
+                    low_priority,
+                    payload,
+                    ..
+                } = packet.cell().ok()?;
+                self.cell(
+                    port,
+                    &Run {
+                        circuit,
+                        payload_type,
+                        low_priority,
+                        payload,
+                    },
+                );
+                Some(())
+            }
+            Err(_) => None,
+        }
+    }
+
+    fn cell(&mut self, port: usize, run: &Run<'_>) {
+        self.counters.received += 1;
+        let from = End {
+            port,
+            circuit: run.circuit,
+        };
+        let place = self.find_again(from);
+        let Some(place) = place else {
+            self.count(DropReason::NoCircuit, 1);
+            return;
+        };
+        let (Some(Some(entry)), ports) = (self.entries.get_mut(place), &mut self.ports) else {
+            return;
+        };
+        let Entry { route, pdu, cells } = entry;
+        let queue = ports.get_mut(route.to.port);
+        let Some(queue) = queue.and_then(|port| port.queues.get_mut(route.priority)) else {
+            return;
+        };
+        let mut payload_type = run.payload_type;
+        let admitted = if route.aal5 && payload_type.is_user() {
+            queue.admit(pdu, cells.len(), payload_type.is_last(), run.low_priority)
+        } else {
+            queue.admit_one(run.low_priority)
+        };
+        if let Err(reason) = admitted {
+            self.count(reason, 1);
+            return;
+        }
+        if !payload_type.is_user() {
+            self.counters.not_user += 1;
+        } else if queue.is_half_full() && !payload_type.is_congested() {
+            payload_type = PayloadType::from_bits(payload_type.bits() | 2);
+            self.counters.marked += 1;
+        }
+        if cells.is_empty() {
+            queue.begin(place);
+        }
+        cells.push_back(Waiting {
+            payload_type,
+            low_priority: run.low_priority,
+            payload: *run.payload,
+        });
+    }
+
+    /// Whether a packet that has come by a port may go on where it lies, with another label:
+    /// both ports are of the frame mode, and nothing waits for the second, so that it
+    /// overtakes nothing. If it was sent, [`Switch::passed`] is to be called; if not, it is
+    /// one for [`Switch::input`], as is everything else.
+    #[must_use]
+    pub fn passage(&mut self, port: usize, bytes: &[u8]) -> Option<Passage> {
+        if self.ports.get(port)?.mode != Mode::Frame {
+            return None;
+        }
+        let packet = Packet::new(bytes).ok()?;
+        let circuit = packet.label().circuit()?;
+        let place = self.find_again(End { port, circuit })?;
+        let Entry { route, pdu, .. } = self.entries.get(place)?.as_ref()?;
+        let to = self.ports.get(route.to.port)?;
+        if to.mode != Mode::Frame || to.queues.iter().any(|queue| queue.len() > 0) {
+            return None;
+        }
+        let (cells, user, last) = match packet.frame() {
+            Ok(frame) => (
+                frame.bytes.len() / CELL_PAYLOAD_LEN,
+                true,
+                frame.header.last,
+            ),
+            Err(_) => {
+                let payload_type = packet.cell().ok()?.payload_type;
+                let user = payload_type.is_user();
+                (1, user, !user || payload_type.is_last())
+            }
+        };
+        // A PDU of which something was refused ends as it began.
+        let whole = matches!(pdu, PduState::None | PduState::Passing);
+        let queue = to.queues.get(route.priority)?;
+        // Its further cells may have to be queued.
+        let has_place = last || *pdu == PduState::Passing || queue.has_room(2);
+        if !route.aal5 || !whole || !has_place {
+            return None;
+        }
+        Some(Passage {
+            entry: place,
+            port: route.to.port,
+            label: Label::of_circuit(route.to.circuit)?,
+            cells,
+            user,
+            last,
+        })
+    }
+
+    /// A packet went on where it lay.
+    pub fn passed(&mut self, passage: Passage) {
+        let cells = passage.cells as u64;
+        self.counters.packets += 1;
+        self.counters.received += cells;
+        self.counters.sent += cells;
+        self.counters.passed += cells;
+        if !passage.user {
+            self.counters.not_user += cells;
+            return;
+        }
+        let (Some(Some(entry)), ports) = (self.entries.get_mut(passage.entry), &mut self.ports)
+        else {
+            return;
+        };
+        let route = entry.route;
+        let port = ports.get_mut(route.to.port);
+        if let Some(queue) = port.and_then(|port| port.queues.get_mut(route.priority)) {
+            queue.passed(&mut entry.pdu, passage.last);
+        }
+    }
+
+    fn find(&self, from: End) -> Option<usize> {
+        let table = &self.ports.get(from.port)?.table;
+        let at = table.binary_search_by_key(&from.circuit, |it| it.0).ok()?;
+        table.get(at).map(|it| it.1)
+    }
+
+    /// As [`Switch::find`], and keeps what it has found.
+    fn find_again(&mut self, from: End) -> Option<usize> {
+        let last = self.ports.get(from.port)?.last;
+        if let Some((_, place)) = last.filter(|it| it.0 == from.circuit) {
+            return Some(place);
+        }
+        let place = self.find(from)?;
+        self.ports.get_mut(from.port)?.last = Some((from.circuit, place));
+        Some(place)
+    }
+
+    fn queue(&self, route: &Route) -> Option<&Queue> {
+        self.ports.get(route.to.port)?.queues.get(route.priority)
+    }
+
+    fn queue_mut(&mut self, route: &Route) -> Option<&mut Queue> {
+        let port = self.ports.get_mut(route.to.port)?;
+        port.queues.get_mut(route.priority)
+    }
+
+    fn count(&mut self, reason: DropReason, cells: usize) {
+        if let Some(count) = self.counters.dropped.get_mut(reason as usize) {
+            *count += cells as u64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! The queue of a port and priority: how many of its places are taken, kept and free, and
+//! which circuits have cells in it. The cells themselves are with their circuits.
+
+use std::collections::VecDeque;
+
+use tidewall_wire::atm::{CELL_PAYLOAD_LEN, PayloadType};
+
+use super::DropReason;
+
+/// A cell that waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) payload_type: PayloadType,
+    pub(super) low_priority: bool,
+    pub(super) payload: [u8; CELL_PAYLOAD_LEN],
+}
+
+/// Where a circuit's PDU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PduState {
+    /// None is under way.
+    None,
+    /// All of it so far was taken. A place is kept for its last cell.
+    Passing,
+    /// A part of it was taken and the next had no room: up to its last cell, for which a
+    /// place is kept, it is dropped.
+    Partial,
+    /// Nothing of it was taken, and nothing will be.
+    Refused,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Queue {
+    limit: usize,
+    /// Cells that wait.
+    len: usize,
+    /// Places kept for the last cells of PDUs under way. `len + kept` is at most `limit`.
+    kept: usize,
+    /// Circuits that have cells here, the next that is served first.
+    active: VecDeque<usize>,
+}
+
+impl Queue {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            len: 0,
+            kept: 0,
+            active: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True while so many places are neither taken nor kept.
+    pub(super) fn has_room(&self, places: usize) -> bool {
+        self.len + self.kept + places <= self.limit
+    }
+
+    pub(super) fn is_half_full(&self) -> bool {
+        self.len + self.kept > self.limit / 2
+    }
+
+    /// Takes a place for a cell of a PDU, of a circuit of which so many cells wait here.
+    pub(super) fn admit(
+        &mut self,
+        pdu: &mut PduState,
+        held: usize,
+        last: bool,
+        low_priority: bool,
+    ) -> Result<(), DropReason> {
+        match (*pdu, last) {
+            (PduState::None, _) => {
+                // One that has a further cell needs a place for its last, too.
+                let places = if last { 1 } else { 2 };
+                if !self.has_room(places) || self.is_short(held, low_priority) {
+                    if !last {
+                        *pdu = PduState::Refused;
+                    }
+                    return Err(DropReason::EarlyDiscard);
+                }
+                if !last {
+                    *pdu = PduState::Passing;
+                    self.kept += 1;
+                }
+            }
+            (PduState::Passing, false) if !self.has_room(1) => {
+                *pdu = PduState::Partial;
+                return Err(DropReason::QueueFull);
+            }
+            (PduState::Passing, false) => {}
+            (PduState::Passing | PduState::Partial, true) => {
+                *pdu = PduState::None;
+                self.kept = self.kept.saturating_sub(1);
+            }
+            (PduState::Partial, false) => return Err(DropReason::Rest),
+            (PduState::Refused, _) => {
+                if last {
+                    *pdu = PduState::None;
+                }
+                return Err(DropReason::Rest);
+            }
+        }
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Takes a place for a cell that is of no PDU.
+    pub(super) fn admit_one(&mut self, low_priority: bool) -> Result<(), DropReason> {
+        let short = low_priority && self.is_half_full();
+        if short || !self.has_room(1) {
+            return Err(DropReason::QueueFull);
+        }
+        self.len += 1;
+        Ok(())
+    }
+
+    /// True where a circuit of which so many cells wait may begin no PDU.
+    fn is_short(&self, held: usize, low_priority: bool) -> bool {
+        let used = self.len + self.kept;
+        // Equal parts of those that have cells here and of one more, which may come.
+        let parts = self.active.len() + 1;
+        used >= self.limit / 4 * 3
+            || self.is_half_full() && (low_priority || held * parts > self.len)
+    }
+
+    /// A part of a PDU went by without a place.
+    pub(super) fn passed(&mut self, pdu: &mut PduState, last: bool) {
+        match (*pdu, last) {
+            (PduState::None, false) => {
+                *pdu = PduState::Passing;
+                self.kept += 1;
+            }
+            (PduState::Passing, true) => {
+                *pdu = PduState::None;
+                self.kept = self.kept.saturating_sub(1);
+            }
+            _ => {}
+        }
+    }
+
+    /// A circuit has a cell here, and had none.
+    pub(super) fn begin(&mut self, place: usize) {
+        self.active.push_back(place);
+    }
+
+    /// The circuit that is served next.
+    pub(super) fn next(&self) -> Option<usize> {
+        self.active.front().copied()
+    }
+
+    /// So many cells of that circuit have left; the next is another's turn.
+    pub(super) fn served(&mut self, cells: usize, has_more: bool) {
+        self.len = self.len.saturating_sub(cells);
+        if let Some(place) = self.active.pop_front().filter(|_| has_more) {
+            self.active.push_back(place);
+        }
+    }
+
+    /// A circuit is no more.
+    pub(super) fn remove(&mut self, place: usize, cells: usize, pdu: PduState) {
+        self.len = self.len.saturating_sub(cells);
+        self.active.retain(|&it| it != place);
+        if matches!(pdu, PduState::Passing | PduState::Partial) {
+            self.kept = self.kept.saturating_sub(1);
+        }
+    }
+}
