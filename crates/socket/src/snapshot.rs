@@ -16,7 +16,8 @@ use tidewall_sys::netlink::Rtnetlink;
 
 pub use crate::atm::circuit_counters;
 pub use crate::causes::StackCounters;
-pub use crate::forward::{SwitchMember, SwitchSnapshot};
+use crate::forward::Answer;
+pub use crate::forward::{CellSwitchPort, CellSwitchSnapshot, SwitchMember, SwitchSnapshot};
 use crate::lock::lock;
 use crate::stack::Core;
 
@@ -59,6 +60,9 @@ pub struct StackSnapshot {
     /// The switch whose peers come by this interface.
     #[serde(default)]
     pub switch: Option<SwitchSnapshot>,
+    /// The switch of cells whose first port is this interface.
+    #[serde(default)]
+    pub cell_switch: Option<CellSwitchSnapshot>,
     /// What the stages after the channel count.
     #[serde(flatten)]
     pub counters: StackCounters,
@@ -483,7 +487,11 @@ impl StackSnapshot {
 
     pub(crate) fn take(core: &Core) -> Self {
         // Before the clock is read: an answer may take its time.
-        let switch = core.forward.get().and_then(|forward| forward.status());
+        let (switch, cell_switch) = match core.forward.get().and_then(|forward| forward.status()) {
+            Some(Answer::Segments(switch)) => (Some(switch), None),
+            Some(Answer::Cells(switch)) => (None, Some(switch)),
+            None => (None, None),
+        };
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let queues = core.receiver.queues.iter().map(|queue| {
             let number = queue.shared.queue();
@@ -587,6 +595,7 @@ impl StackSnapshot {
             calls: core.atm.calls(),
             tcp: TcpSnapshot::take(core),
             switch,
+            cell_switch,
             counters: StackCounters::take(core),
             warnings: core.netdev.warnings(&core.receiver.queues),
         };

@@ -10,6 +10,7 @@ use std::process::Command;
 use rustix::net::{SocketFlags, SocketType, bind};
 use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::restore::Undo;
+use tidewall_wire::atm::pseudowire::Label;
 
 use super::Input;
 use crate::kernel_calls;
@@ -24,6 +25,7 @@ pub(super) struct Claims {
     held: Vec<OwnedFd>,
     /// Addresses that were added.
     addresses: Vec<Undo>,
+    labels: Vec<Label>,
 }
 
 impl Claims {
@@ -34,8 +36,17 @@ impl Claims {
             core.tables.unlisten(Protocol::Tcp, address, port);
         }
         self.held.clear();
+        for label in std::mem::take(&mut self.labels) {
+            self.release_label(core, label);
+        }
         // Dropped, each takes its address away; what fails is left to the restorer.
         self.addresses.clear();
+    }
+
+    fn release_label(&mut self, core: &Core, label: Label) {
+        self.labels.retain(|&it| it != label);
+        core.tables.close_circuit(label);
+        core.netdev.owner.disown_circuit(label);
     }
 }
 
@@ -96,6 +107,25 @@ impl Input {
         core.netdev
             .owner
             .own_port(Protocol::Tcp, address, port, holder)
+    }
+
+    pub(super) fn claim_label(&mut self, label: Label) -> io::Result<()> {
+        let core = self.stack.here()?;
+        let id = self.admitted().ok_or(io::ErrorKind::NotConnected)?;
+        core.netdev.owner.own_circuit(label)?;
+        core.tables
+            .open_circuit(label, id)
+            .inspect_err(|_| core.netdev.owner.disown_circuit(label))?;
+        self.claims.labels.push(label);
+        Ok(())
+    }
+
+    pub(super) fn release_label(&mut self, label: Label) -> io::Result<()> {
+        let core = self.stack.here()?;
+        if self.claims.labels.contains(&label) {
+            self.claims.release_label(core, label);
+        }
+        Ok(())
     }
 
     pub(super) fn add_address(&mut self, address: IpAddr) -> io::Result<()> {

@@ -13,11 +13,16 @@
 //! Connections that are known to be some are admitted to a channel of their own
 //! ([`Output::admit`]), so that a flood of SYNs at a port keeps none of their segments out.
 //!
+//! Frames of virtual circuits come here, too, where their labels were claimed
+//! ([`Forwarder::claim_label`], [`Arrived::labelled`]), and leave with another label where
+//! they lie, or anew (`labelled`).
+//!
 //! Bounds: a channel holds so many frames as its limit says, and its credit is back as
 //! soon as the segment was handed on; what is on its way fills at most one transmit
 //! ring. No connection is known here, and nothing is acknowledged or repeated.
 
 mod claims;
+mod labelled;
 mod output;
 mod status;
 #[cfg(test)]
@@ -37,6 +42,7 @@ use tidewall_device::queue::{BURST, KernelDelivered};
 use tidewall_protocol::tcp::{self, Segment};
 use tidewall_protocol::{DropReason, InputOptions};
 use tidewall_receive::poller::{Done, Origins, Shared};
+use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::udp::Addresses;
 
 use crate::channels::ChannelSet;
@@ -45,9 +51,11 @@ use crate::lock::{Mutex, lock, rank};
 use crate::receiver::{Spin, Wait, wait_for_frames};
 use crate::stack::{Core, EmbeddedConfig, Stack};
 use claims::Claims;
+pub use labelled::Labelled;
 pub use output::{Heading, Output, OutputCounters};
+pub(crate) use status::Answer;
 use status::Status;
-pub use status::{SwitchMember, SwitchSnapshot};
+pub use status::{CellSwitchPort, CellSwitchSnapshot, SwitchMember, SwitchSnapshot};
 
 /// Frames that may wait in a port's channel of a queue: what four whole polls bring.
 const CHANNEL_LIMIT: u32 = 512;
@@ -164,6 +172,24 @@ impl Forwarder {
         self.input(interface)?.claim_ports(ports)
     }
 
+    /// Has the frames of a virtual circuit that come by an interface come here
+    /// ([`Arrived::labelled`]): those to its link address behind this label (RFC 4717).
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not; EADDRINUSE for a label that is somebody's;
+    /// ENOBUFS when the driver's tables are full.
+    pub fn claim_label(&mut self, interface: usize, label: Label) -> io::Result<()> {
+        self.input(interface)?.claim_label(label)
+    }
+
+    /// Takes back what [`Forwarder::claim_label`] gave. Nothing happens where it gave nothing.
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not; EOWNERDEAD in a forked child.
+    pub fn release_label(&mut self, interface: usize, label: Label) -> io::Result<()> {
+        self.input(interface)?.release_label(label)
+    }
+
     /// Makes an address one of the interface's, so that the kernel answers ARP and
     /// neighbour discovery for it, until the forwarder is dropped or the process ends,
     /// however it does. One that the host has already stays.
@@ -268,7 +294,14 @@ impl Forwarder {
     /// and then, which costs next to nothing while nobody does.
     pub fn answer_stat(&self, make: impl FnOnce() -> SwitchSnapshot) {
         if let Some(input) = self.inputs.first() {
-            input.endpoint.status.answer(make);
+            input.endpoint.status.answer(|| Answer::Segments(make()));
+        }
+    }
+
+    /// As [`Forwarder::answer_stat`], of a switch of cells.
+    pub fn answer_stat_of_cells(&self, make: impl FnOnce() -> CellSwitchSnapshot) {
+        if let Some(input) = self.inputs.first() {
+            input.endpoint.status.answer(|| Answer::Cells(make()));
         }
     }
 
@@ -364,7 +397,9 @@ impl Input {
                 let frame = match place(core, &shared, &frame) {
                     Some(place) => {
                         core.trace.line(place.trace, "received", || {
-                            let kind = if admitted {
+                            let kind = if place.labelled {
+                                "circuits"
+                            } else if admitted {
                                 "admitted connections"
                             } else {
                                 "its port"
@@ -410,16 +445,20 @@ impl Drop for Input {
 fn place(core: &Core, shared: &Shared, frame: &Frame) -> Option<Place> {
     let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
     let range = usize::from(metadata.network)..usize::from(metadata.end);
-    let cause = match metadata.kind() {
-        Some(Kind::Datagram) if shared.memory().packet(frame).get(range).is_some() => {
+    let kind = metadata.kind();
+    let cause = match kind {
+        Some(Kind::Datagram | Kind::Circuit)
+            if shared.memory().packet(frame).get(range.clone()).is_some() =>
+        {
             return Some(Place {
                 network: metadata.network.into(),
                 transport: metadata.transport.into(),
                 end: metadata.end.into(),
                 trace: metadata.trace,
+                labelled: kind == Some(Kind::Circuit),
             });
         }
-        Some(Kind::Datagram) => DropReason::Truncated,
+        Some(Kind::Datagram | Kind::Circuit) => DropReason::Truncated,
         Some(Kind::IcmpError) => {
             core.trace
                 .line(metadata.trace, "icmp-error", || "not translated".to_owned());
@@ -442,6 +481,8 @@ struct Place {
     end: usize,
     /// The number of a frame that is followed, else 0.
     trace: u32,
+    /// Not a segment: a frame of a circuit, whose label is at `network`.
+    labelled: bool,
 }
 
 /// A segment that has come.
@@ -534,6 +575,9 @@ impl Arrived<'_> {
                 shared,
                 place,
             } => {
+                if place.labelled {
+                    return Err(None);
+                }
                 let packet = shared.memory().packet(frame.as_ref().ok_or(None)?);
                 let bytes = packet.get(place.network..place.end).unwrap_or_default();
                 tcp::input(bytes, place.transport - place.network, options).map_err(Some)
@@ -557,7 +601,7 @@ pub(crate) struct ForwardEndpoint {
 
 impl ForwardEndpoint {
     /// What the switch says of itself; none where there is none.
-    pub(crate) fn status(&self) -> Option<SwitchSnapshot> {
+    pub(crate) fn status(&self) -> Option<Answer> {
         self.status.ask()
     }
 

@@ -58,17 +58,29 @@ pub struct OutputCounters {
     pub down: u64,
 }
 
-/// The sending side of a forwarder.
-pub struct Output {
-    interfaces: Vec<Interface>,
-    now: Instant,
-    counters: OutputCounters,
+/// A next hop, by destination and, where there is one, the address that sends.
+type Found = (IpAddr, Option<IpAddr>, MacAddress);
+
+/// Why there is no next hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// It is being looked for.
+    Unresolved,
+    /// No route leads there.
+    Unreachable,
 }
 
-struct Interface {
-    stack: Stack,
+/// The sending side of a forwarder.
+pub struct Output {
+    pub(super) interfaces: Vec<Interface>,
+    now: Instant,
+    pub(super) counters: OutputCounters,
+}
+
+pub(super) struct Interface {
+    pub(super) stack: Stack,
     /// Next hops that were found in this batch.
-    neighbours: [Option<(IpAddr, IpAddr, MacAddress)>; NEIGHBOURS],
+    neighbours: [Option<Found>; NEIGHBOURS],
     /// Of each queue: there is something for the device.
     queued: Vec<bool>,
     /// The channel of admitted connections, and those.
@@ -175,6 +187,10 @@ impl Output {
         let Some(taken) = frame.take() else {
             return;
         };
+        if place.labelled {
+            *frame = Some(taken);
+            return;
+        }
         let packet = shared.memory().packet(&taken);
         let segment = packet.get(place.transport..place.end).unwrap_or_default();
         let Ok(segment) = Packet::new(segment) else {
@@ -327,38 +343,53 @@ impl Output {
         }
     }
 
-    /// The link address of the next hop; counted if there is none.
+    /// The link address of the next hop of a segment; counted if there is none.
     fn neighbour(
         &mut self,
         to: usize,
         flow: &FourTuple,
         hint: Option<MacAddress>,
     ) -> Option<MacAddress> {
-        let (remote, local) = (flow.remote.ip(), flow.local.ip());
-        let interface = self.interfaces.get_mut(to)?;
+        let found = self.next_hop(to, flow.remote.ip(), Some(flow.local.ip()), hint);
+        self.counted(found)
+    }
+
+    /// What was found; counted if that is nothing.
+    pub(super) fn counted(&mut self, found: Result<MacAddress, Missing>) -> Option<MacAddress> {
+        match found {
+            Ok(neighbour) => return Some(neighbour),
+            Err(Missing::Unresolved) => self.counters.unresolved += 1,
+            Err(Missing::Unreachable) => self.counters.unreachable += 1,
+        }
+        None
+    }
+
+    /// The link address of the next hop to `remote`; `hint` where the kernel knows none yet.
+    pub(super) fn next_hop(
+        &mut self,
+        to: usize,
+        remote: IpAddr,
+        local: Option<IpAddr>,
+        hint: Option<MacAddress>,
+    ) -> Result<MacAddress, Missing> {
+        let interface = self.interfaces.get_mut(to).ok_or(Missing::Unreachable)?;
         let core = interface.stack.core();
         let place = slot(remote);
         let kept = interface.neighbours.get(place).copied().flatten();
         if let Some((.., neighbour)) = kept.filter(|it| (it.0, it.1) == (remote, local)) {
-            return Some(neighbour);
+            return Ok(neighbour);
         }
-        let found = lock(&core.ip.routes).neighbour(remote, Some(local), self.now);
+        let found = lock(&core.ip.routes).neighbour(remote, local, self.now);
         let neighbour = match (found, hint) {
             (Neighbour::Known { neighbour, .. }, _)
             | (Neighbour::Resolving { .. }, Some(neighbour)) => neighbour,
-            (Neighbour::Resolving { .. }, None) => {
-                self.counters.unresolved += 1;
-                return None;
-            }
-            (Neighbour::Kernel, _) => {
-                self.counters.unreachable += 1;
-                return None;
-            }
+            (Neighbour::Resolving { .. }, None) => return Err(Missing::Unresolved),
+            (Neighbour::Kernel, _) => return Err(Missing::Unreachable),
         };
         if let Some(kept) = interface.neighbours.get_mut(place) {
             *kept = Some((remote, local, neighbour));
         }
-        Some(neighbour)
+        Ok(neighbour)
     }
 }
 
@@ -373,7 +404,7 @@ impl Drop for Output {
 impl Interface {
     /// Runs something on the transmitter of the queue that sends for queue `number`;
     /// `None` if there is none.
-    fn transmit<T>(
+    pub(super) fn transmit<T>(
         &mut self,
         number: usize,
         run: impl FnOnce(&mut crate::ip::transmit::Transmitter) -> T,

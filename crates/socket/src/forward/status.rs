@@ -58,6 +58,41 @@ pub struct SwitchMember {
     pub counters: BTreeMap<String, u64>,
 }
 
+/// One moment of a switch of cells. Counters only grow; take two for rates.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CellSwitchSnapshot {
+    /// One entry a port.
+    pub ports: Vec<CellSwitchPort>,
+    /// Entries of the table, one a direction.
+    pub circuits: u64,
+    /// What happened, by name; only those that are not zero.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// A port of a switch of cells.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CellSwitchPort {
+    /// Its interface.
+    pub interface: String,
+    /// What its packets are: `frame` or `cell`.
+    pub mode: String,
+    /// Cells that wait for it, of each priority.
+    pub waiting: Vec<u64>,
+    /// Cells that each of its queues holds.
+    pub queue: u64,
+}
+
+/// What a question is answered with.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Answer {
+    /// By the transport switch.
+    Segments(SwitchSnapshot),
+    /// By a switch of cells.
+    Cells(CellSwitchSnapshot),
+}
+
 /// Where a question waits for its answer.
 #[derive(Default)]
 pub(super) struct Status {
@@ -70,7 +105,7 @@ pub(super) struct Status {
 struct Asked {
     /// Somebody answers.
     answers: bool,
-    by: Option<SyncSender<SwitchSnapshot>>,
+    by: Option<SyncSender<Answer>>,
 }
 
 impl Status {
@@ -80,7 +115,7 @@ impl Status {
     }
 
     /// Asks, and waits; none where nobody answers.
-    pub(super) fn ask(&self) -> Option<SwitchSnapshot> {
+    pub(super) fn ask(&self) -> Option<Answer> {
         let answer = {
             let mut asked = lock(&self.asked);
             if !asked.answers {
@@ -95,7 +130,7 @@ impl Status {
     }
 
     /// Answers who has asked, if anybody has.
-    pub(super) fn answer(&self, make: impl FnOnce() -> SwitchSnapshot) {
+    pub(super) fn answer(&self, make: impl FnOnce() -> Answer) {
         if !self.wanted.load(Ordering::Relaxed) {
             return;
         }
@@ -122,10 +157,10 @@ mod tests {
         status.answer(|| unreachable!("nobody has asked"));
         let asking = status.clone();
         let asking = std::thread::spawn(move || asking.ask());
-        let snapshot = SwitchSnapshot {
+        let snapshot = Answer::Segments(SwitchSnapshot {
             connections: 3,
             ..SwitchSnapshot::default()
-        };
+        });
         while !asking.is_finished() {
             status.answer(|| snapshot.clone());
             std::thread::yield_now();

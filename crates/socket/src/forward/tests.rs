@@ -13,6 +13,8 @@ use tidewall_wire::udp::Checksum;
 use super::*;
 use crate::MemoryConfig;
 
+mod labelled;
+
 const HERE: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const THERE: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
 const SERVICE: u16 = 6000;

@@ -1,6 +1,6 @@
 //! Sending frames of our own.
 
-mod circuits;
+pub(crate) mod circuits;
 
 use std::io;
 use std::net::SocketAddr;

@@ -2,13 +2,26 @@
 
 use std::io;
 
+use tidewall_device::frame::Frame;
 use tidewall_wire::EmitError;
 use tidewall_wire::atm::CELL_PAYLOAD_LEN;
 use tidewall_wire::atm::aal5::{PartialPdu, emit_part, pdu_len};
-use tidewall_wire::atm::pseudowire::{CircuitCell, FrameHeader, HEADER_LEN as LABELLED};
+use tidewall_wire::atm::pseudowire::{
+    CircuitCell, FrameHeader, HEADER_LEN as LABELLED, LABEL_LEN, Label,
+};
 use tidewall_wire::ethernet::{EtherType, HEADER_LEN, Header, MacAddress};
 
 use super::Transmitter;
+
+/// A received frame of a circuit, to be sent on where it lies.
+pub(crate) struct Relabelled {
+    pub(crate) frame: Frame,
+    /// Where in its packet the label is, and where the packet ends.
+    pub(crate) network: usize,
+    pub(crate) end: usize,
+    pub(crate) neighbour: MacAddress,
+    pub(crate) label: Label,
+}
 
 impl Transmitter {
     /// Queues one PDU: in one frame if it fits, else its cells in as few as they need.
@@ -47,6 +60,75 @@ impl Transmitter {
             })?;
         }
         Ok(())
+    }
+
+    /// Queues a received frame of a circuit where it lies, with another label.
+    ///
+    /// # Errors
+    /// With the frame, as it was behind its Ethernet header: EMSGSIZE over the MTU and without
+    /// room for an Ethernet header, ENOBUFS when the ring is full.
+    pub(crate) fn relabel(&mut self, of: Relabelled) -> Result<(), (Frame, io::Error)> {
+        let Relabelled {
+            mut frame,
+            network,
+            end,
+            ..
+        } = of;
+        let refused = io::Error::from_raw_os_error(libc::EMSGSIZE);
+        let (offset, length) = (frame.offset(), frame.length());
+        let length_behind = end.saturating_sub(network);
+        let begin = (usize::from(offset) + network).checked_sub(HEADER_LEN);
+        let begin = begin.filter(|&begin| begin >= self.device.headroom().into());
+        let Some(begin) = begin.filter(|_| length_behind <= self.mtu) else {
+            return Err((frame, refused));
+        };
+        frame.set_extent(begin as u16, (HEADER_LEN + length_behind) as u16);
+        let header = Header {
+            destination: of.neighbour,
+            source: self.mac,
+            ethertype: EtherType::MPLS,
+        };
+        let before = match header.emit(self.memory.packet_mut(&mut frame)) {
+            Ok(rest) => rest.first_chunk_mut::<LABEL_LEN>(),
+            Err(_) => None,
+        };
+        let Some(before) = before.map(|entry| std::mem::replace(entry, of.label.entry())) else {
+            frame.set_extent(offset, length);
+            return Err((frame, refused));
+        };
+        let sent = self.attempt(frame, |device, frame| device.transmit(frame, None));
+        if let Err((mut frame, error)) = sent {
+            let bytes = self.memory.packet_mut(&mut frame).get_mut(HEADER_LEN..);
+            if let Some(entry) = bytes.and_then(|it| it.first_chunk_mut()) {
+                *entry = before;
+            }
+            frame.set_extent(offset, length);
+            return Err((frame, error));
+        }
+        if let Some(origins) = &mut self.origins {
+            origins.handed += 1;
+        }
+        Ok(())
+    }
+
+    /// Queues what follows the Ethernet header of a frame of circuits.
+    ///
+    /// # Errors
+    /// ENOBUFS when every frame is on its way, EMSGSIZE over the MTU.
+    pub(crate) fn queue_bytes(&mut self, neighbour: MacAddress, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.mtu {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
+        self.queue_labelled(neighbour, bytes.len(), |buffer| {
+            let available = buffer.len();
+            let place = buffer.get_mut(..bytes.len());
+            let place = place.ok_or(EmitError::BufferTooSmall {
+                needed: bytes.len(),
+                available,
+            })?;
+            place.copy_from_slice(bytes);
+            Ok(())
+        })
     }
 
     /// Queues one cell.
