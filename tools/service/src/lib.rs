@@ -5,8 +5,8 @@
 //! stacks that provide it ([`tidewall`] and [`linux`], [`tidewall_stream`], [`linux_stream`]), the
 //! older ways to wait for connections ([`SelectHost`], [`PollHost`]), the
 //! event loop of echo, acknowledge and discard services over the one
-//! ([`serve`]), a web server and a forwarding proxy over the other ([`http`]), the transport switch's
-//! loop ([`switch`]), and
+//! ([`serve`]), a web server and a forwarding proxy over the other ([`http`]), the loops of the transport switch
+//! ([`switch`]) and of a switch of cells ([`cell_switch`]), and
 //! the shared page in which they count ([`counters`]). Does not live here: load, test beds
 //! and anything that measures. A comparison is honest only while the loop
 //! knows nothing of which stack it runs on; keep it so.
@@ -22,6 +22,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod cell_switch;
 pub mod counters;
 pub mod descriptor_host;
 pub mod descriptor_sockets;

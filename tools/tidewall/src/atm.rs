@@ -1,4 +1,7 @@
-//! `tidewall atm`: permanent virtual circuits by hand.
+//! `tidewall atm`: permanent virtual circuits by hand, and a switch of their cells.
+
+mod config;
+mod switch;
 
 use std::fmt::Write as _;
 use std::io;
@@ -19,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Bytes of a payload that are shown.
 const SHOWN: usize = 16;
 
-/// Send, receive and ping on permanent virtual circuits: AAL5 over ATM in Ethernet (RFC 4717).
+/// Send, receive and ping on permanent virtual circuits, and switch their cells: AAL5 over ATM in Ethernet (RFC 4717).
 ///
 /// Both ends name the same circuit, VPI.VCI, and each the other's address, which is found as
 /// any neighbour on the link. The interface's queues are taken for the time of the command.
@@ -43,6 +46,7 @@ enum Command {
     Receive(ReceiveArguments),
     /// Send loopback cells to the circuit's other end (OAM F5, I.610), and time their return
     Ping(PingArguments),
+    Switch(switch::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -162,6 +166,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Command::Send(arguments) => send(arguments, &stop),
         Command::Receive(arguments) => receive(arguments, &stop),
         Command::Ping(arguments) => ping(arguments, &stop),
+        Command::Switch(arguments) => switch::run(arguments),
     }
 }
 

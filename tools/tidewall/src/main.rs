@@ -26,6 +26,7 @@ mod serve;
 mod stat;
 mod switch;
 mod table;
+mod toml_file;
 mod top;
 mod trace;
 mod tune;

@@ -1,7 +1,7 @@
 //! The transport switch over real interfaces: the machine (crates/switch), segments in,
 //! emissions out.
 
-mod status;
+pub(crate) mod status;
 mod sweep;
 mod trace;
 mod watchdog;

@@ -46,7 +46,7 @@ pub(super) fn snapshot(switch: &Switch, output: OutputCounters) -> SwitchSnapsho
 }
 
 /// Names as `tidewall stat` has them; what never happened is left out.
-fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
+pub(crate) fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
     counters
         .filter(|&(_, count)| count > 0)
         .map(|(name, count)| (shown(name), count))
@@ -54,12 +54,12 @@ fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String
 }
 
 /// A counter's name as `tidewall stat` has it.
-pub(super) fn shown(name: &str) -> String {
+pub(crate) fn shown(name: &str) -> String {
     name.replace('_', "-")
 }
 
 /// What became of what was to be sent, by name.
-pub(super) fn sent(output: OutputCounters) -> [(&'static str, u64); 7] {
+pub(crate) fn sent(output: OutputCounters) -> [(&'static str, u64); 7] {
     [
         ("sent_in_place", output.in_place),
         ("sent_copied", output.copied),

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use tidewall_device::demux::layout::{Class, Counter};
 use tidewall_protocol::DropReason;
 
+use super::cells::CELLS;
 use super::circuits::CIRCUITS;
 use super::explain::{Counts, Entry, Place};
 
@@ -47,7 +48,7 @@ pub static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
         entry(Protocol, reason.name(), Loss, meaning, advice)
     });
     let lists = driver.into_iter().chain(kernel).chain(engines);
-    let others = OTHERS.iter().chain(CIRCUITS).chain(SWITCH);
+    let others = OTHERS.iter().chain(CIRCUITS).chain(SWITCH).chain(CELLS);
     lists.chain(others.copied()).collect()
 });
 

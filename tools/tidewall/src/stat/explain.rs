@@ -25,13 +25,15 @@ pub enum Place {
     Socket,
     /// The transport switch.
     Switch,
+    /// The switch of cells.
+    Cells,
     /// Sending.
     Transmit,
 }
 
 impl Place {
     /// All, in the order in which a frame passes them.
-    pub const ALL: [Place; 10] = [
+    pub const ALL: [Place; 11] = [
         Place::Device,
         Place::Driver,
         Place::Kernel,
@@ -41,6 +43,7 @@ impl Place {
         Place::Circuit,
         Place::Socket,
         Place::Switch,
+        Place::Cells,
         Place::Transmit,
     ];
 
@@ -56,6 +59,7 @@ impl Place {
             Place::Circuit => "circuit",
             Place::Socket => "socket",
             Place::Switch => "switch",
+            Place::Cells => "switch of cells",
             Place::Transmit => "transmit",
         }
     }

@@ -1,6 +1,7 @@
 //! `tidewall stat`: what live stacks do, and where frames died.
 
 mod causes;
+mod cells;
 mod circuits;
 pub mod control;
 pub mod explain;

@@ -12,7 +12,7 @@ use super::causes::ENTRIES;
 use super::control;
 use super::explain::{self, Counts, Place};
 use super::processor::Shares;
-use super::{switch, tcp};
+use super::{cells, switch, tcp};
 use crate::table::{Table, wrap};
 use crate::units::{age, count, per_second};
 
@@ -87,6 +87,7 @@ fn details(pair: &Pair) -> String {
     text.push_str(&sockets(pair));
     text.push_str(&tcp::text(pair));
     text.push_str(&switch::text(pair));
+    text.push_str(&cells::text(pair));
     text.push_str(&losses_text(pair));
     text
 }
@@ -302,6 +303,13 @@ pub fn losses(pair: &Pair) -> Vec<Loss> {
         add(Place::Switch, None, name, &|stack| {
             let switch = stack.switch.as_ref();
             switch.map_or(0, |it| switch::counter(it, name))
+        });
+    }
+    let switched = now.cell_switch.iter().flat_map(|it| it.counters.keys());
+    for name in switched.filter(|name| explain::find(Place::Cells, name).is_some()) {
+        add(Place::Cells, None, name, &|stack| {
+            let switch = stack.cell_switch.as_ref();
+            switch.map_or(0, |it| cells::counter(it, name))
         });
     }
     losses.sort_by(|a, b| {

@@ -1,9 +1,9 @@
-//! The configuration file: what may be in it, and errors that name the line.
+//! The configuration file: what may be in it.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ops::{Range, RangeInclusive};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use tidewall_switch::modules::{
 };
 use toml::Spanned;
 
+use crate::toml_file::{self, Error, Wrong};
 use crate::units;
 
 /// What a file says.
@@ -210,41 +211,9 @@ const PORTS: RangeInclusive<u16> = 61_000..=65_535;
 /// The paper's w.
 const RING: u16 = 384;
 
-/// Why a file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// It cannot be read.
-    #[error("{}: {error}", path.display())]
-    Read {
-        path: PathBuf,
-        error: std::io::Error,
-    },
-    /// What a line says is wrong.
-    #[error("{}:{line}: {what}", path.display())]
-    Line {
-        path: PathBuf,
-        line: usize,
-        what: String,
-    },
-}
-
 /// Reads a file. Nothing but the routes to members is asked of the system.
 pub fn read(path: &Path) -> Result<Setup, Error> {
-    let path = path.to_owned();
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) => return Err(Error::Read { path, error }),
-    };
-    parse(&text, local_address).map_err(|(place, what)| Error::Line {
-        line: text
-            .bytes()
-            .take(place)
-            .filter(|&byte| byte == b'\n')
-            .count()
-            + 1,
-        path,
-        what,
-    })
+    toml_file::read(path, |text| parse(text, local_address))
 }
 
 /// The address from which the kernel would send to a member.
@@ -262,11 +231,8 @@ fn local_address(member: SocketAddr) -> std::io::Result<IpAddr> {
 fn parse(
     text: &str,
     local_address: impl Fn(SocketAddr) -> std::io::Result<IpAddr>,
-) -> Result<Setup, (usize, String)> {
-    let file: File = toml::from_str(text).map_err(|error| {
-        let place = error.span().map_or(0, |span| span.start);
-        (place, error.message().to_owned())
-    })?;
+) -> Result<Setup, Wrong> {
+    let file: File = toml_file::from_str(text)?;
     let address = *file.address.get_ref();
     if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
         return Err((
@@ -352,7 +318,7 @@ fn parse(
     })
 }
 
-fn health(table: &HealthTable) -> Result<Health, (usize, String)> {
+fn health(table: &HealthTable) -> Result<Health, Wrong> {
     let interval = match &table.interval {
         None => Duration::from_secs(1),
         Some(text) => units::duration(text.get_ref())
@@ -406,7 +372,7 @@ interval = "500ms"
 failures = 2
 "#;
 
-    fn parsed(text: &str) -> Result<Setup, (usize, String)> {
+    fn parsed(text: &str) -> Result<Setup, Wrong> {
         parse(text, |_| Ok(IpAddr::from([10, 80, 0, 1])))
     }
 

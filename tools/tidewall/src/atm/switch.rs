@@ -1,0 +1,177 @@
+//! `tidewall atm switch`: cells from circuits of one interface to circuits of another.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tidewall_atm::switch::{End, Route};
+use tidewall_service::cell_switch::{CellPort, CellSwitch, Way};
+
+use super::config::{self, Setup};
+use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
+
+/// How often it looks for signals.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Switch cells between the circuits of several interfaces, by a table in a file
+///
+/// Each port is an interface and the neighbour that its circuits lead to. In the mode frame a
+/// circuit's PDUs of AAL5 have a label of their own, as `tidewall atm send` sends them; in the
+/// mode cell the cells of all circuits share one (both RFC 4717). Every port leads to every
+/// other. The queues of all interfaces are taken until Ctrl-C (SIGINT) or SIGTERM; SIGHUP reads
+/// the circuits in the file anew.
+#[derive(clap::Args)]
+#[command(after_help = "The file, in TOML:\n  \
+    [[port]]                        # once for each interface\n  \
+    interface = \"eth1\"\n  \
+    next-hop = \"10.0.1.2\"           # where its circuits lead: a neighbour on the link\n  \
+    mode = \"frame\"                  # or cell\n  \
+    queue = 1024                    # cells that wait for each of its four priorities at most\n  \
+    [[port]]\n  \
+    interface = \"eth2\"\n  \
+    next-hop = \"10.0.2.2\"\n  \
+    mode = \"cell\"\n  \
+    label = 16                      # of all its cells\n  \
+    [[circuit]]                     # once for each\n  \
+    ends = [\"eth1/0.100\", \"eth2/0.200\"]\n  \
+    priority = 1                    # 0 is served first, 3 last\n  \
+    one-way = false                 # from the first end to the second alone\n  \
+    aal5 = true                     # false: cells that are no PDUs, dropped one by one\n\n\
+    Exit codes: 0 ended by a signal; 1 a device failed; 2 it could not begin.")]
+pub struct Arguments {
+    /// The configuration file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Say what would be done, and what is wrong with the file; touch nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let mut current = read(arguments)?;
+    for port in &current.ports {
+        check_interface(&port.interface)?;
+    }
+    if arguments.dry_run {
+        return say_line(describe(&current).trim_end());
+    }
+    let stop = stop_flag()?;
+    let reload = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, reload.clone())
+        .map_err(|error| Failure::io("catching signals", &error))?;
+    let mut switch = open(&current)?;
+    for warning in switch.forwarder().stacks().flat_map(|it| it.warnings()) {
+        eprintln!("tidewall: {warning}");
+    }
+    say_line(&format!(
+        "{} ports, {} directions of circuits; Ctrl-C ends",
+        current.ports.len(),
+        current.routes.len()
+    ))?;
+    while !stop.load(Ordering::Relaxed) {
+        match switch.turn(LOOK) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            other => other.map_err(|error| Failure::io("switching", &error))?,
+        }
+        if reload.swap(false, Ordering::Relaxed) {
+            match read(arguments) {
+                Ok(new) => change(&mut switch, &mut current, new)?,
+                // It goes on with what it had.
+                Err(failure) => eprintln!("tidewall: {failure}"),
+            }
+        }
+    }
+    totals(&mut switch)
+}
+
+fn read(arguments: &Arguments) -> Result<Setup, Failure> {
+    config::read(&arguments.file).map_err(|error| Failure::usage(error.to_string()))
+}
+
+fn open(setup: &Setup) -> Result<CellSwitch, Failure> {
+    let names = setup.ports.iter().map(|port| port.interface.as_str());
+    let what = format!("opening {}", names.collect::<Vec<_>>().join(", "));
+    let opened = CellSwitch::open(setup.ports.clone());
+    let mut switch = opened.map_err(|error| Failure::io(&what, &error))?;
+    for route in &setup.routes {
+        add(&mut switch, setup, *route)?;
+    }
+    Ok(switch)
+}
+
+fn add(switch: &mut CellSwitch, setup: &Setup, route: Route) -> Outcome {
+    switch
+        .add(route)
+        .map_err(|error| Failure::answer(format!("{}: {error}", named(&setup.ports, route.from))))
+}
+
+/// Takes the circuits of a new setup. Other ports would be another switch.
+fn change(switch: &mut CellSwitch, current: &mut Setup, new: Setup) -> Outcome {
+    if new.ports != current.ports {
+        eprintln!("tidewall: circuits alone can change; ports need a restart");
+        return Ok(());
+    }
+    // All that go first: one that comes may take the name of one that goes.
+    for gone in current.routes.iter().filter(|it| !new.routes.contains(it)) {
+        switch
+            .remove(gone.from)
+            .map_err(|error| Failure::io("removing a circuit", &error))?;
+    }
+    for come in new.routes.iter().filter(|it| !current.routes.contains(it)) {
+        add(switch, &new, *come)?;
+    }
+    *current = new;
+    say_line(&format!("{} directions of circuits", current.routes.len()))
+}
+
+/// An end as the file has it.
+fn named(ports: &[CellPort], end: End) -> String {
+    let port = ports.get(end.port);
+    let interface = port.map_or("", |port| port.interface.as_str());
+    format!("{interface}/{}", end.circuit)
+}
+
+fn describe(setup: &Setup) -> String {
+    let mut text = String::new();
+    for port in &setup.ports {
+        let how = match port.way {
+            Way::Frame => "PDUs of AAL5, a label a circuit".to_owned(),
+            Way::Cells(label) => format!("cells, all with label {}", label.value()),
+        };
+        let _ = writeln!(
+            text,
+            "port {} to {}: {how}; {} cells a queue",
+            port.interface, port.next_hop, port.queue
+        );
+    }
+    for route in &setup.routes {
+        let _ = writeln!(
+            text,
+            "{} to {}, priority {}{}",
+            named(&setup.ports, route.from),
+            named(&setup.ports, route.to),
+            route.priority,
+            if route.aal5 { "" } else { ", cell by cell" }
+        );
+    }
+    if setup.routes.is_empty() {
+        text += "no circuits: everything would be dropped\n";
+    }
+    text
+}
+
+fn totals(switch: &mut CellSwitch) -> Outcome {
+    let counters = *switch.switch().counters();
+    let happened = counters.each().filter(|(_, count)| *count > 0);
+    let mut lines: Vec<String> = happened
+        .map(|(name, count)| format!("{name} {count}"))
+        .collect();
+    let output = switch.forwarder().output().counters();
+    lines.push(format!(
+        "frames sent in place {}, written {}; not sent: unreachable {}, refused {}; down {} times",
+        output.in_place, output.copied, output.unreachable, output.refused, output.down
+    ));
+    say_line(&lines.join("\n"))
+}

@@ -1,0 +1,54 @@
+//! Configuration files in TOML, whose errors name the line.
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+/// Where in a text something is wrong, and what.
+pub type Wrong = (usize, String);
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It cannot be read.
+    #[error("{}: {error}", path.display())]
+    Read {
+        path: PathBuf,
+        error: std::io::Error,
+    },
+    /// What a line says is wrong.
+    #[error("{}:{line}: {what}", path.display())]
+    Line {
+        path: PathBuf,
+        line: usize,
+        what: String,
+    },
+}
+
+/// Reads a file as `parse` does its text.
+pub fn read<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T, Wrong>) -> Result<T, Error> {
+    let path = path.to_owned();
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) => return Err(Error::Read { path, error }),
+    };
+    parse(&text).map_err(|(place, what)| Error::Line {
+        line: line(&text, place),
+        path,
+        what,
+    })
+}
+
+/// What a text has in its tables.
+pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Wrong> {
+    toml::from_str(text).map_err(|error| {
+        let place = error.span().map_or(0, |span| span.start);
+        (place, error.message().to_owned())
+    })
+}
+
+/// The number of the line that a place is in.
+fn line(text: &str, place: usize) -> usize {
+    let before = text.bytes().take(place);
+    before.filter(|&byte| byte == b'\n').count() + 1
+}

@@ -1,0 +1,290 @@
+//! `tidewall atm switch` between namespaces: ends that send and receive PDUs on both sides.
+//! Needs root; skipped without.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::bed::Bed;
+use common::star::{Star, shell};
+use common::{Place, Service, fails, program, signal, text, tidewall};
+use serde_json::Value;
+
+/// How long anything is waited for.
+const LIMIT: Duration = Duration::from_secs(20);
+
+const FRAME: &str = "[[port]]
+interface = 'tw-in0'
+next-hop = '10.99.0.2'
+[[port]]
+interface = 'tw-in1'
+next-hop = '10.99.1.2'
+";
+
+fn circuit(ends: [&str; 2]) -> String {
+    format!("[[circuit]]\nends = {ends:?}\n")
+}
+
+/// An end's circuit by its interface `out`, and what more is wanted of it.
+fn atm(namespace: &str, what: &str, hop: (&str, &str), circuit: &str, more: &[&str]) -> Command {
+    let (interface, next_hop) = hop;
+    let end = [
+        "atm",
+        what,
+        "--interface",
+        interface,
+        "--next-hop",
+        next_hop,
+    ];
+    Bed::command(
+        namespace,
+        &[&end[..], &["--circuit", circuit], more].concat(),
+    )
+}
+
+fn switch(namespace: &str, file: &str) -> Service {
+    let service = Service::start(Bed::command(namespace, &["atm", "switch", file]));
+    assert!(service.first.contains("Ctrl-C ends"), "{}", service.first);
+    service
+}
+
+/// The lines that a command prints.
+fn said(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    text(&output.stdout)
+}
+
+/// A counter of the switch's, as `tidewall stat` has it.
+fn counter(process: &str, name: &str) -> u64 {
+    let output = tidewall(&["stat", process, "--json"]);
+    let look: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let stacks = look["stacks"].as_array().unwrap().iter();
+    let of = |stack: &Value| stack["now"]["cell_switch"]["counters"][name].as_u64();
+    stacks.filter_map(of).sum()
+}
+
+#[test]
+fn pdus_go_through_the_switch_with_another_label() {
+    let test = "pdus_go_through_the_switch_with_another_label";
+    let Some(star) = Star::or_skip(test, "cs-f", 2) else {
+        return;
+    };
+    let file = star.place.name("cells.toml");
+    let two =
+        circuit(["tw-in0/0.100", "tw-in1/3.200"]) + &circuit(["tw-in0/0.101", "tw-in1/3.201"]);
+    fs::write(&file, format!("{FRAME}{two}")).unwrap();
+    let mut service = switch(&star.switch, &file);
+    let (near, far) = (("out", "10.99.0.1"), ("out", "10.99.1.1"));
+    let receive = Service::start(atm(&star.ends[1], "receive", far, "3.200", &[]));
+    said(atm(
+        &star.ends[0],
+        "send",
+        near,
+        "0.100",
+        &["--text", "hello"],
+    ));
+    // In seven frames.
+    let long = ["--size", "9180", "--count", "20"];
+    said(atm(&star.ends[0], "send", near, "0.100", &long));
+    // Loopback cells go through, and back.
+    let ping = ["--count", "2", "--interval", "0.1s", "--timeout", "10s"];
+    let pinged = said(atm(&star.ends[0], "ping", near, "0.100", &ping));
+    assert!(pinged.ends_with("2 cells sent, 2 answered\n"), "{pinged}");
+    // Circuits that lead nowhere are the kernel's, which the driver program counts.
+    said(atm(&star.ends[0], "send", near, "0.102", &["--count", "3"]));
+    let unknown = tidewall(&["stat", &service.id(), "--json"]);
+    assert!(text(&unknown.stdout).contains("no-circuit"), "{unknown:?}");
+    // Another circuit comes, and one that carried nothing goes.
+    let other =
+        circuit(["tw-in0/0.100", "tw-in1/3.200"]) + &circuit(["tw-in0/0.102", "tw-in1/3.101"]);
+    fs::write(&file, format!("{FRAME}{other}")).unwrap();
+    signal("-HUP", &service.process);
+    service.line_with("4 directions of circuits");
+    let second = receive.end();
+    let receive = Service::start(atm(&star.ends[1], "receive", far, "3.101", &[]));
+    said(atm(
+        &star.ends[0],
+        "send",
+        near,
+        "0.102",
+        &["--text", "late"],
+    ));
+    let late = receive.end();
+    assert_eq!(late, "4 bytes: 6c617465\n");
+    let mut lines = second.lines();
+    assert_eq!(lines.next(), Some("5 bytes: 68656c6c6f"));
+    assert!(
+        lines.all(|line| line.starts_with("9180 bytes: ")),
+        "{second}"
+    );
+    assert_eq!(second.lines().count(), 21, "{second}");
+    let totals = service.end();
+    assert!(totals.contains("cells-in-place "), "{totals}");
+    assert!(totals.contains("cells-not-user 4\n"), "{totals}");
+    assert!(!totals.contains("dropped"), "{totals}");
+    // Everything is as it was: the program is gone from the interface.
+    let links = Bed::output(&star.switch, "ip", &["-d", "link", "show", "tw-in0"]).unwrap();
+    assert!(!text(&links).contains("xdp"), "{}", text(&links));
+}
+
+/// Follows frames of a process into a file.
+fn follow(process: &str, file: &str) -> Child {
+    let arguments = ["trace", process, "-n", "6", "--for", "4s", "--write", file];
+    let mut command = program(&arguments);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+/// What tshark says of a capture.
+fn tshark(file: &str, decode: &str) -> String {
+    let mut command = Command::new("tshark");
+    command.args(["-n", "-V", "-d", decode, "-r", file]);
+    said(command)
+}
+
+/// From frames to cells, through a second switch, and to frames again.
+#[test]
+fn cells_of_circuits_share_frames_between_two_switches() {
+    let test = "cells_of_circuits_share_frames_between_two_switches";
+    let Some(star) = Star::or_skip(test, "cs-c", 3) else {
+        return;
+    };
+    let [sender, second, receiver] = &star.ends[..] else {
+        panic!("three ends");
+    };
+    shell(&format!(
+        "ip -n {second} link add beyond type veth peer name tw-far netns {receiver}
+         ip -n {second} addr add 10.99.9.1/24 dev beyond; ip -n {second} link set beyond up
+         ip -n {receiver} addr add 10.99.9.2/24 dev tw-far; ip -n {receiver} link set tw-far up"
+    ))
+    .unwrap();
+    let file = |name: &str, text: String| {
+        let file = star.place.name(name);
+        fs::write(&file, text).unwrap();
+        file
+    };
+    let near = FRAME.to_owned()
+        + "mode = 'cell'\nlabel = 77\n"
+        + &circuit(["tw-in0/0.100", "tw-in1/300.7"]);
+    let far = "[[port]]
+interface = 'out'
+next-hop = '10.99.1.1'
+mode = 'cell'
+label = 77
+[[port]]
+interface = 'beyond'
+next-hop = '10.99.9.2'
+"
+    .to_owned()
+        + &circuit(["out/300.7", "beyond/1.200"]);
+    let first = switch(&star.switch, &file("near.toml", near));
+    let other = switch(second, &file("far.toml", far));
+    let there = ("tw-far", "10.99.9.1");
+    let receive = Service::start(atm(receiver, "receive", there, "1.200", &[]));
+    let here = ("out", "10.99.0.1");
+    let captures = ["first", "other", "end"].map(|name| star.place.name(name));
+    let processes = [first.id(), other.id(), receive.id()];
+    let following: Vec<_> = processes
+        .iter()
+        .zip(&captures)
+        .map(|(process, file)| follow(process, file))
+        .collect();
+    // All the time that they look.
+    let slow = ["--size", "100", "--count", "60", "--interval", "0.1s"];
+    said(atm(sender, "send", here, "0.100", &slow));
+    for mut child in following {
+        assert!(child.wait().unwrap().success());
+    }
+    let long = ["--size", "9180", "--count", "20"];
+    said(atm(sender, "send", here, "0.100", &long));
+    let ping = ["--count", "2", "--interval", "0.1s", "--timeout", "10s"];
+    let pinged = said(atm(sender, "ping", here, "0.100", &ping));
+    assert!(pinged.ends_with("2 cells sent, 2 answered\n"), "{pinged}");
+    // A circuit of the first switch alone: its cells lead nowhere at the second.
+    let totals = receive.end();
+    let (short, rest): (Vec<_>, Vec<_>) = totals
+        .lines()
+        .partition(|line| line.starts_with("100 bytes: "));
+    assert_eq!((short.len(), rest.len()), (60, 20), "{totals}");
+    assert!(
+        rest.iter().all(|line| line.starts_with("9180 bytes: ")),
+        "{totals}"
+    );
+    let more = FRAME.to_owned()
+        + "mode = 'cell'\nlabel = 77\n"
+        + &circuit(["tw-in0/0.100", "tw-in1/300.7"])
+        + &circuit(["tw-in0/0.101", "tw-in1/300.8"]);
+    let mut first = first;
+    fs::write(star.place.name("near.toml"), more).unwrap();
+    signal("-HUP", &first.process);
+    first.line_with("4 directions of circuits");
+    said(atm(sender, "send", here, "0.101", &["--size", "100"]));
+    let began = Instant::now();
+    while counter(&other.id(), "dropped-no-circuit") != 3 {
+        assert!(began.elapsed() < LIMIT, "three cells led nowhere");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let shown = tidewall(&["stat", &other.id()]);
+    let shown = text(&shown.stdout);
+    assert!(shown.contains("switch of cells: 2 directions"), "{shown}");
+    let totals = first.end();
+    assert!(totals.contains("sent in place 0"), "{totals}");
+    let totals = other.end();
+    assert!(totals.contains("dropped-no-circuit 3\n"), "{totals}");
+    if !tidewall_skip::has_programs(test, &["tshark"]) {
+        return;
+    }
+    let [frames, cells, end] = &captures;
+    for (capture, label) in [(frames, "65636"), (end, "131272")] {
+        let read = tshark(
+            capture,
+            &format!("mpls.label=={label},mplspwatm11_or_aal5pdu"),
+        );
+        assert!(read.contains("AAL5 len: 100\n"), "{read}");
+        assert!(
+            !read.contains("Malformed") && !read.contains("(incorrect)"),
+            "{read}"
+        );
+    }
+    let read = tshark(cells, "mpls.label==77,mplspwatmn1cw");
+    // The three cells of each PDU.
+    let cells = read.matches("VPI: 300").count();
+    assert!(cells > 0 && cells % 3 == 0, "{cells}: {read}");
+    assert!(!read.contains("Malformed"), "{read}");
+}
+
+#[test]
+fn a_dry_run_says_what_it_would_do_and_errors_where_they_are() {
+    let place = Place::new("cells").with(
+        "cells.toml",
+        "[[port]]
+interface = 'lo'
+next-hop = '127.0.0.1'
+mode = 'cell'
+[[circuit]]
+ends = ['lo/0.100', 'lo/0.200']
+aal5 = false
+",
+    );
+    let file = place.name("cells.toml");
+    let output = tidewall(&["atm", "switch", "--dry-run", &file]);
+    assert_eq!(
+        text(&output.stdout),
+        "port lo to 127.0.0.1: cells, all with label 16; 1024 cells a queue\n\
+         lo/0.100 to lo/0.200, priority 1, cell by cell\n\
+         lo/0.200 to lo/0.100, priority 1, cell by cell\n"
+    );
+    let changed = fs::read_to_string(&file).unwrap().replace("0.200", "200");
+    fs::write(&file, changed).unwrap();
+    let error = fails(&["atm", "switch", "--dry-run", &file], 2);
+    let expected = format!("{file}:6: lo/200: not a circuit such as 0.100");
+    assert!(error.contains(&expected), "{error}");
+    let none = Path::new(&file).with_file_name("none.toml");
+    let error = fails(&["atm", "switch", none.to_str().unwrap()], 2);
+    assert!(error.contains("none.toml: No such file"), "{error}");
+}
