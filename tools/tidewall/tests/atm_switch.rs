@@ -254,7 +254,7 @@ next-hop = '10.99.9.2'
     let read = tshark(cells, "mpls.label==77,mplspwatmn1cw");
     // The three cells of each PDU.
     let cells = read.matches("VPI: 300").count();
-    assert!(cells > 0 && cells % 3 == 0, "{cells}: {read}");
+    assert!(cells > 0 && cells.is_multiple_of(3), "{cells}: {read}");
     assert!(!read.contains("Malformed"), "{read}");
 }
 
