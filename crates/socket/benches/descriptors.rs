@@ -35,7 +35,7 @@ const KEPT: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/benches/descriptors_instructions.txt"
 );
-const SCENARIOS: [Scenario; 6] = [
+const SCENARIOS: [Scenario; 7] = [
     ("open and close, 100 open", |counter| {
         count_open_and_close(Allocator::Bitmap, FEW, counter);
     }),
@@ -50,6 +50,9 @@ const SCENARIOS: [Scenario; 6] = [
     }),
     ("get, 1,000,000 open", |counter| {
         count_any(MANY, get, counter)
+    }),
+    ("is it open, 1,000,000 open", |counter| {
+        count_any(MANY, is_open, counter)
     }),
     ("linear: open and close, 2,000 open", |counter| {
         count_open_and_close(Allocator::Linear, 2000, counter);
@@ -109,6 +112,12 @@ fn close_and_open(table: &Entries, open: u32, random: &mut u64, rounds: u32) {
 fn get(table: &Entries, open: u32, random: &mut u64, rounds: u32) {
     for _ in 0..rounds {
         let _ = black_box(table.get(any(random, open)));
+    }
+}
+
+fn is_open(table: &Entries, open: u32, random: &mut u64, rounds: u32) {
+    for _ in 0..rounds {
+        black_box(table.is_open(any(random, open)));
     }
 }
 

@@ -148,6 +148,28 @@ impl Descriptors {
         self.inner.table.get(fd)
     }
 
+    /// True for a number that names something; as [`Table::is_open`], for handlers of
+    /// signals too.
+    #[inline]
+    pub fn is_open(&self, fd: i32) -> bool {
+        self.inner.table.is_open(fd)
+    }
+
+    /// Has a number that somebody else has given out (the kernel) name an open file; see
+    /// [`Table::install`]. What it named before is closed in the same step.
+    ///
+    /// # Errors
+    /// EBADF for a number out of range, ENOMEM; EBUSY while another thread is about to open
+    /// it. The file is closed then.
+    pub fn install(&self, fd: i32, file: impl Into<OpenFile>, flags: Flags) -> io::Result<()> {
+        let file = file.into();
+        if flags.has(Flags::NONBLOCK) {
+            file.set_nonblocking(true)?;
+        }
+        let close_on_exec = flags.has(Flags::CLOEXEC);
+        self.inner.table.install(fd, Arc::new(file), close_on_exec)
+    }
+
     /// Closes a number; the open file too if this was its last and no call is
     /// inside it.
     ///

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error;
-use super::sync::Mutex;
+use super::sync::{Mutex, lock};
 use crate::lock::rank;
 
 /// Slots of a chunk. Few where loom follows every lock.
@@ -15,8 +16,48 @@ const DIRECTORIES: usize = if cfg!(loom) { 30 } else { 22 };
 
 /// What a number names: one lock a number, held while an entry is cloned.
 pub(super) type Slot<T> = Mutex<Option<T>, rank::Leaf>;
-type Chunk<T> = Box<[Slot<T>]>;
 type Directory<T> = Box<[OnceLock<Chunk<T>>]>;
+
+#[derive(Debug)]
+struct Chunk<T> {
+    slots: Box<[Slot<T>]>,
+    /// True of a slot that has an entry; changed under the slot's lock.
+    named: Box<[AtomicBool]>,
+}
+
+/// The place of a number's entry.
+pub(super) struct Place<'a, T> {
+    pub(super) slot: &'a Slot<T>,
+    named: &'a AtomicBool,
+}
+
+impl<T> Place<'_, T> {
+    /// Has the number name an entry; returns what it named.
+    pub(super) fn replace(&self, entry: T) -> Option<T> {
+        let mut slot = lock(self.slot);
+        self.named.store(true, Ordering::Release);
+        slot.replace(entry)
+    }
+
+    /// The number names nothing any more; returns what it named.
+    pub(super) fn take(&self) -> Option<T> {
+        let mut slot = lock(self.slot);
+        self.named.store(false, Ordering::Release);
+        slot.take()
+    }
+
+    /// True for a number that names something.
+    pub(super) fn is_named(&self) -> bool {
+        self.named.load(Ordering::Acquire)
+    }
+
+    pub(super) fn get(&self) -> Option<T>
+    where
+        T: Clone,
+    {
+        lock(self.slot).clone()
+    }
+}
 
 /// Slots by number, in chunks that are made when one of them is first used and stay
 /// where they are.
@@ -35,6 +76,7 @@ impl<T> Default for Entries<T> {
 
 impl<T> Entries<T> {
     /// Directory, place in it, and place in the chunk, of a number.
+    #[inline]
     fn place(number: u32) -> (usize, usize, usize) {
         let chunk = number / CHUNK + 1;
         let directory = chunk.ilog2();
@@ -45,17 +87,23 @@ impl<T> Entries<T> {
         )
     }
 
-    /// A number's slot, if it was ever used or one near it.
-    pub(super) fn get(&self, number: u32) -> Option<&Slot<T>> {
+    /// A number's place, if it was ever used or one near it. Takes no lock and allocates
+    /// nothing.
+    #[inline]
+    pub(super) fn get(&self, number: u32) -> Option<Place<'_, T>> {
         let (directory, chunk, slot) = Self::place(number);
         let chunks = self.directories.get(directory)?.get()?;
-        chunks.get(chunk)?.get()?.get(slot)
+        let chunk = chunks.get(chunk)?.get()?;
+        Some(Place {
+            slot: chunk.slots.get(slot)?,
+            named: chunk.named.get(slot)?,
+        })
     }
 
-    /// A number's slot, made if need be. The caller holds the table's lock.
-    pub(super) fn make(&self, number: u32) -> io::Result<&Slot<T>> {
-        if let Some(slot) = self.get(number) {
-            return Ok(slot);
+    /// A number's place, made if need be. The caller holds the table's lock.
+    pub(super) fn make(&self, number: u32) -> io::Result<Place<'_, T>> {
+        if let Some(place) = self.get(number) {
+            return Ok(place);
         }
         fn filled<E>(length: usize, element: impl Fn() -> E) -> io::Result<Box<[E]>> {
             let mut elements = Vec::new();
@@ -75,7 +123,11 @@ impl<T> Entries<T> {
         if let Some(place) = chunks.and_then(|chunks| chunks.get(chunk))
             && place.get().is_none()
         {
-            let _ = place.set(filled(CHUNK as usize, || Mutex::new(None))?);
+            let chunk = Chunk {
+                slots: filled(CHUNK as usize, || Mutex::new(None))?,
+                named: filled(CHUNK as usize, AtomicBool::default)?,
+            };
+            let _ = place.set(chunk);
         }
         self.get(number).ok_or_else(|| error(libc::ENOMEM))
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Weak};
 
-use super::entries::{Entries, Slot};
+use super::entries::{Entries, Place};
 use super::numbers::Numbers;
 use super::sync::{Mutex, lock};
 use super::{Allocator, error};
@@ -27,7 +27,7 @@ pub(crate) trait Closing: Send + Sync {
 /// Numbers are given out lowest first. [`Table::get`], which every call on a
 /// descriptor begins with, takes the lock of that one number; everything that
 /// changes which numbers are in use takes the table's, for a few steps. Memory
-/// grows with the highest number ever used (16 bytes a number, in pieces of
+/// grows with the highest number ever used (17 bytes a number, in pieces of
 /// 1,024 numbers, and what the allocator takes), not with the limit, and is
 /// given back with the table.
 ///
@@ -99,18 +99,18 @@ impl<T> Table<T> {
 
     // ---- Numbers ------------------------------------------------------------
 
-    /// Takes the lowest free number, for the caller to fill its slot.
+    /// Takes the lowest free number, for the caller to fill its place.
     fn allocate(
         &self,
         numbers: &mut Numbers,
         lowest: u32,
         close_on_exec: bool,
-    ) -> io::Result<(u32, &Slot<T>)> {
+    ) -> io::Result<(u32, Place<'_, T>)> {
         let number = numbers.first_free(lowest)?;
         // What may fail before what changes something.
-        let slot = self.entries.make(number)?;
+        let place = self.entries.make(number)?;
         numbers.take(number, close_on_exec)?;
-        Ok((number, slot))
+        Ok((number, place))
     }
 
     /// Gives the lowest free number to an entry.
@@ -120,8 +120,8 @@ impl<T> Table<T> {
     /// dropped then.
     pub fn open(&self, entry: T, close_on_exec: bool) -> io::Result<i32> {
         let numbers = &mut lock(&self.state).numbers;
-        let (number, slot) = self.allocate(numbers, 0, close_on_exec)?;
-        *lock(slot) = Some(entry);
+        let (number, place) = self.allocate(numbers, 0, close_on_exec)?;
+        place.replace(entry);
         Ok(descriptor(number))
     }
 
@@ -136,8 +136,8 @@ impl<T> Table<T> {
             .ok()
             .filter(|&lowest| lowest < numbers.limit())
             .ok_or_else(|| error(libc::EINVAL))?;
-        let (number, slot) = self.allocate(numbers, lowest, close_on_exec)?;
-        *lock(slot) = Some(entry);
+        let (number, place) = self.allocate(numbers, lowest, close_on_exec)?;
+        place.replace(entry);
         Ok(descriptor(number))
     }
 
@@ -197,7 +197,7 @@ impl<T> Table<T> {
 
     /// Takes a number's entry, if it has one, and frees the number.
     fn take(&self, state: &mut State, number: u32) -> Option<T> {
-        let entry = lock(self.entries.get(number)?).take()?;
+        let entry = self.entries.get(number)?.take()?;
         state.notify_closing(number);
         state.numbers.free(number);
         Some(entry)
@@ -239,12 +239,66 @@ impl<T> Table<T> {
         state.numbers.set_close_on_exec(number, closes)
     }
 
-    /// The slot of a number that names something.
-    fn named(&self, number: u32) -> io::Result<&Slot<T>> {
+    /// The place of a number that names something.
+    fn named(&self, number: u32) -> io::Result<Place<'_, T>> {
         self.entries
             .get(number)
-            .filter(|slot| lock(slot).is_some())
+            .filter(Place::is_named)
             .ok_or_else(|| error(libc::EBADF))
+    }
+
+    /// True for a number that names something. A few loads: no lock, nothing allocated,
+    /// no system call, so that a signal's handler and a child of `vfork` may ask.
+    #[inline]
+    pub fn is_open(&self, fd: i32) -> bool {
+        let number = u32::try_from(fd).ok();
+        let place = number.and_then(|number| self.entries.get(number));
+        place.is_some_and(|place| place.is_named())
+    }
+
+    /// Has a number of the caller's choice name an entry, as `dup2` does. What it named is
+    /// closed in the same step: nobody finds the number free in between. For callers whose
+    /// numbers somebody else gives out (the kernel), who calls [`Table::close`] before that
+    /// one may give a number out again.
+    ///
+    /// # Errors
+    /// EBADF for a number that is negative or not below the limit; EBUSY when it is
+    /// reserved for what another thread is about to open; ENOMEM. The entry is dropped then.
+    pub fn install(&self, fd: i32, entry: T, close_on_exec: bool) -> io::Result<()> {
+        self.place(fd, || Ok(entry), close_on_exec)
+    }
+
+    fn place(
+        &self,
+        fd: i32,
+        entry: impl FnOnce() -> io::Result<T>,
+        close_on_exec: bool,
+    ) -> io::Result<()> {
+        let number = number(fd)?;
+        // Outlives the lock: another thread may make it the last of its kind.
+        let entry_of_caller;
+        let mut state = lock(&self.state);
+        let numbers = &mut state.numbers;
+        if number >= numbers.limit() {
+            return Err(error(libc::EBADF));
+        }
+        entry_of_caller = entry()?;
+        let place = self.entries.make(number)?;
+        if !numbers.is_used(number) {
+            numbers.take(number, close_on_exec)?;
+        } else if !place.is_named() {
+            return Err(error(libc::EBUSY));
+        } else {
+            numbers.set_close_on_exec(number, close_on_exec)?;
+        }
+        let replaced = place.replace(entry_of_caller);
+        if replaced.is_some() {
+            state.notify_closing(number);
+        }
+        // It ends without the lock.
+        drop(state);
+        drop(replaced);
+        Ok(())
     }
 
     /// The limit: the lowest number that is not given out.
@@ -290,7 +344,7 @@ impl<T: Clone> Table<T> {
     pub fn get(&self, fd: i32) -> io::Result<T> {
         u32::try_from(fd)
             .ok()
-            .and_then(|number| lock(self.entries.get(number)?).clone())
+            .and_then(|number| self.entries.get(number)?.get())
             .ok_or_else(|| error(libc::EBADF))
     }
 
@@ -338,30 +392,7 @@ impl<T: Clone> Table<T> {
     }
 
     fn duplicate(&self, old: i32, new: i32, close_on_exec: bool) -> io::Result<i32> {
-        let place = number(new)?;
-        // Outlives the lock: another thread may make it the last of its kind.
-        let entry;
-        let mut state = lock(&self.state);
-        let numbers = &mut state.numbers;
-        if place >= numbers.limit() {
-            return Err(error(libc::EBADF));
-        }
-        entry = self.get(old)?;
-        let slot = self.entries.make(place)?;
-        if !numbers.is_used(place) {
-            numbers.take(place, close_on_exec)?;
-        } else if lock(slot).is_none() {
-            return Err(error(libc::EBUSY));
-        } else {
-            numbers.set_close_on_exec(place, close_on_exec)?;
-        }
-        let replaced = lock(slot).replace(entry);
-        if replaced.is_some() {
-            state.notify_closing(place);
-        }
-        // It ends without the lock.
-        drop(state);
-        drop(replaced);
+        self.place(new, || self.get(old), close_on_exec)?;
         Ok(new)
     }
 
@@ -378,9 +409,9 @@ impl<T: Clone> Table<T> {
             let theirs = &mut lock(&child.state).numbers;
             let mut next = numbers.next_used(0);
             while let Some(number) = next {
-                let entry = self.entries.get(number).and_then(|slot| lock(slot).clone());
+                let entry = self.entries.get(number).and_then(|place| place.get());
                 match entry {
-                    Some(entry) => *lock(child.entries.make(number)?) = Some(entry),
+                    Some(entry) => drop(child.entries.make(number)?.replace(entry)),
                     None => theirs.free(number),
                 }
                 next = numbers.next_used(number + 1);
@@ -401,8 +432,8 @@ pub(crate) struct Reservation<'a, T> {
 impl<T> Reservation<'_, T> {
     /// Makes the number name `entry`, and returns it.
     pub(crate) fn install(mut self, entry: T) -> i32 {
-        if let Some(slot) = self.table.entries.get(self.number) {
-            *lock(slot) = Some(entry);
+        if let Some(place) = self.table.entries.get(self.number) {
+            place.replace(entry);
             self.installed = true;
         }
         descriptor(self.number)

@@ -49,11 +49,15 @@ impl Model {
 
     fn duplicate(&mut self, old: i32, new: i32, flag: bool) -> Result<i32, i32> {
         let entry = self.entry(old)?;
+        self.install(entry, new, flag).map(|()| new)
+    }
+
+    fn install(&mut self, entry: u32, new: i32, flag: bool) -> Result<(), i32> {
         if !(0..self.limit).contains(&new) {
             return Err(libc::EBADF);
         }
         self.open.insert(new, (entry, flag));
-        Ok(new)
+        Ok(())
     }
 }
 
@@ -61,6 +65,7 @@ impl Model {
 enum Operation {
     Open(bool),
     OpenFrom(i32, bool),
+    Install(i32, bool),
     Reserve(bool),
     Dup(i32),
     DupFrom(i32, i32, bool),
@@ -91,6 +96,7 @@ fn operations() -> impl Strategy<Value = Operation> {
     prop_oneof![
         12 => any::<bool>().prop_map(Open),
         4 => (fds(), any::<bool>()).prop_map(|(from, flag)| OpenFrom(from, flag)),
+        4 => (fds(), any::<bool>()).prop_map(|(fd, flag)| Install(fd, flag)),
         2 => any::<bool>().prop_map(Reserve),
         3 => fds().prop_map(Dup),
         3 => (fds(), fds(), any::<bool>()).prop_map(|(fd, from, flag)| DupFrom(fd, from, flag)),
@@ -127,6 +133,10 @@ fn same_as_the_model(allocator: Allocator, operations: Vec<Operation>) {
             Operation::OpenFrom(from, flag) => assert_eq!(
                 by_errno(table.open_from(entry, from, flag)),
                 model.open_from(entry, from, flag)
+            ),
+            Operation::Install(fd, flag) => assert_eq!(
+                by_errno(table.install(fd, entry, flag)),
+                model.install(entry, fd, flag)
             ),
             Operation::Reserve(flag) => match (table.reserve(flag), model.open(entry, 0, flag)) {
                 (Ok(reserved), expected) => {
@@ -207,6 +217,7 @@ fn same_as_the_model(allocator: Allocator, operations: Vec<Operation>) {
         for fd in (-1..140).chain(4089..4100) {
             let expected = model.open.get(&fd).copied().ok_or(libc::EBADF);
             assert_eq!(by_errno(table.get(fd)), expected.map(|it| it.0));
+            assert_eq!(table.is_open(fd), expected.is_ok());
             assert_eq!(by_errno(table.close_on_exec(fd)), expected.map(|it| it.1));
         }
     }
@@ -264,6 +275,8 @@ fn a_reserved_number_is_taken_and_names_nothing() {
         assert_eq!(errno(table.close(1)), libc::EBADF);
         assert_eq!(errno(table.close_on_exec(1)), libc::EBADF);
         assert_eq!(errno(table.dup2(0, 1)), libc::EBUSY);
+        assert_eq!(errno(table.install(1, 'x', false)), libc::EBUSY);
+        assert!(!table.is_open(1));
         assert_eq!(table.open('b', false).unwrap(), 2);
         // A child does not get it: it would never be installed there.
         let child = table.fork().unwrap();
@@ -322,11 +335,32 @@ fn an_observer_is_called_once_before_a_number_is_reused() {
     table.close_range(3, 4, 0).unwrap();
     table.exec();
     assert_eq!(said(), [1, 2, 3, 4, 5]);
+    table.install(50, 7, false).unwrap();
+    table.install(51, 8, false).unwrap();
+    assert_eq!(said(), [50]);
     let child = table.fork().unwrap();
     child.close(0).unwrap();
     assert!(said().is_empty(), "the child's numbers are its own");
     drop(log);
     table.close(0).unwrap();
+}
+
+#[test]
+fn whether_a_number_is_open_is_answered_without_a_lock() {
+    let table = Table::new(1 << 20, Allocator::Bitmap);
+    table.install(70_000, 'a', false).unwrap();
+    // As in a handler of a signal that came while this thread changed the table.
+    let all = lock(&table.state);
+    let place = table.entries.get(70_000).unwrap();
+    let entry = lock(place.slot);
+    assert!(table.is_open(70_000));
+    for closed in [0, 69_999, 70_001, 1 << 20, -1, i32::MIN, i32::MAX] {
+        assert!(!table.is_open(closed), "{closed}");
+    }
+    drop(entry);
+    drop(all);
+    table.close(70_000).unwrap();
+    assert!(!table.is_open(70_000));
 }
 
 #[test]
