@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::net::{SocketFlags, SocketType, bind};
@@ -27,6 +27,22 @@ pub(crate) struct KernelDatagram {
     pub(crate) local: Option<IpAddr>,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
+}
+
+/// Has a socket say with each datagram where it came to, and how.
+fn want_ancillary(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
+    if v6 {
+        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+        set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+    }
+    // For IPv6 too: of broadcasts only this says where to answer from.
+    set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    if !v6 {
+        set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+        set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+    }
+    Ok(())
 }
 
 #[derive(Debug)]
@@ -54,25 +70,42 @@ impl PortReservation {
             set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
         }
         if v6 {
-            set_option(
-                fd,
-                libc::IPPROTO_IPV6,
-                libc::IPV6_V6ONLY,
-                i32::from(how.only_v6),
-            )?;
-            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
-            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+            let only = i32::from(how.only_v6);
+            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only)?;
         }
-        // For IPv6 too: of broadcasts only this says where to answer from.
-        set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
-        if !v6 {
-            set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
-            set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
-        }
+        want_ancillary(fd, v6)?;
         bind(fd, &address)?;
         let socket = Unshared::new(socket)?;
         Ok(PortReservation { socket, v6 })
+    }
+
+    /// A bound socket that somebody else has made, and how it is bound.
+    ///
+    /// # Errors
+    /// EINVAL for one that is not bound, EPROTONOSUPPORT for another protocol than UDP.
+    pub(crate) fn adopt(socket: OwnedFd) -> io::Result<(Self, BindOptions)> {
+        let of_socket = |name| option(&socket, libc::SOL_SOCKET, name);
+        if of_socket(libc::SO_PROTOCOL)? != libc::IPPROTO_UDP {
+            return Err(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT));
+        }
+        let v6 = of_socket(libc::SO_DOMAIN)? == libc::AF_INET6;
+        let how = BindOptions {
+            reuse_address: of_socket(libc::SO_REUSEADDR)? != 0,
+            reuse_port: of_socket(libc::SO_REUSEPORT)? != 0,
+            only_v6: v6 && option(&socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)? != 0,
+        };
+        let socket = UdpSocket::from(socket);
+        if socket.local_addr()?.port() == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        want_ancillary(socket.as_fd(), v6)?;
+        let socket = Unshared::new(socket)?;
+        Ok((PortReservation { socket, v6 }, how))
+    }
+
+    /// The peer that it was given, if any.
+    pub(crate) fn peer_addr(&self) -> Option<SocketAddr> {
+        self.socket.peer_addr().ok()
     }
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -154,6 +187,15 @@ impl PortReservation {
     /// Reads an option of the family that its peer is of.
     pub(crate) fn get(&self, v4: i32, v6: i32) -> io::Result<i32> {
         let is_v4 = self.socket.peer_addr()?.ip().to_canonical().is_ipv4();
+        self.get_of(is_v4, v4, v6)
+    }
+
+    /// Reads an option of the family that it is of.
+    pub(crate) fn get_own(&self, v4: i32, v6: i32) -> io::Result<i32> {
+        self.get_of(!self.v6, v4, v6)
+    }
+
+    fn get_of(&self, is_v4: bool, v4: i32, v6: i32) -> io::Result<i32> {
         let (level, name) = match is_v4 {
             true => (libc::IPPROTO_IP, v4),
             false => (libc::IPPROTO_IPV6, v6),

@@ -188,7 +188,13 @@ impl Tcp {
             icmp::tcp_error(bytes, transport).map(|error| self.icmp_error(core, &error))
         } else {
             tcp::input(bytes, transport, &core.ip.input_options).map(|segment| {
-                self.dispatch(core, &segment, misdirected.neighbour, misdirected.queue)
+                self.dispatch(
+                    core,
+                    &segment,
+                    misdirected.neighbour,
+                    misdirected.queue,
+                    false,
+                )
             })
         };
         if let Err(cause) = taken {
@@ -242,18 +248,23 @@ impl Tcp {
         // Answered to the frame's own sender: the kernel may not know the
         // neighbour yet, as after a driver that resets its link when a program
         // is attached.
-        self.dispatch(core, &segment, kernel_delivered.neighbour, 0);
+        // The driver has not looked whose it is: one that is not ours may be of a
+        // connection that the kernel has with a socket that was adopted. Sent again, it
+        // gets there.
+        self.dispatch(core, &segment, kernel_delivered.neighbour, 0, true);
         // The thread may be one that sends nothing of its own afterwards.
         self.send(core, false);
     }
 
-    /// Gives a segment to whom it belongs. No connection may be locked.
+    /// Gives a segment to whom it belongs. No connection may be locked. `silent`: to nobody,
+    /// it is not answered with a reset.
     pub(crate) fn dispatch(
         &self,
         core: &Core,
         segment: &Segment<'_>,
         neighbour: MacAddress,
         queue: usize,
+        silent: bool,
     ) {
         if let Some(connection) = self.flows.find(&segment.flow) {
             connection.input(core, segment, queue);
@@ -265,10 +276,10 @@ impl Tcp {
             TimeWaitReaction::Unknown => None,
         };
         if let Some(listener) = self.listener(segment.flow.local) {
-            listener.take_segment(core, segment, reused, neighbour, queue);
+            listener.take_segment(core, segment, reused, neighbour, queue, silent);
             return;
         }
-        if let Some(reset) = tcp::reset_for(segment) {
+        if !silent && let Some(reset) = tcp::reset_for(segment) {
             self.send_segment(core, &segment.flow, &reset, neighbour, queue);
         }
     }
@@ -316,7 +327,7 @@ impl Tcp {
                 match self.parse(core, shared, &frame, id, deferred) {
                     Content::Segment(segment, _) => {
                         let neighbour = sender(shared.memory().packet(&frame));
-                        self.dispatch(core, &segment, neighbour, queue);
+                        self.dispatch(core, &segment, neighbour, queue, false);
                     }
                     Content::Error(error) => self.icmp_error(core, &error),
                     Content::Nothing => {}

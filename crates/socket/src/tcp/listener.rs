@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::io::ioctl_fionbio;
 use rustix::net::sockopt::set_socket_linger;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{CookieMode, CookieOffer};
@@ -108,6 +109,8 @@ struct Origin {
     /// Who sent it on the link.
     neighbour: MacAddress,
     queue: usize,
+    /// Of no connection here it is not answered: it may be of one that the kernel has.
+    silent: bool,
 }
 
 impl Origin {
@@ -122,6 +125,7 @@ impl Origin {
         Origin {
             neighbour: MacAddress(address),
             queue: queue.into(),
+            silent: false,
         }
     }
 }
@@ -146,6 +150,24 @@ impl TcpListener {
         address: SocketAddr,
         options: ListenOptions,
     ) -> io::Result<Self> {
+        Self::begin(stack, options, |core| {
+            if !core.netdev.has_kernel {
+                let local = core.tcp.bind_without_kernel(core, address)?;
+                return Ok((None, local));
+            }
+            let kernel = hold(address, &options)?;
+            let local = kernel.local_addr()?;
+            Ok((Some(kernel), local))
+        })
+    }
+
+    /// `hold` gives the kernel's socket that has the port, if there is a kernel, and its
+    /// address.
+    fn begin(
+        stack: &Stack,
+        options: ListenOptions,
+        hold: impl FnOnce(&Core) -> io::Result<(Option<KernelListener>, SocketAddr)>,
+    ) -> io::Result<Self> {
         if !(1..=BACKLOG_MAX).contains(&options.backlog) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -153,13 +175,8 @@ impl TcpListener {
         let core = stack.here()?;
         Helper::start(core)?;
         let binding = lock(&core.binding);
-        let (kernel, local) = if core.netdev.has_kernel {
-            let kernel = hold(address, &options)?;
-            let local = kernel.local_addr()?;
-            (Some(Unshared::new(kernel)?), local)
-        } else {
-            (None, core.tcp.bind_without_kernel(core, address)?)
-        };
+        let (kernel, local) = hold(core)?;
+        let kernel = kernel.map(Unshared::new).transpose()?;
         let both = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
         let id = core.channels.allocate()?;
         let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
@@ -452,6 +469,10 @@ impl Drop for TcpListener {
             self.stop_listening();
         }
         if let Some(kernel) = &self.inner.kernel {
+            if !self.is_nonblocking() {
+                // Others may share it (`adopt`).
+                let _ = ioctl_fionbio(kernel.as_fd(), false);
+            }
             core.netdev
                 .owner
                 .close_holder(Protocol::Tcp, kernel.as_fd());

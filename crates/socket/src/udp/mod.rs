@@ -9,17 +9,19 @@ mod sending;
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use rustix::fs::{OFlags, fcntl_getfl};
 use tidewall_device::demux::layout::Protocol;
 
 use crate::channels::ChannelSet;
 use crate::ip::routes::Route;
 use crate::kernel::PortReservation;
 use crate::lock::lock;
-use crate::readiness::registration::Handle;
-use crate::stack::Stack;
+use crate::readiness::registration::{Handle, Pollable};
+use crate::stack::{Core, Stack};
 use crate::timeout::Timeout;
 pub use mtu::MtuDiscover;
 pub(crate) use ports::Udp;
@@ -114,15 +116,62 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::bind`].
     pub fn bind_with(stack: &Stack, address: SocketAddr, how: BindOptions) -> io::Result<Self> {
-        let core = stack.here()?;
-        let binding = lock(&core.binding);
-        let (reservation, local) = if core.netdev.has_kernel {
+        Self::begin(stack, |core| {
+            if !core.netdev.has_kernel {
+                let local = core.udp.bind_without_kernel(core, address, &how)?;
+                return Ok((None, local, how));
+            }
             let reservation = PortReservation::bind(address, &how)?;
             let local = reservation.local_addr()?;
-            (Some(reservation), local)
-        } else {
-            (None, core.udp.bind_without_kernel(core, address, &how)?)
-        };
+            Ok((Some(reservation), local, how))
+        })
+    }
+
+    /// Takes over a bound socket of the kernel's that an application has made: it holds the
+    /// port from now on, and what has come to it is received first. How it is bound, its
+    /// peer if it has one, O_NONBLOCK, IP_TOS and IP_TTL (of IPv6 IPV6_TCLASS and
+    /// IPV6_UNICAST_HOPS) are this socket's; memberships of groups stay the kernel's.
+    ///
+    /// Others that share the socket see that it says with each datagram where that came to
+    /// (IP_PKTINFO, IP_RECVTOS and IP_RECVTTL are set).
+    ///
+    /// # Errors
+    /// EINVAL for a socket that is not bound, EPROTONOSUPPORT for another protocol;
+    /// EOPNOTSUPP for a stack without a kernel (in memory); as [`UdpSocket::bind`] and
+    /// [`UdpSocket::connect`].
+    pub fn adopt(stack: &Stack, socket: OwnedFd) -> io::Result<Self> {
+        if !stack.here()?.netdev.has_kernel {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        let (reservation, how) = PortReservation::adopt(socket)?;
+        let nonblocking = fcntl_getfl(reservation.as_fd())?.contains(OFlags::NONBLOCK);
+        let local = reservation.local_addr()?;
+        let peer = reservation.peer_addr();
+        let class = reservation.get_own(libc::IP_TOS, libc::IPV6_TCLASS)?;
+        let hops = reservation.get_own(libc::IP_TTL, libc::IPV6_UNICAST_HOPS)?;
+        let socket = Self::begin(stack, |_| Ok((Some(reservation), local, how)))?;
+        socket.set_nonblocking(nonblocking)?;
+        // As it has them already: of what is sent by the interface they are ours to write.
+        let options = &socket.inner.options;
+        options.traffic_class.store(class as u8, Ordering::Relaxed);
+        options.hop_limit.store(hops as u8, Ordering::Relaxed);
+        if let Some(peer) = peer {
+            socket.connect(peer)?;
+        }
+        // What it has, nobody has watched it get.
+        Pollable::kernel_has_input(&*socket.inner);
+        Ok(socket)
+    }
+
+    /// `hold` gives the kernel's socket that has the port, if there is a kernel, its address
+    /// and how it is bound.
+    fn begin(
+        stack: &Stack,
+        hold: impl FnOnce(&Core) -> io::Result<(Option<PortReservation>, SocketAddr, BindOptions)>,
+    ) -> io::Result<Self> {
+        let core = stack.here()?;
+        let binding = lock(&core.binding);
+        let (reservation, local, how) = hold(core)?;
         let id = core.channels.allocate()?;
         let set = core
             .channels

@@ -7,6 +7,7 @@
 //! threads that visit the other one.
 
 mod acp;
+mod adopt;
 mod architectures;
 mod capture;
 mod circuits;
@@ -65,6 +66,12 @@ macro_rules! system_tests {
 system_tests! {
     acp::kernel_ends_exchange_frames_with_a_stack on 1,
     acp::who_must_confirm_refuses_kernel_ends on 1,
+    adopt::a_listener_of_the_kernels_goes_on_by_the_stack on 1,
+    adopt::what_cannot_be_adopted_is_as_before on 1,
+    adopt::a_datagram_socket_of_the_kernels_goes_on_by_the_stack on 1,
+    adopt::a_peer_that_the_kernel_knows_is_the_adopted_sockets on 1,
+    adopt::a_connection_is_from_where_the_kernels_socket_is_bound on 1,
+    adopt::the_kernels_numbers_name_adopted_sockets on 2,
     circuits::two_stacks_exchange_payloads_and_pings on 1,
     circuits::two_stacks_call_each_other on 1,
     circuits::the_next_hop_is_found_as_any_neighbour on 1,

@@ -2,17 +2,20 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as KernelListener};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::ioctl_fionbio;
+use rustix::net::sockopt::ipv6_v6only;
 use rustix::net::{SocketFlags, SocketType, bind, listen};
 use tidewall_protocol::tcp::{FastOpenKeys, StreamOptions};
-use tidewall_sys::set_option;
+use tidewall_sys::{option, set_option};
 
-use super::ListenerInner;
+use super::{ListenerInner, TcpListener};
 use crate::kernel_calls;
 use crate::lock::lock;
-use crate::stack::Core;
+use crate::stack::{Core, Stack};
 use crate::tcp::{Tcp, kernel_stream};
 use crate::udp::specified;
 
@@ -73,6 +76,59 @@ pub(super) fn hold(address: SocketAddr, options: &ListenOptions) -> io::Result<K
     }
     listen(fd, options.backlog as i32)?;
     Ok(KernelListener::from(socket))
+}
+
+/// A socket of the kernel's that somebody else has made, as the one that holds the port.
+///
+/// # Errors
+/// EINVAL for one that does not listen, EPROTONOSUPPORT for another protocol than TCP.
+fn listening(socket: OwnedFd) -> io::Result<KernelListener> {
+    let of_socket = |name| option(&socket, libc::SOL_SOCKET, name);
+    if of_socket(libc::SO_PROTOCOL)? != libc::IPPROTO_TCP {
+        return Err(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT));
+    }
+    if of_socket(libc::SO_ACCEPTCONN)? == 0 {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    Ok(KernelListener::from(socket))
+}
+
+impl TcpListener {
+    /// Listens with a socket of the kernel's that an application has made and that listens
+    /// already: it holds the port from now on, and the connections that it has, or still
+    /// gets, are accepted as before. How it is bound is its own; of `options` the rest holds
+    /// for connections by the stack's interface. Segments of connections that the kernel has
+    /// already are its own, as many a second as those of no connection may be.
+    ///
+    /// The listener waits as the socket does. While it lives, the socket itself is
+    /// nonblocking (O_NONBLOCK), for others that share it.
+    ///
+    /// # Errors
+    /// EINVAL for a socket that does not listen, and for a backlog or an option out of
+    /// range; EPROTONOSUPPORT for another protocol; EOPNOTSUPP for a stack without a kernel
+    /// (in memory); as [`TcpListener::bind`]. The socket is as before then.
+    pub fn adopt(stack: &Stack, socket: OwnedFd, options: ListenOptions) -> io::Result<Self> {
+        let kernel = listening(socket)?;
+        let local = kernel.local_addr()?;
+        let nonblocking = fcntl_getfl(&kernel)?.contains(OFlags::NONBLOCK);
+        let options = ListenOptions {
+            only_v6: local.is_ipv6() && ipv6_v6only(&kernel)?,
+            ..options
+        };
+        let listener = Self::begin(stack, options, |core| {
+            if !core.netdev.has_kernel {
+                return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+            }
+            Ok((Some(kernel), local))
+        })?;
+        listener.set_nonblocking(nonblocking)?;
+        if let Some(kernel) = &listener.inner.kernel {
+            ioctl_fionbio(kernel.as_fd(), true)?;
+        }
+        // What it has, nobody has watched it get.
+        listener.inner.kernel_input.note();
+        Ok(listener)
+    }
 }
 
 impl Tcp {

@@ -73,6 +73,7 @@ impl ListenerInner {
                         state.origin = Origin {
                             neighbour: sender(shared.memory().packet(&frame)),
                             queue,
+                            silent: false,
                         };
                         self.segment(core, state, set.id, &segment, None, deferred);
                     }
@@ -98,7 +99,7 @@ impl ListenerInner {
         total
     }
 
-    /// A segment that came another way than by its channel.
+    /// A segment that came another way than by its channel. `silent`: no reset answers it.
     pub(crate) fn take_segment(
         self: &Arc<Self>,
         core: &Core,
@@ -106,6 +107,7 @@ impl ListenerInner {
         reused: Option<u32>,
         neighbour: MacAddress,
         queue: usize,
+        silent: bool,
     ) {
         if self.is_full() {
             return core.causes.protocol(DropReason::TcpListenOverflow);
@@ -116,7 +118,11 @@ impl ListenerInner {
                 return core.causes.protocol(DropReason::TcpNoConnection);
             };
             let before = state.established;
-            state.origin = Origin { neighbour, queue };
+            state.origin = Origin {
+                neighbour,
+                queue,
+                silent,
+            };
             self.segment(core, &mut state, id, segment, reused, deferred);
             self.update(core, &mut state, before, 0);
         });
@@ -158,6 +164,9 @@ impl ListenerInner {
         protocol.set_accept_queue(self.waiting.load(Ordering::SeqCst));
         protocol.set_origin(origin.to_bits());
         let mut send = |flow: &FourTuple, outgoing: &tcp::Outgoing<'_>| {
+            if origin.silent && outgoing.header.flags.contains(Flags::RST) {
+                return;
+            }
             core.tcp
                 .send_segment(core, flow, outgoing, origin.neighbour, origin.queue);
         };
@@ -194,7 +203,9 @@ impl ListenerInner {
         let v4 = handshake.flow.remote.is_ipv4();
         let config = state.options.stream.apply(core.tcp.config(v4));
         let connection = Connection::accept(handshake, &config, core.now());
-        let Origin { neighbour, queue } = state.origin;
+        let Origin {
+            neighbour, queue, ..
+        } = state.origin;
         let opened = core.tcp.open(
             core,
             connection,
@@ -299,7 +310,9 @@ impl ListenerInner {
                 protocol.timeout(
                     now,
                     &mut |flow, outgoing, origin| {
-                        let Origin { neighbour, queue } = Origin::from_bits(origin);
+                        let Origin {
+                            neighbour, queue, ..
+                        } = Origin::from_bits(origin);
                         core.tcp
                             .send_segment(core, flow, outgoing, neighbour, queue);
                     },

@@ -95,6 +95,36 @@ impl TcpStream {
         Self::begin(stack, address, Some(None), options)?.connected(None)
     }
 
+    /// As [`TcpStream::connect_nonblocking_with`], for a socket of the kernel's that an
+    /// application has made and has not connected. If that is bound, the connection is from
+    /// its address, and it holds the port as long as the connection needs it.
+    /// [`ConnectOptions::local`] is not looked at.
+    ///
+    /// `None`: the way to the address is not by the stack's interface, so that the connection
+    /// is the kernel's to make, with this socket; nothing was done.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect_nonblocking_with`].
+    pub fn connect_adopting(
+        stack: &Stack,
+        address: SocketAddr,
+        socket: OwnedFd,
+        options: &ConnectOptions,
+    ) -> io::Result<Option<Self>> {
+        let holder = std::net::TcpListener::from(socket);
+        let bound = holder.local_addr()?;
+        let options = ConnectOptions {
+            local: Some(bound),
+            ..*options
+        };
+        let holder = (bound.port() != 0).then(|| OwnedFd::from(holder));
+        let stream = Self::begin_here(stack, address, &options, holder)?;
+        if let Some(stream) = &stream {
+            stream.set_nonblocking(true)?;
+        }
+        Ok(stream)
+    }
+
     /// As [`TcpStream::connect_nonblocking`], with options.
     ///
     /// # Errors
@@ -196,6 +226,23 @@ impl TcpStream {
         wait: Option<Option<Instant>>,
         options: &ConnectOptions,
     ) -> io::Result<Self> {
+        match Self::begin_here(stack, address, options, None)? {
+            Some(stream) => Ok(stream),
+            // Nobody there would put frames into segments of their own.
+            None if options.stream.framing.is_acp() => Err(error(tcp::Errno::PROTONOSUPPORT)),
+            None => Self::begin_in_kernel(stack, canonical(address), wait, options),
+        }
+    }
+
+    /// As [`TcpStream::begin`], by the stack's interface; `None`: the way is another, which
+    /// the kernel knows. `holder`: a socket of the kernel's that is bound to
+    /// `options.local`.
+    fn begin_here(
+        stack: &Stack,
+        address: SocketAddr,
+        options: &ConnectOptions,
+        mut holder: Option<OwnedFd>,
+    ) -> io::Result<Option<Self>> {
         options.stream.check().map_err(error)?;
         let core = stack.here()?;
         let remote = canonical(address);
@@ -219,20 +266,17 @@ impl TcpStream {
             Neighbour::Resolving { source } if source.is_ipv4() == remote.is_ipv4() => {
                 (source, None)
             }
-            _ if core.netdev.has_kernel && options.stream.framing.is_acp() => {
-                // Nobody there would put frames into segments of their own.
-                return Err(error(tcp::Errno::PROTONOSUPPORT));
-            }
-            _ if core.netdev.has_kernel => {
-                return Self::begin_in_kernel(stack, remote, wait, options);
-            }
+            _ if core.netdev.has_kernel => return Ok(None),
             _ => return Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),
         };
         Helper::start(core)?;
         let wanted = local.map_or(0, |local| local.port());
         let tries = if wanted == 0 { PORTS_TRIED } else { 1 };
         for _ in 0..tries {
-            let (port, held) = core.tcp.take_port(core, SocketAddr::new(source, wanted))?;
+            let (port, held) = match holder.take() {
+                Some(holder) => (wanted, Some(Unshared::new(holder)?)),
+                None => core.tcp.take_port(core, SocketAddr::new(source, wanted))?,
+            };
             let flow = FourTuple {
                 local: SocketAddr::new(source, port),
                 remote,
@@ -253,7 +297,7 @@ impl TcpStream {
             if let Some(connection) = opened {
                 let stream = Self::own(connection, stack.clone(), false);
                 stream.send_now();
-                return Ok(stream);
+                return Ok(Some(stream));
             }
         }
         Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))
