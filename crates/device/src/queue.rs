@@ -132,6 +132,8 @@ pub struct NapiState {
     /// Probe after probe was lost, so that nothing is polled: a firewall or the
     /// kernel's source validation drops them.
     pub blocked: bool,
+    /// Somebody else polls the device: nothing here does, nor may wait awake for it.
+    pub polled_by_others: bool,
 }
 
 /// A UDP datagram or a TCP segment that came through the kernel (see

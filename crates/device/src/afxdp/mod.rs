@@ -34,6 +34,11 @@ pub use umem::SharedUmem;
 /// What the receiver of a queue asks of the device's owner, who alone has the privileges
 /// and the trusted tables for it, and may be another process.
 pub trait Owner: Send + Sync {
+    /// Whether the receiver may poll the device. Where it may not, somebody else does.
+    fn lets_poll(&self) -> bool {
+        true
+    }
+
     /// See [`crate::queue::Receive::set_moderation`].
     fn set_moderation(&self, moderation: InterruptModeration) -> bool;
 

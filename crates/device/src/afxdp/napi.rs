@@ -33,6 +33,11 @@
 //! second one has its id the first does both, at the price of that call: a peer that
 //! only sends makes no bare acknowledgment after its first, and a device that nobody
 //! can unmask keeps what comes for the whole time of its timer.
+//!
+//! A private application's frames come by way of a virtual pair. While it is lent the
+//! device ([`Owner::lets_poll`]) it polls the device's NAPI and no other: what the driver
+//! program redirects is received from the pair in the softirq that follows the poll, in
+//! the caller's context, before the call returns.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -74,6 +79,8 @@ const PROBES_LOST: u32 = 3;
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// And owned frames that must have come since.
 const FRAMES_BETWEEN_PROBES: u64 = 1_000;
+/// How soon sockets that the owner did not make are asked for again.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Polls that found nothing while the device received, in a row, after which
 /// their NAPI id is doubted.
 const DOUBT: u32 = 32;
@@ -315,6 +322,10 @@ pub(crate) struct Napi {
     /// Polls in a row that found nothing although the count had moved.
     idle: u32,
     doubt: bool,
+    /// Somebody else polls the device.
+    by_others: bool,
+    /// When the owner is asked for sockets again, which it did not make.
+    ask_at: Option<Instant>,
 }
 
 impl Napi {
@@ -331,6 +342,8 @@ impl Napi {
     ) -> io::Result<Self> {
         let [masked, armed] = helpers;
         Ok(Napi {
+            by_others: !owner.lets_poll(),
+            ask_at: None,
             counters,
             owner,
             queue,
@@ -367,8 +380,37 @@ impl Napi {
         Ok(())
     }
 
+    /// Polls from now on, or no more, as the owner lets.
+    #[inline]
+    pub(crate) fn follow_owner(&mut self) {
+        if self.owner.lets_poll() == self.by_others {
+            self.change_poller();
+        }
+    }
+
+    #[cold]
+    fn change_poller(&mut self) {
+        if !self.by_others {
+            self.by_others = true;
+            (self.masked.id, self.armed.id) = (0, 0);
+            self.probe = Probe::default();
+            self.own.end();
+            return;
+        }
+        let now = Instant::now();
+        if self.ask_at.is_some_and(|at| now < at) {
+            return;
+        }
+        // Those from before may have lost their preference.
+        match self.rediscover() {
+            Ok(()) => (self.by_others, self.ask_at) = (false, None),
+            Err(_) => self.ask_at = Some(now + ASK_AGAIN),
+        }
+    }
+
     pub(crate) fn state(&self) -> NapiState {
         NapiState {
+            polled_by_others: self.by_others,
             ids: [&self.masked, &self.armed].map(|helper| match helper.id {
                 0 => self.own.id,
                 id => id,
@@ -386,12 +428,13 @@ impl Napi {
         [&mut self.masked, &mut self.armed]
             .into_iter()
             .find(|helper| helper.id == 0)
+            .filter(|_| !self.by_others)
     }
 
     /// Whether [`Napi::test_input`] is to see an owned frame.
     #[inline]
     pub(crate) fn wants_frame(&self) -> bool {
-        matches!(self.probe.input, Input::Unknown) && self.probe.pause.is_none()
+        matches!(self.probe.input, Input::Unknown) && self.probe.pause.is_none() && !self.by_others
     }
 
     /// Tests whether the kernel lets in what is like `frame`.
@@ -491,7 +534,7 @@ impl Napi {
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         [&self.masked, &self.armed]
             .into_iter()
-            .find(|helper| helper.id == 0)
+            .find(|helper| helper.id == 0 && !self.by_others)
             .map(|helper| helper.socket.as_raw_fd())
             .into_iter()
     }

@@ -271,6 +271,7 @@ impl Receive for ReceiveHalf {
     }
 
     fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize {
+        self.napi.follow_owner();
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         let waiting = self.receive_waiting(batch, limit);
         let limit = limit - waiting;

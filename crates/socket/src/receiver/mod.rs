@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::{Counter, QUEUES};
-use tidewall_device::queue::{BURST, Interrupt, InterruptModeration, POLL_MAX};
+use tidewall_device::queue::{BURST, Interrupt, InterruptModeration, NapiState, POLL_MAX};
 use tidewall_receive::architecture::{Architecture, HostCounters};
 use tidewall_receive::control::{self, Activity, TIMER_BATCH, TIMER_BATCHES, Waiting};
 use tidewall_receive::poller::{Poller, Shared};
@@ -72,6 +72,9 @@ pub(crate) struct QueueHandle {
     masked: AtomicBool,
     /// See [`tidewall_device::queue::Receive::delivers`].
     delivers: bool,
+    /// Somebody else polls the device, as it was in the last round: nothing is masked, and
+    /// who waits sleeps, since waiting awake would keep the processor from that one.
+    polled_by_others: AtomicBool,
     /// When the next poll is due, ns since the start, or [`NEVER`].
     due: AtomicU64,
     /// How receive control wants a poller to wait: T in ns, or [`DO_NOT_SLEEP`].
@@ -103,6 +106,7 @@ impl QueueHandle {
     ) -> Self {
         QueueHandle {
             delivers: poller.delivers(),
+            polled_by_others: AtomicBool::new(poller.napi().polled_by_others),
             poller: SharedMutex::new(poller),
             shared,
             sent: transmitter.sent(),
@@ -115,6 +119,16 @@ impl QueueHandle {
             sent_at_poll: AtomicU64::new(0),
             class_share: ClassShare::default(),
             class_budget,
+        }
+    }
+
+    /// Notes who polls the device.
+    fn note_napi(&self, napi: NapiState) {
+        if napi.polled_by_others != self.polled_by_others.load(Ordering::Relaxed) {
+            self.polled_by_others
+                .store(napi.polled_by_others, Ordering::Relaxed);
+            self.masked.store(false, Ordering::Relaxed);
+            self.due.store(NEVER, Ordering::Relaxed);
         }
     }
 

@@ -214,6 +214,9 @@ impl Receiver {
 
     /// How a queue is looked after at `now`. `polls`: the driver's poll is known.
     fn way(&self, now: Duration, queue: &QueueHandle, polls: bool, caller: Caller) -> Way {
+        if queue.polled_by_others.load(Ordering::Relaxed) {
+            return Way::Look;
+        }
         if self.waiting() != Waiting::Sleep(Duration::ZERO) {
             // Receive control has set a timer, or forbids to sleep.
             return Way::Poll;
@@ -279,7 +282,9 @@ impl Receiver {
                 None => continue,
             };
             let mut ready = Ready::none();
-            let round = match self.way(began, queue, poller.napi().ids[0] != 0, caller) {
+            let napi = poller.napi();
+            queue.note_napi(napi);
+            let round = match self.way(began, queue, napi.ids[0] != 0, caller) {
                 Way::Look => {
                     let round = poller.collect(&mut ready.channels);
                     progress.ended = core.now();
@@ -420,7 +425,10 @@ impl Receiver {
     /// How a poller that found nothing is to wait: as the most impatient queue
     /// wants.
     pub(crate) fn waiting(&self) -> Waiting {
-        let waits = |queue: &QueueHandle| queue.interrupt_interval.load(Ordering::Relaxed);
+        let waits = |queue: &QueueHandle| match queue.polled_by_others.load(Ordering::Relaxed) {
+            true => 0,
+            false => queue.interrupt_interval.load(Ordering::Relaxed),
+        };
         if self.queues.iter().any(|queue| waits(queue) == DO_NOT_SLEEP) {
             return Waiting::Poll;
         }

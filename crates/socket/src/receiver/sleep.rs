@@ -56,7 +56,8 @@ impl Receiver {
         }
         core.netdev.check()?;
         if !self.architecture.has_threads() && core.tcp.sending.len() == 0 {
-            let answers = self.spin.begins(self.sent());
+            let by_others = |queue: &QueueHandle| queue.polled_by_others.load(Ordering::Relaxed);
+            let answers = self.spin.begins(self.sent()) && !self.queues.iter().any(by_others);
             // Where receive control forbids to sleep it would poll in any case.
             if answers || self.waiting() == Waiting::Poll {
                 let found = self.poll_before_sleep(core, has_input)?;
