@@ -184,6 +184,11 @@ impl PortReservation {
         set_option(fd, libc::IPPROTO_IP, v4, value)
     }
 
+    /// Sets an option of IPv6.
+    pub(crate) fn set_v6(&self, name: i32, value: i32) -> io::Result<()> {
+        set_option(self.socket.as_fd(), libc::IPPROTO_IPV6, name, value)
+    }
+
     /// Reads an option of the family that its peer is of.
     pub(crate) fn get(&self, v4: i32, v6: i32) -> io::Result<i32> {
         let is_v4 = self.socket.peer_addr()?.ip().to_canonical().is_ipv4();

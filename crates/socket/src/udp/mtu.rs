@@ -2,8 +2,8 @@
 //! path, and what becomes of them.
 
 use std::io;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidewall_protocol::icmp::{FlowError, MTU_MIN_V4, MTU_MIN_V6};
@@ -94,13 +94,42 @@ pub(super) fn datagram_length(destination: SocketAddr, payload: usize) -> usize 
     payload + headers - HEADER_LEN
 }
 
+impl Core {
+    /// Whether the kernel would send a datagram whole over a path that does not take it. An
+    /// application of a manager's cannot have it know of the path; over IPv4 routers cut what
+    /// it sends, over IPv6 it cuts only what is too long for the interface (`widest`), too.
+    pub(super) fn is_lost_in_kernel(
+        &self,
+        destination: SocketAddr,
+        length: usize,
+        path: usize,
+        widest: usize,
+    ) -> bool {
+        self.ip.kernel_icmp.is_none()
+            && destination.is_ipv6()
+            && (path + 1..=widest).contains(&length)
+    }
+}
+
 /// When a socket last looked for errors about what it sent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ErrorLook {
     /// Nanoseconds since the stack started.
     at: AtomicU64,
     /// Datagrams that it had received.
     received: AtomicU64,
+    /// Bytes of the narrowest path over IPv6 that the kernel's socket was held to.
+    narrowest: AtomicU32,
+}
+
+impl Default for ErrorLook {
+    fn default() -> Self {
+        ErrorLook {
+            at: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            narrowest: AtomicU32::new(u32::MAX),
+        }
+    }
 }
 
 impl SocketInner {
@@ -141,6 +170,35 @@ impl SocketInner {
         }
     }
 
+    /// Has the kernel's socket send what is too long for a path as far as an application
+    /// without privileges can: over IPv4 routers may cut it, over IPv6 what is cut here is cut
+    /// to what the narrowest path of this socket's allows.
+    fn keep_kernel_within(&self, core: &Core, destination: IpAddr, bytes: usize) {
+        let Some(reservation) = &self.reservation else {
+            return;
+        };
+        let done = match destination {
+            IpAddr::V4(_) if self.mtu_discover() == MtuDiscover::Want => {
+                reservation.set_mtu_discover(MtuDiscover::Dont as u8)
+            }
+            IpAddr::V4(_) => Ok(()),
+            IpAddr::V6(_) => {
+                let bytes = (bytes as u32).max(MTU_MIN_V6);
+                let before = self
+                    .error_look
+                    .narrowest
+                    .fetch_min(bytes, Ordering::Relaxed);
+                reservation.set_v6(libc::IPV6_MTU, before.min(bytes) as i32)
+            }
+        };
+        if let Err(error) = done {
+            core.netdev.warn(format!(
+                "{}: datagrams that are too long for their path are lost: {error}",
+                core.netdev.name
+            ));
+        }
+    }
+
     /// An ICMP error about one of our datagrams, whose message is `datagram`. False
     /// if it is forged.
     pub(super) fn icmp_error(&self, core: &Core, error: &FlowError, datagram: &[u8]) -> bool {
@@ -166,6 +224,8 @@ impl SocketInner {
                         let _ = reservation.take_error();
                     }
                 }
+                // Its manager's application may not put anything to it.
+                (Some(true), None) => self.keep_kernel_within(core, remote, bytes),
                 _ => {}
             }
         }

@@ -225,7 +225,10 @@ impl UdpSocket {
                     Err(error) => return Err(error),
                 }
             }
-            if self.inner.mtu_discover().refuses() {
+            let widest = lock(&queue.transmitter).mtu();
+            if self.inner.mtu_discover().refuses()
+                || core.is_lost_in_kernel(wire, length, mtu, widest)
+            {
                 return errno(libc::EMSGSIZE);
             }
         }

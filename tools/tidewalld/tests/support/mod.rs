@@ -239,10 +239,14 @@ pub fn counters() -> Counters {
 
 /// In the peer's namespace.
 pub fn at_peer<T: Send>(body: impl FnOnce() -> T + Send) -> T {
+    within(&std::env::var("TW_PEER").unwrap(), body)
+}
+
+/// In a process's network namespace.
+pub fn within<T: Send>(process: &str, body: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let peer = std::env::var("TW_PEER").unwrap();
-            let file = std::fs::File::open(format!("/proc/{peer}/ns/net")).unwrap();
+            let file = std::fs::File::open(format!("/proc/{process}/ns/net")).unwrap();
             let kind = LinkNameSpaceType::Network;
             move_into_link_name_space(file.as_fd(), Some(kind)).unwrap();
             body()
