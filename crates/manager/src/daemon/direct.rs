@@ -1,8 +1,10 @@
 //! The device of a manager in direct mode: the pinned driver program, and what of the
 //! host goes with it.
 
+mod following;
 mod holders;
 mod removal;
+mod shared;
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -12,12 +14,11 @@ use std::time::Duration;
 use tidewall_device::afxdp::Made;
 use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
-    APPLICATIONS, CLASSES, COUNTERS, Class, Counter, DEPARTURES, Protocol, QUEUES,
+    APPLICATIONS, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
 };
-use tidewall_device::interface::{driver, is_physical, queue_count, transmit_queue_count};
+use tidewall_device::interface::{queue_count, transmit_queue_count};
 use tidewall_sys::interface;
-use tidewall_sys::netlink::{Change, Rtnetlink};
-use tidewall_wire::ethernet::MacAddress;
+use tidewall_sys::netlink::Rtnetlink;
 use zerocopy::FromZeros;
 
 use super::closing::close_elsewhere;
@@ -30,13 +31,10 @@ use super::reserved::Reserved;
 use super::slots::Slots;
 use super::{Device, Recovered};
 use crate::XdpMode;
-use crate::domains::stock::StockCounters;
-use crate::domains::threaded;
 use crate::pinned::{PinDirectory, PinnedProgram};
 use crate::program::random_bytes;
 use crate::protocol::{
-    Answer, Blocks, Empty, JOIN_WITHOUT_QUEUES, Join, Joined, QueueCounters, Request, Status,
-    address, text,
+    Answer, Blocks, Empty, JOIN_WITHOUT_QUEUES, Join, Joined, QueueCounters, Request, address,
 };
 
 /// What an application is handed beside [`Joined`].
@@ -49,6 +47,8 @@ pub struct Parts {
     /// Its queues.
     pub queues: Vec<Made>,
 }
+
+pub use shared::LINGER;
 
 /// A Linux interface, taken with the driver program pinned.
 #[derive(Debug)]
@@ -77,10 +77,6 @@ pub struct DirectDevice {
     /// Whether the program was there before this process.
     adopted: bool,
 }
-
-/// How long a device stays polled by threads after its last private application: a
-/// successor mostly comes at once.
-pub const LINGER: Duration = Duration::from_secs(5);
 
 /// The manager's own entry in the journal: where the program runs, which blocks it
 /// has reserved, and what the device's settings were.
@@ -158,54 +154,6 @@ impl DirectDevice {
         Ok(device)
     }
 
-    /// Offers private mode: pairs are made ready from now on, by a thread.
-    ///
-    /// # Errors
-    /// Unsupported where the program runs generically, or the kernel refused what private
-    /// mode needs; what making pairs reports.
-    pub fn offer_private(&mut self) -> io::Result<()> {
-        if self.mode != XdpMode::Native {
-            let text = "private mode needs the driver program in the driver: frames lose their \
-                        metadata otherwise";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
-        }
-        if self.private.is_none() {
-            let (_, mtu) = self.link();
-            self.private = Some(Private::open(&self.program, &self.interface, mtu)?);
-        }
-        Ok(())
-    }
-
-    /// Link address and MTU, as far as they are known.
-    fn link(&self) -> (Option<MacAddress>, u32) {
-        let attribute = |name: &str| {
-            std::fs::read_to_string(format!("/sys/class/net/{}/{name}", self.interface))
-                .unwrap_or_default()
-        };
-        let mac = attribute("address").trim().parse().ok();
-        (mac, attribute("mtu").trim().parse().unwrap_or(0))
-    }
-
-    /// Writes the interface's link address and MTU into the driver program's map anew, by
-    /// which what private applications send is judged.
-    fn refresh_link(&mut self) {
-        // An MTU of 0 lets nothing pass.
-        let (mac, mtu) = self.link();
-        let mac = mac.unwrap_or(MacAddress([0; 6]));
-        self.program.trusted().set_device(self.index, mac, mtu);
-        self.described = Joined {
-            hash_key: self.program.trusted().hash_key(),
-            name: text(&self.interface),
-            driver: text(&driver(&self.interface).unwrap_or_default()),
-            index: self.index,
-            mtu,
-            mac: mac.0,
-            mode: self.own.queues as u8,
-            checksum_offload_possible: (!is_physical(&self.interface)).into(),
-            ..Joined::new_zeroed()
-        };
-    }
-
     /// Begins to make ready what applications will ask for, by threads.
     ///
     /// # Errors
@@ -225,77 +173,6 @@ impl DirectDevice {
         let applications = self.program.applications().try_clone_to_owned()?;
         self.slots = Some(Slots::start(applications, &used, ready)?);
         Ok(())
-    }
-
-    /// When [`DirectDevice::tick`] has something to do.
-    pub fn deadline(&self) -> Option<Duration> {
-        self.switch_at
-    }
-
-    /// Has threads poll the device as soon as a private application is there, and no more
-    /// when the last has been gone for [`LINGER`]. Not on the path of a request: each
-    /// starts or ends threads of the kernel's. To be called after anything that changes
-    /// applications; `now` is any clock's time.
-    ///
-    /// # Errors
-    /// What switching reports. It is tried again after [`LINGER`], or when the interface has
-    /// changed.
-    pub fn tick(&mut self, now: Duration) -> io::Result<()> {
-        let is_used = self.private.as_ref().is_some_and(Private::is_used);
-        let (is_due, after) = match is_used {
-            true => (!self.polled, Duration::ZERO),
-            false => (private::noted(&self.own).is_some(), LINGER),
-        };
-        if !is_due {
-            self.switch_at = None;
-            return Ok(());
-        }
-        if now < *self.switch_at.get_or_insert(now + after) {
-            return Ok(());
-        }
-        // Unless it succeeds.
-        self.switch_at = Some(now + LINGER);
-        if is_used {
-            if private::noted(&self.own).is_none() {
-                let before = threaded::read(&self.interface, self.index)?;
-                self.note(|own| private::note(own, Some(before)))?;
-            }
-            threaded::set(&self.interface, self.index)?;
-        } else {
-            self.put_back_polling()?;
-        }
-        self.polled = is_used;
-        self.switch_at = None;
-        Ok(())
-    }
-
-    /// What became of the frames that a private application sent, by [`Sent`].
-    ///
-    /// # Errors
-    /// What the kernel reports.
-    ///
-    /// [`Sent`]: tidewall_device::demux::layout::Sent
-    pub fn departures(&self, application: u16) -> io::Result<[u64; DEPARTURES]> {
-        self.program.departures(application)
-    }
-
-    /// The same of all that have sent something.
-    pub(super) fn all_departures(
-        &self,
-        applications: impl Iterator<Item = Status>,
-    ) -> Vec<(u32, [u64; DEPARTURES])> {
-        applications
-            .filter_map(|of| {
-                let counts = self.departures(of.application as u16).ok()?;
-                let has_sent = counts.iter().any(|&count| count > 0);
-                has_sent.then_some((of.application, counts))
-            })
-            .collect()
-    }
-
-    /// What the stock of private pairs has counted; `None` without private mode.
-    pub fn stock(&self) -> Option<StockCounters> {
-        self.private.as_ref().map(Private::counters)
     }
 
     /// True where an earlier process had attached the program.
@@ -329,73 +206,6 @@ impl DirectDevice {
         })
     }
 
-    /// Writes the addresses of this host into the driver program's map anew.
-    ///
-    /// # Errors
-    /// ENOBUFS where they are too many; what the kernel reports.
-    pub fn refresh_addresses(&mut self) -> io::Result<()> {
-        let addresses = self.netlink.addresses_at(self.index)?;
-        self.program.trusted().set_locals(&addresses)
-    }
-
-    /// Follows what has changed in the host: its addresses, the interface's own, and
-    /// neighbours that are to be kept resolved.
-    ///
-    /// # Errors
-    /// As [`DirectDevice::refresh_addresses`].
-    pub fn host_changed(&mut self, changes: &[Change]) -> io::Result<()> {
-        self.neighbours
-            .changed(&mut self.netlink, self.index, changes);
-        let index = self.index;
-        let of_link = |change: &Change| match change {
-            Change::Link(link) => link.index == index,
-            change => matches!(change, Change::Missed),
-        };
-        if changes.iter().any(of_link) {
-            self.follow_name();
-            self.refresh_link();
-            // One that was down has new threads, which forget their priority.
-            self.polled = false;
-            if self.private.as_ref().is_some_and(Private::is_used) {
-                self.switch_at = None;
-            }
-        }
-        let of_addresses = |change: &Change| matches!(change, Change::Address | Change::Missed);
-        match changes.iter().any(of_addresses) {
-            true => self.refresh_addresses(),
-            false => Ok(()),
-        }
-    }
-
-    /// An interface may be renamed, up or down. Socket and pins keep its name before.
-    fn follow_name(&mut self) {
-        if let Ok(name) = interface::name(self.index)
-            && name != self.interface
-        {
-            self.queues.rename(&name);
-            if let Some(private) = &mut self.private {
-                private.rename(&name);
-            }
-            self.interface = name;
-        }
-    }
-
-    /// That nothing of these changes was the end of the interface.
-    ///
-    /// # Errors
-    /// `NotFound`, with the cure.
-    pub fn is_there(&self, changes: &[Change]) -> io::Result<()> {
-        if changes.contains(&Change::Moved(self.index)) {
-            return Err(removal::moved(&self.interface, &self.own));
-        }
-        let gone = Change::Gone(self.index);
-        let missed = || changes.contains(&Change::Missed) && interface::name(self.index).is_err();
-        match changes.contains(&gone) || missed() {
-            true => Err(removal::no_interface(&self.interface)),
-            false => Ok(()),
-        }
-    }
-
     /// What the kernel says of a descriptor that an application passed; `None` for one
     /// that is no bound TCP or UDP socket.
     pub fn holder(&self, socket: BorrowedFd<'_>) -> Option<HolderFacts> {
@@ -418,22 +228,6 @@ impl DirectDevice {
         &self.interface
     }
 
-    /// What a private application asked for. The queues are no longer polled by their
-    /// receiver, but by a thread of the kernel's ([`DirectDevice::tick`]).
-    fn make_private(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
-        if join.flags & JOIN_WITHOUT_QUEUES != 0 {
-            return Ok(Vec::new());
-        }
-        if self.queues.are_used() {
-            return Err(busy(&self.interface));
-        }
-        let Some(private) = &mut self.private else {
-            let text = "no private mode here: tidewalld --private";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
-        };
-        private.make(&mut self.program, application, join)
-    }
-
     fn note(&mut self, change: impl FnOnce(&mut Entry)) -> io::Result<()> {
         let mut own = self.own.clone();
         change(&mut own);
@@ -447,7 +241,7 @@ impl DirectDevice {
         if self.private.as_ref().is_some_and(Private::is_used)
             && join.flags & JOIN_WITHOUT_QUEUES == 0
         {
-            return Err(busy(&self.interface));
+            return Err(shared::busy(&self.interface));
         }
         let made = self.queues.make(application, join, self.mode)?;
         if let Err(error) = self.enter_queues(application, &made) {
@@ -481,15 +275,6 @@ impl DirectDevice {
         let counters = self.program.queues().try_clone_to_owned()?;
         Ok((slots.hand_out(application)?, counters))
     }
-}
-
-/// Of queues that their application polls and those that a thread does.
-fn busy(interface: &str) -> io::Error {
-    let text = format!(
-        "{interface} is used in the other mode: either one trusted application has its queues, \
-         or private ones share them"
-    );
-    io::Error::new(io::ErrorKind::ResourceBusy, text)
 }
 
 const NATIVE: u32 = 1;
