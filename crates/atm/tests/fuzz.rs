@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use bolero::check;
 use tidewall_atm::reassembly::{self, Limits, Reassembly};
 use tidewall_atm::signalling::{self, Event, Side, Signalling};
 use tidewall_atm::sscop::{Config, Sscop, State};
 use tidewall_atm::switch::{End, Mode, Port, Route, Switch};
-use tidewall_fuzz::{Seed, Target};
+use tidewall_fuzz::Seed;
 use tidewall_wire::atm::pseudowire::{FrameHeader, Label};
 use tidewall_wire::atm::q2931::{
     Bearer, CallReference, Cause, ConnectionIdentifier, Elements, MESSAGE_MAX, MessageType, Party,
@@ -44,13 +43,7 @@ fn fuzz_switch() {
     fuzz("switch", switched);
 }
 
-fn fuzz(name: &'static str, test: fn(&[u8])) {
-    let target = Target::new(name, &seeds(), test);
-    check!(name = name)
-        .with_test_time(TIME)
-        .for_each(|bytes: &[u8]| target.input(bytes));
-    target.finish();
-}
+tidewall_fuzz::targets!(seeds, TIME);
 
 /// Each byte a cell: its circuit, its payload type, its payload, and time that passes.
 fn cells(bytes: &[u8]) {

@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use bolero::check;
 use tidewall_device::demux::layout::COUNTERS;
-use tidewall_fuzz::{Seed, Target};
+use tidewall_fuzz::Seed;
 use tidewall_manager::protocol::*;
 
 /// Time for random inputs to one target in an ordinary test run.
@@ -44,13 +43,7 @@ fn same_again<T>(
     }
 }
 
-fn fuzz(name: &'static str, test: fn(&[u8])) {
-    let target = Target::new(name, &seeds(), test);
-    check!(name = name)
-        .with_test_time(TIME)
-        .for_each(|bytes: &[u8]| target.input(bytes));
-    target.finish();
-}
+tidewall_fuzz::targets!(seeds, TIME);
 
 #[test]
 fn the_corpus_is_as_generated() {

@@ -7,8 +7,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use bolero::check;
-use tidewall_fuzz::{Seed, Target};
+use tidewall_fuzz::Seed;
 use tidewall_protocol::ip::reassembly::{Limits, Reassembled, Reassembler};
 use tidewall_protocol::udp::{self, Checksum, InputOptions, Output};
 use tidewall_protocol::{DropReason, icmp};
@@ -104,13 +103,7 @@ fn fuzz_tcp_thaw() {
     fuzz("tcp_thaw", tcp_thaw);
 }
 
-fn fuzz(name: &'static str, test: fn(&[u8])) {
-    let target = Target::new(name, &seeds(), test);
-    check!(name = name)
-        .with_test_time(TIME)
-        .for_each(|bytes: &[u8]| target.input(bytes));
-    target.finish();
-}
+tidewall_fuzz::targets!(seeds, TIME);
 
 /// Where the driver program would say that the transport header is.
 fn transport_offset(bytes: &[u8]) -> usize {

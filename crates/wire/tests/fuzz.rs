@@ -7,8 +7,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use bolero::check;
-use tidewall_fuzz::{Seed, Target};
+use tidewall_fuzz::Seed;
 use tidewall_wire::acp;
 use tidewall_wire::ethernet::{self, EtherType, MacAddress};
 use tidewall_wire::icmp::{self, Message, v4, v6};
@@ -73,13 +72,7 @@ fn fuzz_mac_address() {
     });
 }
 
-fn fuzz(name: &'static str, test: fn(&[u8])) {
-    let target = Target::new(name, &seeds(), test);
-    check!(name = name)
-        .with_test_time(TIME)
-        .for_each(|bytes: &[u8]| target.input(bytes));
-    target.finish();
-}
+tidewall_fuzz::targets!(seeds, TIME);
 
 fn frame(bytes: &[u8]) {
     let Ok(frame) = ethernet::Frame::new(bytes) else {

@@ -3,8 +3,7 @@
 use core::net::Ipv4Addr;
 use std::time::Duration;
 
-use bolero::check;
-use tidewall_fuzz::{Seed, Target};
+use tidewall_fuzz::Seed;
 use tidewall_wire::atm::aal5::{self, Crc32};
 use tidewall_wire::atm::arp::{self, Number, Operation, Party};
 use tidewall_wire::atm::oam::Loopback;
@@ -52,13 +51,7 @@ fn fuzz_atm_q2931() {
     fuzz("atm_q2931", q2931);
 }
 
-fn fuzz(name: &'static str, test: fn(&[u8])) {
-    let target = Target::new(name, &seeds(), test);
-    check!(name = name)
-        .with_test_time(TIME)
-        .for_each(|bytes: &[u8]| target.input(bytes));
-    target.finish();
-}
+tidewall_fuzz::targets!(seeds, TIME);
 
 fn cell(bytes: &[u8]) {
     if let Ok(cell) = Cell::new(bytes) {

@@ -92,6 +92,22 @@ impl Target {
     }
 }
 
+/// Defines `fn fuzz(name, test)`, which runs a [`Target`] with the seeds that a function
+/// makes, for so long in an ordinary test run. A macro, as `bolero::check!` looks for the
+/// corpus beside the file that it is expanded in.
+#[macro_export]
+macro_rules! targets {
+    ($seeds:path, $time:expr) => {
+        fn fuzz(name: &'static str, test: fn(&[u8])) {
+            let target = $crate::Target::new(name, &$seeds(), test);
+            ::bolero::check!(name = name)
+                .with_test_time($time)
+                .for_each(|bytes: &[u8]| target.input(bytes));
+            target.finish();
+        }
+    };
+}
+
 /// Checks that the files of a package's corpus are what its code makes; other files may
 /// lie beside them. Writes them anew where `TIDEWALL_WRITE_CORPUS` is set. `package`: its
 /// `CARGO_MANIFEST_DIR`.
