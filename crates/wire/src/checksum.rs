@@ -8,8 +8,9 @@ use crate::Protocol;
 /// A one's-complement sum in progress.
 ///
 /// Words are added in the machine's own byte order and swapped once at the end
-/// (RFC 1071 §2B), so that the loop over bytes is a plain sum of `u32` into
-/// `u64`, which the compiler turns into vector code.
+/// (RFC 1071 §2B), and four at a time, with the carry added at the other end (§1, §2C). The
+/// loop over bytes is a plain sum of `u32` into `u64`, which the compiler turns into vector
+/// code.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 
@@ -27,36 +28,40 @@ impl Sum {
         for word in words {
             sum += u64::from(u32::from_ne_bytes(*word));
         }
-        let mut last = [0; 4];
-        for (to, from) in last.iter_mut().zip(rest) {
-            *to = *from;
+        let (pair, odd) = rest.as_chunks::<2>();
+        if let [pair] = pair {
+            sum += u64::from(u16::from_ne_bytes(*pair));
         }
-        sum += u64::from(u32::from_ne_bytes(last));
-        Self(self.0 + (sum >> 32) + (sum & 0xffff_ffff)).fold_carry()
+        if let [odd] = odd {
+            sum += u64::from(u16::from_ne_bytes([*odd, 0]));
+        }
+        self.add(sum)
     }
 
     /// Adds one 16-bit number.
     #[must_use]
     pub fn word(self, word: u16) -> Self {
-        Self(self.0 + u64::from(word.to_be())).fold_carry()
+        self.add(word.to_be().into())
     }
 
     /// Adds one 32-bit number, as two 16-bit words.
     #[must_use]
     pub fn double_word(self, word: u32) -> Self {
-        Self(self.0 + u64::from(word.to_be())).fold_carry()
+        self.add(word.to_be().into())
     }
 
     /// Adds another sum, of bytes at an even offset.
     #[must_use]
     pub fn sum(self, other: Self) -> Self {
-        Self(self.0 + other.0).fold_carry()
+        self.add(other.0)
     }
 
-    /// Every step ends here, so that the sum stays below 2^33 and no step can
-    /// overflow.
-    fn fold_carry(self) -> Self {
-        Self((self.0 >> 32) + (self.0 & 0xffff_ffff))
+    /// Adds four words at once. Where there is a carry the sum is below 2^64 - 1, so that
+    /// adding it makes no other.
+    #[inline]
+    fn add(self, words: u64) -> Self {
+        let (sum, carry) = self.0.overflowing_add(words);
+        Self(sum + u64::from(carry))
     }
 
     /// The sum folded to 16 bits and *not* complemented: what a sender leaves in
@@ -64,11 +69,10 @@ impl Sum {
     /// (Linux `CHECKSUM_PARTIAL`).
     #[must_use]
     pub fn folded(self) -> u16 {
-        // At most 2^32 after the first folding, 0x1fffe after the second.
-        let sum = self.fold_carry().0;
-        let sum = (sum & 0xffff) + (sum >> 16);
-        let sum = (sum & 0xffff) + (sum >> 16);
-        u16::from_be(sum as u16)
+        let (sum, carry) = (self.0 as u32).overflowing_add((self.0 >> 32) as u32);
+        let sum = sum + u32::from(carry);
+        let (sum, carry) = (sum as u16).overflowing_add((sum >> 16) as u16);
+        u16::from_be(sum + u16::from(carry))
     }
 
     /// The checksum: the complement of the folded sum. Zero when the summed

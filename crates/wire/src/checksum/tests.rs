@@ -41,7 +41,37 @@ fn the_pseudo_headers_are_the_sum_of_their_bytes() {
     assert_eq!(v6.folded(), Sum::ZERO.bytes(&bytes).folded());
 }
 
+/// Whether four words at once are added as they are one by one.
+fn adds_as_words_do(first: u64, second: u64) -> bool {
+    let apart = |words: u64| Sum::ZERO.bytes(&words.to_ne_bytes());
+    Sum(first).add(second).folded() == apart(first).sum(apart(second)).folded()
+}
+
+#[test]
+fn each_carry_comes_back_at_the_other_end() {
+    let edges = [
+        0,
+        1,
+        0xffff,
+        u64::MAX >> 32,
+        u64::MAX << 32,
+        u64::MAX - 1,
+        u64::MAX,
+    ];
+    for first in edges {
+        for second in edges {
+            assert!(adds_as_words_do(first, second), "{first:x} {second:x}");
+        }
+    }
+    assert_eq!(Sum(u64::MAX).add(1).folded(), u16::from_be(1));
+}
+
 proptest! {
+    #[test]
+    fn four_words_are_added_as_one_by_one(first: u64, second: u64) {
+        prop_assert!(adds_as_words_do(first, second));
+    }
+
     #[test]
     fn agrees_with_an_independent_crate(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         prop_assert_eq!(checksum(&bytes).to_be_bytes(), internet_checksum::checksum(&bytes));
