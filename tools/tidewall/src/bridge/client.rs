@@ -6,13 +6,14 @@ use std::collections::VecDeque;
 use tidewall_wire::resp;
 
 use super::commands::{Merge, Plan, array, error, merge, plan};
-use super::queue::{HEADER_LEN, Messages, QUEUE_MAX, Queue, Scanner};
+use super::queue::{HEADER_LEN, Messages, OFFSET_LEN, QUEUE_MAX, Queue, Scanner};
 use super::requests::{Reply, Requests};
 
 /// The most bytes of one command, and so of what is read and not sent.
 pub const COMMAND_MAX: usize = 4 << 20;
-/// Parts of requests that no reply has come for; beyond, no command is read.
-const PARTS_MAX: usize = 1024;
+/// Parts of requests that are not answered, or wait for earlier ones; beyond, no command is
+/// read. Of one command as many are sent before replies come.
+pub const PARTS_MAX: usize = 1024;
 /// Bytes of replies that wait for earlier ones; beyond, no command is read.
 const HELD_PAUSE: usize = 1 << 20;
 /// The most bytes of replies of a connection to the switch that wait for earlier ones, or
@@ -47,6 +48,12 @@ pub struct Client {
     next: u32,
     requests: VecDeque<Request>,
     parts: VecDeque<Part>,
+    /// So many of the parts have no whole reply.
+    unanswered: usize,
+    /// So many of the oldest request's parts, from its first on, are known to have one.
+    ready: usize,
+    /// Parts of the last request that are to be sent when others are answered.
+    unsent: VecDeque<Vec<u8>>,
     /// Bytes of replies in the parts.
     held: usize,
     /// There may be messages in the input that limits keep there.
@@ -68,6 +75,9 @@ impl Client {
             next: 0,
             requests: VecDeque::new(),
             parts: VecDeque::new(),
+            unanswered: 0,
+            ready: 0,
+            unsent: VecDeque::new(),
             held: 0,
             paused: false,
             ended: false,
@@ -109,11 +119,22 @@ impl Client {
     /// Makes frames of messages that have come, as far as limits allow.
     pub fn resume(&mut self, requests: &mut Requests, program: &mut Queue) -> Result<(), String> {
         loop {
-            self.paused = requests.frames.len() >= QUEUE_MAX
-                || program.len() >= QUEUE_MAX
-                || self.parts.len() >= PARTS_MAX
-                || self.held >= HELD_PAUSE;
-            if self.paused || self.closing || !self.message(requests)? {
+            let full = match self.unsent.is_empty() {
+                true => self.parts.len() >= PARTS_MAX || self.held >= HELD_PAUSE,
+                // Replies to a command of which a part is unsent wait for that.
+                false => self.unanswered >= PARTS_MAX,
+            };
+            self.paused = full || requests.frames.len() >= QUEUE_MAX || program.len() >= QUEUE_MAX;
+            if self.paused {
+                break;
+            }
+            if let Some(part) = self.unsent.pop_front() {
+                if !self.send(&part, requests) {
+                    return Err("a key is longer than a frame".to_owned());
+                }
+                continue;
+            }
+            if self.closing || !self.message(requests)? {
                 break;
             }
             self.answer(program);
@@ -166,6 +187,7 @@ impl Client {
                     ));
                 }
                 requests.push(self.number, self.next, &[], message);
+                self.wait_for_part();
                 self.ask(Merge::One, 1);
             }
         }
@@ -206,7 +228,7 @@ impl Client {
 
     fn carry_out(&mut self, plan: Plan, command: &[u8], requests: &mut Requests) {
         match plan {
-            Plan::Whole => match self.send(command, 0, requests) {
+            Plan::Whole => match self.send(command, requests) {
                 true => self.ask(Merge::One, 1),
                 false => self.say(error("the key is longer than a frame")),
             },
@@ -216,10 +238,8 @@ impl Client {
                     self.say(error("a key is longer than a frame"));
                     return;
                 }
-                for (ahead, part) in (0..).zip(&parts) {
-                    self.send(part, ahead, requests);
-                }
                 self.ask(merge, parts.len());
+                self.unsent = parts.into();
             }
             Plan::Answer(reply) => self.say(reply),
             Plan::Quit(reply) => {
@@ -229,32 +249,37 @@ impl Client {
         }
     }
 
-    /// Sends a command as the part that is `ahead` behind the next.
-    fn send(&self, command: &[u8], ahead: u32, requests: &mut Requests) -> bool {
-        let part = self.next.wrapping_add(ahead);
+    /// Sends a command as the next part.
+    fn send(&mut self, command: &[u8], requests: &mut Requests) -> bool {
         let route = route(command, requests.frame_max);
-        requests.push(self.number, part, &route, command)
+        let sent = requests.push(self.number, self.next, &route, command);
+        if sent {
+            self.wait_for_part();
+        }
+        sent
     }
 
-    /// Waits for the replies of a request that was sent.
+    /// The next part has been sent.
+    fn wait_for_part(&mut self) {
+        self.next = self.next.wrapping_add(1);
+        self.unanswered += 1;
+        self.parts.push_back(Part {
+            reply: Vec::new(),
+            ended: false,
+        });
+    }
+
+    /// Waits for the replies of a request of so many parts.
     fn ask(&mut self, merge: Merge, parts: usize) {
         self.requests.push_back(Request { merge, parts });
-        for _ in 0..parts {
-            self.next = self.next.wrapping_add(1);
-            self.parts.push_back(Part {
-                reply: Vec::new(),
-                ended: false,
-            });
-        }
     }
 
     /// A reply that is known already, in its turn. It takes a number that is never sent.
     fn say(&mut self, reply: Vec<u8>) {
         self.ask(Merge::One, 1);
-        if let Some(part) = self.parts.back_mut() {
-            self.held += reply.len();
-            *part = Part { reply, ended: true };
-        }
+        self.next = self.next.wrapping_add(1);
+        self.held += reply.len();
+        self.parts.push_back(Part { reply, ended: true });
     }
 
     /// An error behind which nothing can be read.
@@ -277,6 +302,7 @@ impl Client {
         let part = part.ok_or("a reply that nothing was asked for")?;
         part.reply.extend_from_slice(reply.bytes);
         part.ended = reply.last;
+        self.unanswered -= usize::from(reply.last);
         self.held += reply.bytes.len();
         self.answer(program);
         if self.held > HELD_MAX {
@@ -299,10 +325,15 @@ impl Client {
                 }
                 self.parts.pop_front();
             } else {
-                let mine = self.parts.iter().take(*parts);
-                if !mine.clone().all(|part| part.ended) {
+                // Each part is looked at once, however many replies come.
+                let rest = self.parts.range(self.ready.min(self.parts.len())..);
+                let rest = rest.take(*parts - self.ready);
+                self.ready += rest.take_while(|part| part.ended).count();
+                if self.ready < *parts {
                     return;
                 }
+                self.ready = 0;
+                let mine = self.parts.iter().take(*parts);
                 program.push(&merge(*how, mine.map(|part| part.reply.as_slice())));
                 let gone = self.parts.drain(..*parts);
                 self.held -= gone.map(|part| part.reply.len()).sum::<usize>();
@@ -323,5 +354,7 @@ fn route(command: &[u8], frame_max: usize) -> Vec<u8> {
 }
 
 fn fits(command: &[u8], frame_max: usize) -> bool {
-    route(command, frame_max).len() + HEADER_LEN < frame_max
+    let route = route(command, frame_max);
+    let offset = if route.is_empty() { 0 } else { OFFSET_LEN };
+    HEADER_LEN + route.len() + offset < frame_max
 }

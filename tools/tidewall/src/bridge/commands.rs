@@ -61,6 +61,9 @@ const COUNTED_KEYS: &[&str] = &[
     "FCALL_RO",
 ];
 
+/// The most keys of a command that is cut.
+pub const KEYS_MAX: usize = 16 << 10;
+
 /// What to do with a whole command.
 pub fn plan(command: &[u8]) -> Plan {
     let arguments: Vec<&[u8]> = arguments(command).into_iter().flatten().collect();
@@ -77,6 +80,10 @@ pub fn plan(command: &[u8]) -> Plan {
         _ if !rest.len().is_multiple_of(each) => {
             Plan::Answer(error(&format!("{shown} with a key without a value")))
         }
+        _ if rest.len() / each > KEYS_MAX => Plan::Answer(error(&format!(
+            "{shown} of {} keys; a command may have {KEYS_MAX}",
+            rest.len() / each
+        ))),
         // As it is, it is as it would be cut.
         _ if rest.len() == each => Plan::Whole,
         _ => {

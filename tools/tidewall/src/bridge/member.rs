@@ -14,6 +14,10 @@ pub struct Member {
     scanner: Scanner,
     /// The requests that are not answered yet, the oldest first.
     ids: VecDeque<u32>,
+    /// The request of which more is to come, and where that goes on.
+    unfinished: Option<(u32, u32)>,
+    /// Where the oldest one's reply goes on.
+    offset: Option<u32>,
 }
 
 impl Member {
@@ -22,6 +26,8 @@ impl Member {
             frame_max,
             scanner: Scanner::new(messages),
             ids: VecDeque::new(),
+            unfinished: None,
+            offset: None,
         }
     }
 
@@ -34,10 +40,16 @@ impl Member {
         self.ids.len() < OUTSTANDING_MAX
     }
 
-    /// Takes a frame of the switch's: its bytes go to the server.
+    /// Takes a frame of the switch's: its bytes go to the server. An error for one that
+    /// does not follow what came: what is missing went to another member.
     pub fn frame(&mut self, payload: &[u8], server: &mut Queue) -> Result<(), String> {
         let (header, bytes) = Header::parse(payload).ok_or("a frame without a bridge's header")?;
+        if header.offset.map(|offset| (header.id, offset)) != self.unfinished {
+            return Err("a request has parts at another member: members have changed".to_owned());
+        }
         server.push(bytes);
+        let next = header.next_offset(bytes.len());
+        self.unfinished = next.map(|offset| (header.id, offset));
         if header.last {
             self.ids.push_back(header.id);
         }
@@ -51,7 +63,8 @@ impl Member {
             let (taken, ended) = self.scanner.scan(bytes)?;
             let (now, later) = bytes.split_at(taken.min(bytes.len()));
             bytes = later;
-            if !push_frames(frames, self.frame_max, id, ended, &[], now) {
+            let offset = &mut self.offset;
+            if !push_frames(frames, self.frame_max, id, offset, ended, &[], now) {
                 return Err("segments have no room for a frame".to_owned());
             }
             if ended {

@@ -44,83 +44,126 @@ impl Queue {
     }
 }
 
-/// What stands before the bytes in each frame between two bridges; 8 bytes:
+/// What stands before the bytes in each frame between two bridges; 8 bytes, and 4 more
+/// behind the route where the frame goes on with a message:
 ///
 /// ```text
-/// | id, 4 bytes, big endian | version 1 | flags | route, 2 bytes, big endian | route | bytes |
+/// | id, 4 bytes, big endian | version 2 | flags | route, 2 bytes, big endian | route | offset | bytes |
 /// ```
 ///
 /// The switch sees frames of many requests and keeps no order between members, so each
 /// reply has the id of its request. `route` bytes behind the header are read by the
 /// switch's module alone: a command that gives the key, before a part of one that is
 /// too long for a frame.
+///
+/// The switch steers each frame by itself. When members come or go between two frames of
+/// a command, the later one may reach another member than the first: by the offset each
+/// member knows whether a frame follows what it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub id: u32,
     /// Nothing follows of this request or reply.
     pub last: bool,
     pub route: u16,
+    /// Bytes of the request or reply that went before, modulo 2^32; `None`: it begins here.
+    pub offset: Option<u32>,
 }
 
 /// Bytes of a [`Header`].
 pub const HEADER_LEN: usize = 8;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const LAST: u8 = 1;
+const GOES_ON: u8 = 2;
+/// Bytes of an offset.
+pub const OFFSET_LEN: usize = 4;
 
 impl Header {
-    pub fn bytes(self) -> [u8; HEADER_LEN] {
+    /// What goes before the route.
+    fn bytes(self) -> [u8; HEADER_LEN] {
         let [a, b, c, d] = self.id.to_be_bytes();
         let [high, low] = self.route.to_be_bytes();
-        [a, b, c, d, VERSION, u8::from(self.last) * LAST, high, low]
+        let flags = u8::from(self.last) * LAST | u8::from(self.offset.is_some()) * GOES_ON;
+        [a, b, c, d, VERSION, flags, high, low]
     }
 
-    /// The header of a frame, and the bytes behind header and route.
+    /// Puts header, route and bytes behind what is in the queue.
+    pub fn push(self, route: &[u8], bytes: &[u8], to: &mut Queue) {
+        to.push(&self.bytes());
+        to.push(route);
+        if let Some(offset) = self.offset {
+            to.push(&offset.to_be_bytes());
+        }
+        to.push(bytes);
+    }
+
+    /// Where the next frame of the same message goes on; `None` behind its last.
+    pub fn next_offset(self, bytes: usize) -> Option<u32> {
+        let next = self.offset.unwrap_or(0).wrapping_add(bytes as u32);
+        (!self.last).then_some(next)
+    }
+
+    /// The header of a frame, and the bytes of the message.
     pub fn parse(payload: &[u8]) -> Option<(Self, &[u8])> {
         let (header, rest) = payload.split_first_chunk::<HEADER_LEN>()?;
         let [a, b, c, d, version, flags, high, low] = *header;
         let route = u16::from_be_bytes([high, low]);
-        let bytes = rest.get(usize::from(route)..)?;
+        let mut bytes = rest.get(usize::from(route)..)?;
+        let mut offset = None;
+        if flags & GOES_ON != 0 {
+            let (at, rest) = bytes.split_first_chunk::<OFFSET_LEN>()?;
+            (offset, bytes) = (Some(u32::from_be_bytes(*at)), rest);
+        }
         let header = Self {
             id: u32::from_be_bytes([a, b, c, d]),
             last: flags & LAST != 0,
             route,
+            offset,
         };
-        (version == VERSION && flags & !LAST == 0).then_some((header, bytes))
+        (version == VERSION && flags & !(LAST | GOES_ON) == 0).then_some((header, bytes))
     }
 }
 
 /// Puts bytes of one request or reply behind the frames in the queue: in as many
-/// frames as they take, each with the route. False, with nothing done, if a frame has
-/// no room beside the route.
+/// frames as they take, each with the route; `offset` is where they begin in it, `None` at
+/// its beginning, and then where the next ones do. False, with nothing done, if a frame
+/// has no room beside the route.
 pub fn push_frames(
     frames: &mut Queue,
     frame_max: usize,
     id: u32,
+    offset: &mut Option<u32>,
     ends: bool,
     route: &[u8],
     bytes: &[u8],
 ) -> bool {
-    let before = HEADER_LEN + route.len();
-    let room = frame_max.min(acp::PAYLOAD_MAX).saturating_sub(before);
-    let (Ok(route_len), 1..) = (u16::try_from(route.len()), room) else {
+    let before = |goes_on: bool| HEADER_LEN + route.len() + usize::from(goes_on) * OFFSET_LEN;
+    let room = |goes_on| {
+        frame_max
+            .min(acp::PAYLOAD_MAX)
+            .saturating_sub(before(goes_on))
+    };
+    let first = room(offset.is_some());
+    let fits = first > 0 && (bytes.len() <= first || room(true) > 0);
+    let (Ok(route_len), true) = (u16::try_from(route.len()), fits) else {
         return false;
     };
     let mut rest = bytes;
     loop {
-        let (now, later) = rest.split_at(room.min(rest.len()));
+        let goes_on = offset.is_some();
+        let (now, later) = rest.split_at(room(goes_on).min(rest.len()));
         rest = later;
         // `before + now` is at most PAYLOAD_MAX.
-        if let Some(frame) = acp::Header::data(before + now.len()) {
+        if let Some(frame) = acp::Header::data(before(goes_on) + now.len()) {
             frames.push(&frame.bytes());
         }
         let header = Header {
             id,
             last: ends && rest.is_empty(),
             route: route_len,
+            offset: *offset,
         };
-        frames.push(&header.bytes());
-        frames.push(route);
-        frames.push(now);
+        header.push(route, now, frames);
+        *offset = header.next_offset(now.len());
         if rest.is_empty() {
             return true;
         }

@@ -20,6 +20,8 @@ pub struct Requests {
 struct Waiting {
     program: u64,
     part: u32,
+    /// Where the reply goes on, once some of it has come.
+    offset: Option<u32>,
 }
 
 /// (A part of) a reply.
@@ -50,9 +52,15 @@ impl Requests {
     pub fn push(&mut self, program: u64, part: u32, route: &[u8], bytes: &[u8]) -> bool {
         let id = self.free.last().copied();
         let id = id.unwrap_or(self.waiting.len() as u32);
-        let pushed = push_frames(&mut self.frames, self.frame_max, id, true, route, bytes);
+        let (frames, frame_max) = (&mut self.frames, self.frame_max);
+        let pushed = push_frames(frames, frame_max, id, &mut None, true, route, bytes);
         if pushed {
-            let waiting = Some(Waiting { program, part });
+            let offset = None;
+            let waiting = Some(Waiting {
+                program,
+                part,
+                offset,
+            });
             match self.free.pop().and(self.waiting.get_mut(id as usize)) {
                 Some(place) => *place = waiting,
                 None => self.waiting.push(waiting),
@@ -67,7 +75,12 @@ impl Requests {
         let place = self.waiting.get_mut(header.id as usize);
         let unasked = "a reply that nothing was asked for";
         let place = place.filter(|it| it.is_some()).ok_or(unasked)?;
-        let Waiting { program, part } = place.ok_or(unasked)?;
+        let waiting = place.as_mut().ok_or(unasked)?;
+        let Waiting { program, part, .. } = *waiting;
+        if header.offset != waiting.offset {
+            return Err("a part of a reply that does not follow what came of it".to_owned());
+        }
+        waiting.offset = header.next_offset(bytes.len());
         if header.last {
             *place = None;
             self.free.push(header.id);
@@ -88,21 +101,32 @@ mod tests {
     #[test]
     fn a_place_is_taken_again_once_answered() {
         let mut requests = Requests::new(100);
-        let reply = |id, last| Header { id, last, route: 0 }.bytes();
+        let reply = |id, last, offset| {
+            let mut payload = Queue::default();
+            let header = Header {
+                id,
+                last,
+                route: 0,
+                offset,
+            };
+            header.push(&[], b"ab", &mut payload);
+            payload.as_slice().to_vec()
+        };
         assert!(!requests.push(7, 0, &[b'k'; 100], b"GET"));
         assert!(requests.push(7, 0, &[], b"GET") && requests.push(8, 5, &[], b"GET"));
         // A reply in two frames, out of turn.
-        for last in [false, true] {
-            let payload = reply(1, last);
+        for (last, offset) in [(false, None), (true, Some(2))] {
+            assert!(requests.reply(&reply(1, last, Some(7))).is_err());
+            let payload = reply(1, last, offset);
             let came = requests.reply(&payload).unwrap();
             assert_eq!((came.program, came.part, came.last), (8, 5, last));
         }
-        for payload in [&reply(1, true)[..], &reply(2, true), b"short"] {
+        for payload in [&reply(1, true, None)[..], &reply(2, true, None), b"short"] {
             assert!(requests.reply(payload).is_err());
         }
         assert!(requests.push(9, 1, &[], b"GET"));
-        assert_eq!(requests.reply(&reply(1, true)).unwrap().program, 9);
-        assert_eq!(requests.reply(&reply(0, true)).unwrap().program, 7);
+        assert_eq!(requests.reply(&reply(1, true, None)).unwrap().program, 9);
+        assert_eq!(requests.reply(&reply(0, true, None)).unwrap().program, 7);
         assert_eq!(requests.waiting.len(), 2);
     }
 }

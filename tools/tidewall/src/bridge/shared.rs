@@ -267,7 +267,7 @@ mod tests {
 
     use tidewall_acp::{FrameReader, FrameStream, FrameWriter};
 
-    use super::super::queue::Header;
+    use super::super::queue::{Header, Queue};
     use super::*;
 
     /// Two ends of a connection over loopback.
@@ -293,6 +293,8 @@ mod tests {
         writer: FrameWriter,
         programs: Vec<TcpStream>,
         over: Over,
+        /// Where replies go on that have not ended.
+        offsets: HashMap<u32, u32>,
     }
 
     impl System {
@@ -313,6 +315,7 @@ mod tests {
                 writer,
                 programs,
                 over: Vec::new(),
+                offsets: HashMap::new(),
             }
         }
 
@@ -332,13 +335,22 @@ mod tests {
         }
 
         fn reply(&mut self, id: u32, bytes: &[u8]) {
+            self.part(id, true, bytes);
+        }
+
+        /// A part of a reply.
+        fn part(&mut self, id: u32, last: bool, bytes: &[u8]) {
             let header = Header {
                 id,
-                last: true,
+                last,
                 route: 0,
+                offset: self.offsets.remove(&id),
             };
-            let payload = [&header.bytes()[..], bytes].concat();
-            self.writer.send(&payload).unwrap();
+            let next = header.next_offset(bytes.len());
+            self.offsets.extend(next.map(|next| (id, next)));
+            let mut payload = Queue::default();
+            header.push(&[], bytes, &mut payload);
+            self.writer.send(payload.as_slice()).unwrap();
         }
 
         fn hears(&mut self, program: usize, bytes: &[u8]) {
@@ -379,13 +391,7 @@ mod tests {
         // A reply that does not end, to the first twice as fast.
         let piece = |system: &mut System, id, first: bool| {
             let start = if first { "$1000000000\r\n" } else { "" };
-            let header = Header {
-                id,
-                last: false,
-                route: 0,
-            };
-            let payload = [&header.bytes()[..], start.as_bytes(), &[b'x'; PIECE]].concat();
-            system.writer.send(&payload).unwrap();
+            system.part(id, false, &[start.as_bytes(), &[b'x'; PIECE]].concat());
             system.turn();
         };
         let mut sent = 0;
@@ -445,13 +451,7 @@ mod tests {
         let ids: Vec<_> = (0..4).map(|_| system.asked()).collect();
         let pieces: Vec<&[u8]> = long.chunks(30_000).collect();
         for (place, piece) in pieces.iter().enumerate() {
-            let header = Header {
-                id: ids[0],
-                last: place + 1 == pieces.len(),
-                route: 0,
-            };
-            let payload = [&header.bytes()[..], piece].concat();
-            system.writer.send(&payload).unwrap();
+            system.part(ids[0], place + 1 == pieces.len(), piece);
             system.turn();
         }
         system.reply(ids[3], b":7\r\n");

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use tidewall_wire::acp::{Frames, Kind};
 use tidewall_wire::resp;
 
-use super::client::{COMMAND_MAX, Client};
-use super::commands::array;
+use super::client::{COMMAND_MAX, Client, PARTS_MAX};
+use super::commands::{KEYS_MAX, array};
 use super::member::Member;
 use super::queue::{Messages, Queue};
 use super::requests::Requests;
@@ -225,6 +225,62 @@ fn what_is_no_command_is_answered_in_turn_and_ends_the_connection() {
     );
 }
 
+/// Members come and go between the frames of a command, which the switch steers one by one.
+#[test]
+fn no_member_makes_a_command_of_parts_that_do_not_follow() {
+    let mut system = System::new(7);
+    system.type_in(&array(&[b"SET", b"k", &[b'v'; 200]]));
+    system.type_in(&array(&[b"GET", b"k"]));
+    let frames = system.requests.frames.as_slice();
+    let frames: Vec<_> = Frames::new(frames)
+        .map(|frame| frame.unwrap().payload)
+        .collect();
+    assert!(frames.len() > 4);
+    let last = frames.len() - 1;
+    let takes = |places: &[usize]| {
+        let (mut member, mut server) = (Member::new(Messages::Resp, FRAME_MAX), Queue::default());
+        places.iter().all(|&place| {
+            let before = server.len();
+            let taken = member.frame(frames[place], &mut server).is_ok();
+            assert!(
+                taken || server.len() == before,
+                "the server gets none of it"
+            );
+            taken
+        })
+    };
+    assert!(takes(&(0..=last).collect::<Vec<_>>()));
+    assert!(takes(&[last, last]));
+    // What begins elsewhere, what leaves something out, what comes while one is unfinished.
+    for places in [&[1][..], &[0, 2], &[0, 1, 3], &[0, 0], &[0, last]] {
+        assert!(!takes(places), "{places:?}");
+    }
+}
+
+#[test]
+fn a_command_of_many_keys_is_sent_as_replies_come() {
+    let mut system = System::new(7);
+    let keys: Vec<_> = (0..3 * PARTS_MAX).map(|key| format!("k{key}")).collect();
+    let mut command = vec![&b"MGET"[..]];
+    command.extend(keys.iter().map(String::as_bytes));
+    system.type_in(&array(&command));
+    system.type_in(b"PING\r\n");
+    let asked = Frames::new(system.requests.frames.as_slice()).count();
+    assert_eq!(asked, PARTS_MAX);
+    let said = String::from_utf8(system.said()).unwrap();
+    let values = keys
+        .iter()
+        .map(|key| format!("${}\r\n{key}\r\n", key.len()));
+    let values: String = values.collect();
+    assert!(said == format!("*{}\r\n{values}+PONG\r\n", keys.len()));
+    // More than a command may have.
+    command.resize(KEYS_MAX + 2, b"k");
+    system.type_in(&array(&command));
+    let said = String::from_utf8(system.said()).unwrap();
+    let refused = "-ERR tidewall acp-bridge: MGET of 16385 keys; a command may have 16384\r\n";
+    assert_eq!(said, refused);
+}
+
 #[test]
 fn a_key_that_fills_a_frame_is_refused() {
     let mut system = System::new(7);
@@ -277,12 +333,15 @@ fn what_is_kept_is_bounded() {
 fn frames_that_nobody_asked_for_are_an_error() {
     let (mut frames, mut program) = (Queue::default(), Queue::default());
     let mut member = Member::new(Messages::Resp, FRAME_MAX);
-    assert!(member.frame(b"\0\0\0\0\x02\0\0\0", &mut program).is_err());
-    assert!(
-        member
-            .frame(b"\0\0\0\0\x01\x01\0\x09x", &mut program)
-            .is_err()
-    );
+    // Of another version, with a route or an offset that is not there, with other flags.
+    for frame in [
+        &b"\0\0\0\0\x01\0\0\0"[..],
+        b"\0\0\0\0\x02\x01\0\x09x",
+        b"\0\0\0\0\x02\x02\0\0abc",
+        b"\0\0\0\0\x02\x04\0\0",
+    ] {
+        assert!(member.frame(frame, &mut program).is_err());
+    }
     assert!(member.bytes(b"+OK\r\n", &mut frames).is_err());
 }
 

@@ -55,22 +55,29 @@ fn fuzz(name: &'static str, test: fn(&[u8])) {
 }
 
 fn seeds() -> Vec<Seed> {
-    let header = |id, last, route: &[u8], bytes: &[u8]| {
-        let route_len = route.len() as u16;
+    let frame = |id, last, offset, route: &[u8], bytes: &[u8]| {
         let header = Header {
             id,
             last,
-            route: route_len,
+            route: route.len() as u16,
+            offset,
         };
-        [&header.bytes()[..], route, bytes].concat()
+        payload(header, route, bytes)
     };
     let frames = [
-        ("reply", header(0, true, b"", b"\0\0\0\x03one")),
+        ("reply", frame(0, true, None, b"", b"\0\0\0\x03one")),
         (
             "part",
-            header(1, false, b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", b"$5\r\nab"),
+            frame(
+                1,
+                false,
+                None,
+                b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+                b"$5\r\nab",
+            ),
         ),
-        ("unasked", header(9, true, b"", b"+OK\r\n")),
+        ("goes-on", frame(0, true, Some(6), b"", b"cde\r\n")),
+        ("unasked", frame(9, true, None, b"", b"+OK\r\n")),
     ];
     let clients = [
         (
@@ -130,15 +137,22 @@ fn seeds() -> Vec<Seed> {
         .collect()
 }
 
+fn payload(header: Header, route: &[u8], bytes: &[u8]) -> Vec<u8> {
+    let mut payload = Queue::default();
+    header.push(route, bytes, &mut payload);
+    payload.as_slice().to_vec()
+}
+
 /// A frame's payload at both sides: a header that is understood is made again of its parts, and
-/// what is behind it goes on as it is.
+/// what is behind it goes on as it is, if it follows what came: here nothing.
 fn frame(payload: &[u8]) {
     let parsed = Header::parse(payload);
     if let Some((header, bytes)) = parsed {
         let route = usize::from(header.route);
         let route = payload.get(HEADER_LEN..HEADER_LEN + route).unwrap();
-        assert_eq!([&header.bytes()[..], route, bytes].concat(), payload);
+        assert_eq!(self::payload(header, route, bytes), payload);
     }
+    let parsed = parsed.filter(|(header, _)| header.offset.is_none());
     let mut server = Queue::default();
     let mut member = Member::new(Messages::Length, FRAME_MAX);
     let taken = member.frame(payload, &mut server);
@@ -212,6 +226,7 @@ fn client(bytes: &[u8]) {
                 &mut back,
                 FRAME_MAX,
                 header.id,
+                &mut None,
                 true,
                 &[],
                 &reply
@@ -276,18 +291,22 @@ fn member(bytes: &[u8]) {
             id,
             last: true,
             route: 0,
+            offset: None,
         };
-        member.frame(&header.bytes(), &mut server).unwrap();
+        let frame = payload(header, &[], &[]);
+        member.frame(&frame, &mut server).unwrap();
     }
     let [mut frames, mut fed, mut reached] = [(); 3].map(|()| Queue::default());
     // The reply that is under way, and how many have ended.
-    let mut ended = 0;
+    let (mut ended, mut offset) = (0, None);
     for chunk in chunks {
         fed.push(chunk);
         let taken = member.bytes(chunk, &mut frames);
         for (header, bytes) in sent(&mut frames) {
             assert_eq!((header.id, header.route), (ended, 0), "in the order asked");
+            assert_eq!(header.offset, offset, "whole");
             ended += u32::from(header.last);
+            offset = header.next_offset(bytes.len());
             reached.push(&bytes);
         }
         assert!(fed.as_slice().starts_with(reached.as_slice()));
