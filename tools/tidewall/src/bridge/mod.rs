@@ -38,6 +38,7 @@ use tidewall_acp::limit_segments;
 
 use crate::end::{Failure, Outcome, say_line, stop_flag};
 use crate::units::count;
+pub use ends::is_connected;
 use ends::{Event, Next};
 use pair::Pair;
 use queue::Messages;
@@ -482,7 +483,7 @@ fn report(errors: &mut u64, what: &str) {
 }
 
 /// A socket that waits for nothing.
-fn tcp_socket(address: SocketAddr) -> io::Result<OwnedFd> {
+pub fn tcp_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
@@ -492,7 +493,7 @@ fn tcp_socket(address: SocketAddr) -> io::Result<OwnedFd> {
 }
 
 /// Whether connecting has begun.
-fn begun(result: rustix::io::Result<()>) -> io::Result<()> {
+pub fn begun(result: rustix::io::Result<()>) -> io::Result<()> {
     match result {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
         Err(error) => Err(error.into()),
