@@ -166,8 +166,8 @@ fn length(parts: &[Emission]) -> usize {
     parts.iter().map(|part| part.payload.len()).sum()
 }
 
-/// The parts of what was received, one behind the other.
-fn append(payload: &mut Vec<u8>, parts: &[Emission], received: &[u8]) {
+/// Puts the parts of what was received behind `payload`, one behind the other.
+pub fn append(payload: &mut Vec<u8>, parts: &[Emission], received: &[u8]) {
     for part in parts {
         if let Payload::Received(range) = &part.payload {
             payload.extend_from_slice(received.get(range.clone()).unwrap_or_default());

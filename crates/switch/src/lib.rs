@@ -54,6 +54,6 @@ pub use config::{Config, ConfigError, MEMBERS_MAX, Member, MemberError, MemberId
 pub use counters::{Counters, MemberCounters};
 pub use emission::{Emission, Payload, segments};
 pub use flow::Phase;
-pub use gather::{Gather, Gathered};
+pub use gather::{Gather, Gathered, append};
 pub use info::{EndInfo, FlowInfo};
 pub use switch::Switch;

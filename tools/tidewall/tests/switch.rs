@@ -476,6 +476,47 @@ fn a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere() {
     assert!(totals.contains("connections 1\n"), "{totals}");
 }
 
+/// A member comes on the peers' interface, which had none; it dies, is given another address
+/// of the switch meanwhile, and comes back.
+#[test]
+fn a_new_file_adds_what_can_be_added_and_ends_nothing() {
+    const TEST: &str = "a_new_file_adds_what_can_be_added_and_ends_nothing";
+    let Some(star) = star(TEST, "a") else {
+        return;
+    };
+    let _first = member(&star, 1);
+    let second = member_in(&star.ends[0], 2);
+    let file = |second: &str| {
+        let health = "lost = 'resend'\nhealth = { interval = '100ms', failures = 1 }";
+        let path = file(&star, 1, health);
+        let text = fs::read_to_string(&path).unwrap() + second;
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let path = file("");
+    let mut switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
+    let mut peer = Peer::connected(&star);
+    assert_eq!(peer.step("some"), "step {1}");
+    let table = "[[member]]\naddress = '10.99.0.2:6000'\ninterface = 'tw-in0'\n";
+    file(table);
+    signal("-HUP", &switch.process);
+    switch.line_with("2 members");
+    assert_eq!(peer.step("both"), "step {1, 2}");
+    drop(second);
+    switch.line_with("10.99.0.2:6000 does not answer");
+    let switch_has = format!("ip -n {} addr add 10.99.0.7/24 dev tw-in0", star.switch);
+    shell(&switch_has).unwrap();
+    file(&format!("{table}local = '10.99.0.7'\n"));
+    signal("-HUP", &switch.process);
+    switch.line_with("2 members");
+    assert_eq!(peer.step("some"), "step {1}");
+    let _second = member_in(&star.ends[0], 2);
+    switch.line_with("10.99.0.2:6000 answers");
+    assert_eq!(peer.step("both"), "step {1, 2}");
+    let totals = switch.end();
+    assert!(totals.contains("connections 1\n"), "{totals}");
+}
+
 #[test]
 fn a_killed_switch_leaves_no_address_and_no_port_behind() {
     const TEST: &str = "a_killed_switch_leaves_no_address_and_no_port_behind";

@@ -74,7 +74,6 @@ impl SwitchModule {
 /// Runs until the end of the input; answers the line `memory` with the bytes that its
 /// connections have.
 pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
-    let [peers, members] = &job.interfaces;
     let usual = Config::new(job.address);
     let config = Config {
         ring: job.ring.unwrap_or(usual.ring),
@@ -87,8 +86,7 @@ pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
     let (&coordinator, nodes) = job.members.split_first().context("no members")?;
     let nodes = Arc::from(nodes);
     let mut driver = Driver::open(
-        &[peers.clone(), members.clone()],
-        |interface| interface == members,
+        &job.interfaces,
         config,
         Box::new(move || module.make(coordinator, &nodes)),
     )?;

@@ -1,6 +1,7 @@
 //! The transport switch over real interfaces: the machine (crates/switch), segments in,
 //! emissions out.
 
+mod sides;
 pub(crate) mod status;
 mod sweep;
 mod trace;
@@ -9,17 +10,20 @@ mod watchdog;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tidewall_protocol::tcp::{FourTuple, Secrets, Time};
 use tidewall_socket::EmbeddedConfig;
 use tidewall_socket::forward::{Arrived, Forwarder, Heading, Output};
 use tidewall_switch::modules::Modules;
-use tidewall_switch::{Config, Emission, Gather, Gathered, Member, MemberId, Payload, Switch};
+use tidewall_switch::{
+    Config, Emission, Gather, Gathered, Member, MemberError, MemberId, Payload, Switch, append,
+};
 use tidewall_wire::acp;
 use tidewall_wire::tcp::Flags;
 
+use sides::Sides;
 pub use status::counter_names;
 use sweep::Sweep;
 pub use watchdog::watched;
@@ -42,6 +46,8 @@ pub struct Driver {
     began: Instant,
     sweep: Sweep,
     inspect: Option<Inspect>,
+    /// Interfaces whose ports towards members are the switch's.
+    claimed: Vec<usize>,
 }
 
 /// Why a switch could not be opened.
@@ -71,8 +77,7 @@ fn trying(what: impl Into<String>) -> impl FnOnce(io::Error) -> OpenError {
 struct Wiring {
     /// Their names.
     interfaces: Vec<String>,
-    /// By which interface a segment from each of our addresses leaves.
-    sides: Vec<(IpAddr, usize)>,
+    sides: Sides,
     emissions: Vec<Emission>,
     /// What waits for the rest of its batch.
     gather: Gather,
@@ -82,15 +87,13 @@ struct Wiring {
 
 impl Driver {
     /// Takes the queues of these interfaces, of which peers come by the first; adds the
-    /// virtual address to that, and takes its port there and the ports towards members
-    /// of every interface that `has_members`. There are no members yet.
+    /// virtual address to that, and takes its port there. There are no members yet.
     ///
     /// # Errors
     /// What was tried, and what the system says; EINVAL for a configuration that is out
     /// of bounds.
     pub fn open(
         interfaces: &[String],
-        has_members: impl Fn(&str) -> bool,
         config: Config,
         modules: Box<dyn Modules>,
     ) -> Result<Self, OpenError> {
@@ -98,13 +101,6 @@ impl Driver {
         let configs = interfaces.iter().map(EmbeddedConfig::new).collect();
         let mut forwarder = Forwarder::open(configs)
             .map_err(trying(format!("opening {}", interfaces.join(", "))))?;
-        for (number, interface) in interfaces.iter().enumerate() {
-            if has_members(interface) {
-                forwarder
-                    .claim_ports(number, config.ports.clone())
-                    .map_err(trying(format!("ports towards members on {interface}")))?;
-            }
-        }
         forwarder
             .add_address(PEERS, virtual_address.ip())
             .and_then(|()| forwarder.claim(PEERS, virtual_address))
@@ -119,7 +115,7 @@ impl Driver {
             forwarder,
             wiring: Wiring {
                 interfaces: interfaces.to_vec(),
-                sides: vec![(virtual_address.ip(), PEERS)],
+                sides: Sides::new(virtual_address),
                 emissions: Vec::new(),
                 gather: Gather::default(),
                 bytes: Vec::new(),
@@ -127,6 +123,7 @@ impl Driver {
             began: Instant::now(),
             sweep: Sweep::default(),
             inspect: None,
+            claimed: Vec::new(),
         })
     }
 
@@ -161,6 +158,7 @@ impl Driver {
             began,
             sweep,
             inspect,
+            claimed: _,
         } = self;
         let now = began.elapsed();
         forwarder.receive_batch(|output, arrived| {
@@ -203,18 +201,31 @@ impl Driver {
     }
 
     /// Adds a member, whose link address is looked for: its segments leave by interface
-    /// `side`.
+    /// `side`, where the first member takes the ports towards members.
     ///
     /// # Errors
-    /// EINVAL, in words.
+    /// EEXIST if there is one of this address, EINVAL for other [`MemberError`]s; what
+    /// taking the ports reports. There is no member more then.
     pub fn add_member(&mut self, member: Member, side: usize) -> io::Result<MemberId> {
+        let is_same = |(_, it, up, _): (_, Member, _, _)| up && it.address == member.address;
+        if self.switch.members().any(is_same) {
+            return Err(refused(MemberError::Exists(member.address)));
+        }
+        if !self.claimed.contains(&side) {
+            let ports = self.switch.config().ports.clone();
+            self.forwarder.claim_ports(side, ports).map_err(|error| {
+                let interface = self.wiring.interfaces.get(side).map_or("", String::as_str);
+                let what = format!("ports towards members on {interface}: {error}");
+                io::Error::new(error.kind(), what)
+            })?;
+            self.claimed.push(side);
+        }
         let remote = member.address.ip();
         self.forwarder.resolve(side, remote, member.local);
-        if !self.wiring.sides.contains(&(member.local, side)) {
-            self.wiring.sides.push((member.local, side));
-        }
+        let members = || self.switch.members().map(|(_, member, ..)| member);
+        (self.wiring.sides).set(member, side, |other| members().any(|it| it == *other));
         let added = self.with(|switch, now, emit| switch.add_member(now, member, emit));
-        added.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
+        added.map_err(refused)
     }
 
     /// Removes the member of this address: it finishes what it has, or, if it is `dead`,
@@ -246,6 +257,14 @@ impl Driver {
     }
 }
 
+fn refused(error: MemberError) -> io::Error {
+    let kind = match error {
+        MemberError::Exists(_) => io::ErrorKind::AlreadyExists,
+        _ => io::ErrorKind::InvalidInput,
+    };
+    io::Error::new(kind, error)
+}
+
 fn secrets() -> io::Result<Secrets> {
     let mut random = File::open("/dev/urandom")?;
     let mut key = || {
@@ -262,10 +281,7 @@ impl Wiring {
     /// True when a segment of a peer has caused something to be sent to a member, and was
     /// no SYN: then it is of a connection, whose handshake is complete.
     fn is_let_in(&self, flow: &FourTuple, flags: Flags) -> bool {
-        let [(address, _), ..] = *self.sides else {
-            return false;
-        };
-        flow.local.ip() == address
+        self.sides.is_of_peer(flow)
             && !flags.intersects(Flags::SYN | Flags::RST)
             && (self.emissions.iter()).any(|emission| emission.flow.local != flow.local)
     }
@@ -291,14 +307,13 @@ impl Wiring {
             let Some(Emission { flow, payload, .. }) = parts.first() else {
                 continue;
             };
-            let Some(side) = self.side(flow.local.ip()) else {
+            let Some(side) = self.sides.of(flow) else {
                 continue;
             };
             let heading = Heading {
                 flow: *flow,
                 header,
-                // Of what was received: with its ECN mark.
-                traffic_class: if has_bytes(payload) { traffic_class } else { 0 },
+                traffic_class: class_of(payload, traffic_class),
             };
             if let Some(arrived) = arrived.as_deref() {
                 let is_long = parts.len() == 1 && payload.len() > COPIED;
@@ -332,8 +347,9 @@ impl Wiring {
                     output.send(side, &heading, null, arrived.as_deref());
                 }
                 (_, Some(arrived)) if parts.len() > 1 => {
-                    let together = joined(&mut self.bytes, parts, arrived.payload());
-                    output.send(side, &heading, together, Some(arrived));
+                    self.bytes.clear();
+                    append(&mut self.bytes, parts, arrived.payload());
+                    output.send(side, &heading, &self.bytes, Some(arrived));
                 }
                 (payload, Some(arrived)) => {
                     let range = match payload {
@@ -367,7 +383,7 @@ impl Wiring {
     }
 
     fn send_gathered(&mut self, output: &mut Output, gathered: Gathered) {
-        if let Some(side) = self.side(gathered.flow.local.ip()) {
+        if let Some(side) = self.sides.of(&gathered.flow) {
             let heading = Heading {
                 flow: gathered.flow,
                 header: gathered.header,
@@ -377,26 +393,16 @@ impl Wiring {
         }
         self.gather.give_back(gathered);
     }
-
-    fn side(&self, local: IpAddr) -> Option<usize> {
-        let side = self.sides.iter().find(|side| side.0 == local);
-        side.map(|&(_, side)| side)
-    }
 }
 
-fn has_bytes(payload: &Payload) -> bool {
-    matches!(payload, Payload::Received(range) if !range.is_empty())
-}
-
-/// The parts of what was received, one behind the other.
-fn joined<'a>(buffer: &'a mut Vec<u8>, parts: &[Emission], received: &[u8]) -> &'a [u8] {
-    buffer.clear();
-    for part in parts {
-        if let Payload::Received(range) = &part.payload {
-            buffer.extend_from_slice(received.get(range.clone()).unwrap_or_default());
-        }
+/// The traffic class of what carries this: the DSCP of what was received. No end has agreed
+/// on ECN with the switch, so none may send ECT or hear of a mark (RFC 3168 §6.1.1).
+fn class_of(payload: &Payload, received: u8) -> u8 {
+    const ECN: u8 = 0b11;
+    match payload {
+        Payload::Received(range) if !range.is_empty() => received & !ECN,
+        _ => 0,
     }
-    buffer
 }
 
 /// A null frame of so many bytes in all.

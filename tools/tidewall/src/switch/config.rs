@@ -35,6 +35,33 @@ pub struct Setup {
     pub health: Option<Health>,
 }
 
+impl Setup {
+    /// What of another setup differs, but for members.
+    pub fn changed(&self, other: &Self) -> Vec<&'static str> {
+        let Self {
+            address,
+            interface,
+            module,
+            ports,
+            kernel_ends,
+            ring,
+            members: _,
+            health,
+        } = self;
+        let differs = [
+            ("address", *address != other.address),
+            ("interface", *interface != other.interface),
+            ("module with lost and key", *module != other.module),
+            ("ports", *ports != other.ports),
+            ("kernel-ends", *kernel_ends != other.kernel_ends),
+            ("ring", *ring != other.ring),
+            ("health", *health != other.health),
+        ];
+        let differs = differs.into_iter().filter(|it| it.1);
+        differs.map(|(name, _)| name).collect()
+    }
+}
+
 /// A member and the way to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberSetup {
@@ -434,6 +461,26 @@ failures = 2
             let (at, what) = with(from, to);
             assert!(at == line && what.contains(part), "{to}: line {at}: {what}");
         }
+    }
+
+    #[test]
+    fn a_new_file_is_compared_whole() {
+        let before = parsed(WHOLE).unwrap();
+        for (from, to, what) in [
+            ("0.99:6379", "0.98:6379", "address"),
+            ("tw-in", "tw-on", "interface"),
+            ("[4, 12]", "[4, 13]", "module with lost and key"),
+            ("resend", "reset", "module with lost and key"),
+            ("62000", "62001", "ports"),
+            ("true", "false", "kernel-ends"),
+            ("100", "101", "ring"),
+            ("failures = 2", "failures = 3", "health"),
+        ] {
+            let after = parsed(&WHOLE.replacen(from, to, 1)).unwrap();
+            assert_eq!(before.changed(&after), [what]);
+        }
+        let after = parsed(&WHOLE.replacen("10.80.0.2", "10.80.0.3", 1)).unwrap();
+        assert!(before.changed(&after).is_empty());
     }
 
     #[test]

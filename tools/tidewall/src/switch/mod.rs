@@ -6,6 +6,8 @@
 mod config;
 mod health;
 
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -91,6 +93,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     ))?;
     let failed = |error: std::io::Error| Failure::io("switching", &error);
     let mut current = setup;
+    // Members of the file that do not answer.
+    let mut down: Vec<SocketAddr> = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         match driver.turn(LOOK) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -98,26 +102,29 @@ pub fn run(arguments: &Arguments) -> Outcome {
         }
         if let Some(checks) = &checks {
             for change in checks.changes() {
+                if !current.members.iter().any(|it| it.address == change.member) {
+                    continue;
+                }
                 let state = if change.alive {
                     "answers"
                 } else {
                     "does not answer"
                 };
                 say_line(&format!("{} {state}", change.member))?;
-                let member = current
-                    .members
-                    .iter()
-                    .find(|it| it.address == change.member);
-                match member.filter(|_| change.alive) {
-                    Some(member) => add(&mut driver, member, &interfaces).map_err(failed)?,
-                    None => driver.remove_member(change.member, true),
+                down.retain(|it| *it != change.member);
+                if change.alive {
+                    add_all(&mut driver, &current.members, &down, &interfaces);
+                } else {
+                    down.push(change.member);
+                    driver.remove_member(change.member, true);
                 }
             }
         }
         if reload.swap(false, Ordering::Relaxed) {
             match read(arguments) {
                 Ok(new) => {
-                    change_members(&mut driver, &mut current, new, &interfaces)?;
+                    down.retain(|it| new.members.iter().any(|member| member.address == *it));
+                    change_members(&mut driver, &mut current, new, &down, &interfaces)?;
                     if let Some(checks) = &checks {
                         let addresses = current.members.iter().map(|it| it.address);
                         checks.set_members(addresses.collect());
@@ -219,7 +226,6 @@ fn start(setup: &Setup, interfaces: &[String], segment_size: u16) -> Result<Driv
         kernel_ends: setup.kernel_ends,
         ..Config::new(setup.address)
     };
-    let has_members = |interface: &str| setup.members.iter().any(|it| it.interface == interface);
     let named = module.to_string();
     let modules = watched(Box::new(move || module.make()), move |spent| {
         eprintln!(
@@ -230,7 +236,7 @@ fn start(setup: &Setup, interfaces: &[String], segment_size: u16) -> Result<Driv
         std::process::exit(1);
     })
     .map_err(|error| Failure::io("watching the module", &error))?;
-    let mut driver = Driver::open(interfaces, has_members, config, modules).map_err(failure)?;
+    let mut driver = Driver::open(interfaces, config, modules).map_err(failure)?;
     for warning in driver.forwarder().stacks().flat_map(|it| it.warnings()) {
         eprintln!("tidewall: {warning}");
     }
@@ -249,32 +255,52 @@ fn add(driver: &mut Driver, member: &MemberSetup, interfaces: &[String]) -> std:
     driver.add_member(Member { address, local }, side).map(drop)
 }
 
+/// Adds the members that answer and are not there. One that cannot be added now costs no
+/// connection.
+fn add_all(
+    driver: &mut Driver,
+    members: &[MemberSetup],
+    down: &[SocketAddr],
+    interfaces: &[String],
+) {
+    for member in members.iter().filter(|it| !down.contains(&it.address)) {
+        match add(driver, member, interfaces) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => eprintln!(
+                "tidewall: {} is not added: {error}; SIGHUP tries again",
+                member.address
+            ),
+            _ => {}
+        }
+    }
+}
+
 /// Takes the members of a new setup, and refuses everything else that changed.
 fn change_members(
     driver: &mut Driver,
     current: &mut Setup,
     new: Setup,
+    down: &[SocketAddr],
     interfaces: &[String],
 ) -> Outcome {
-    let failed = |error: std::io::Error| Failure::io("changing members", &error);
-    let fixed = |setup: &Setup| (setup.address, setup.interface.clone(), setup.ports.clone());
-    let unknown = new
-        .members
-        .iter()
-        .find(|it| !interfaces.contains(&it.interface));
-    if fixed(current) != fixed(&new) || unknown.is_some() {
+    let changed = current.changed(&new);
+    if !changed.is_empty() {
         eprintln!(
-            "tidewall: members alone can change, on interfaces that are open; the rest needs a restart"
+            "tidewall: {}: as before; members alone can change, the rest needs a restart",
+            changed.join(", ")
         );
     }
-    let known = |member: &&MemberSetup| interfaces.contains(&member.interface);
-    let members: Vec<_> = new.members.iter().filter(known).cloned().collect();
+    let is_open = |member: &MemberSetup| interfaces.contains(&member.interface);
+    let (members, others): (Vec<_>, Vec<_>) = new.members.into_iter().partition(is_open);
+    for MemberSetup {
+        address, interface, ..
+    } in others
+    {
+        eprintln!("tidewall: {address} is not added: taking {interface} needs a restart");
+    }
     for gone in current.members.iter().filter(|it| !members.contains(it)) {
         driver.remove_member(gone.address, false);
     }
-    for come in members.iter().filter(|it| !current.members.contains(it)) {
-        add(driver, come, interfaces).map_err(failed)?;
-    }
+    add_all(driver, &members, down, interfaces);
     say_line(&format!("{} members", members.len()))?;
     current.members = members;
     Ok(())
