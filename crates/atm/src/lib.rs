@@ -7,6 +7,7 @@
 //! ```text
 //! cells, frames ─► reassembly ─► payloads
 //! VPI 0, VCI 5 ─► sscop ─► signalling ─► calls
+//! payloads ─► ip ─► IPv4 packets
 //! packets of a port ─► switch ─► packets of another
 //! ```
 //!
@@ -14,6 +15,7 @@
 //! and the map of `tidewall_wire::atm`.
 #![forbid(unsafe_code)]
 
+pub mod ip;
 pub mod reassembly;
 pub mod signalling;
 pub mod sscop;

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, open};
@@ -119,7 +120,20 @@ pub fn mtu(name: &str) -> io::Result<usize> {
 /// InvalidInput for a name that is none; EBUSY when there is such an interface;
 /// EPERM without CAP_NET_ADMIN; ENOENT without /dev/net/tun.
 pub fn open_tap(name: &str) -> io::Result<File> {
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_TUN_EXCL;
+    open_tun_device(name, libc::IFF_TAP | libc::IFF_VNET_HDR)
+}
+
+/// Makes a tun interface of this name, as [`open_tap`]; reads and writes are of whole IP
+/// packets.
+///
+/// # Errors
+/// As [`open_tap`].
+pub fn open_tun(name: &str) -> io::Result<File> {
+    open_tun_device(name, libc::IFF_TUN)
+}
+
+fn open_tun_device(name: &str, kind: libc::c_int) -> io::Result<File> {
+    let flags = kind | libc::IFF_NO_PI | libc::IFF_TUN_EXCL;
     // The kernel reads sixteen bits.
     let mut request = Request::named(name, &(flags as u16).to_ne_bytes())?;
     let how = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -149,6 +163,25 @@ pub fn link_address(tap: &File) -> io::Result<[u8; 6]> {
     // Behind the family of a sockaddr.
     let [_, _, address @ ..] = request.value::<8>();
     Ok(address)
+}
+
+/// Gives an interface its IPv4 address and the length of its prefix, 0 to 32.
+///
+/// # Errors
+/// ENODEV, EPERM without CAP_NET_ADMIN, EINVAL for an address that no interface can have.
+pub fn set_address(name: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
+    let socket = any_socket()?;
+    let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32)));
+    let mask = Ipv4Addr::from_bits(mask.unwrap_or(0));
+    for (number, address) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, mask)] {
+        // The beginning of a sockaddr_in: family, port, address.
+        let mut value = [0; 8];
+        let (family, rest) = value.split_at_mut(2);
+        family.copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        rest.split_at_mut(2).1.copy_from_slice(&address.octets());
+        Request::named(name, &value)?.call(&socket, number)?;
+    }
+    Ok(())
 }
 
 /// Sets an interface's MTU, says that its link needs no neighbour resolution,

@@ -6,7 +6,7 @@
 //! older ways to wait for connections ([`SelectHost`], [`PollHost`]), the
 //! event loop of echo, acknowledge and discard services over the one
 //! ([`serve`]), a web server and a forwarding proxy over the other ([`http`]), the loops of the transport switch
-//! ([`switch`]) and of a switch of cells ([`cell_switch`]), and
+//! ([`switch`]) and of a switch of cells ([`cell_switch`]), IP over ATM ([`ip_over_atm`]), and
 //! the shared page in which they count ([`counters`]). Does not live here: load, test beds
 //! and anything that measures. A comparison is honest only while the loop
 //! knows nothing of which stack it runs on; keep it so.
@@ -28,6 +28,7 @@ pub mod descriptor_host;
 pub mod descriptor_sockets;
 mod host;
 pub mod http;
+pub mod ip_over_atm;
 pub mod linux;
 pub mod linux_sockets;
 pub mod linux_stream;

@@ -1,6 +1,8 @@
-//! `tidewall atm`: permanent virtual circuits by hand, and a switch of their cells.
+//! `tidewall atm`: permanent virtual circuits by hand, a switch of their cells, and IP
+//! over them.
 
 mod config;
+mod ip;
 mod switch;
 
 use std::fmt::Write as _;
@@ -47,6 +49,7 @@ enum Command {
     /// Send loopback cells to the circuit's other end (OAM F5, I.610), and time their return
     Ping(PingArguments),
     Switch(switch::Arguments),
+    Ip(ip::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -167,6 +170,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Command::Receive(arguments) => receive(arguments, &stop),
         Command::Ping(arguments) => ping(arguments, &stop),
         Command::Switch(arguments) => switch::run(arguments),
+        Command::Ip(arguments) => ip::run(arguments, &stop),
     }
 }
 

@@ -1,0 +1,384 @@
+//! A logical IP subnetwork over circuits (RFC 2225): which circuit a packet goes by, and who
+//! is at the other end of each.
+//!
+//! A permanent circuit has a neighbour that was said, or that InATMARP finds: a request goes
+//! out when the circuit is added and each three seconds until it is answered, and each 15
+//! minutes from then on; 20 minutes without an answer and the neighbour is forgotten (the ages
+//! that RFC 2225 gives the tables of clients and servers). Packets to a neighbour go by its
+//! circuit, others by that of the neighbour that the longest matching route names.
+//!
+//! ATMARP requests are answered for the interface's own address and, by a server, for every
+//! neighbour whose ATM address it has heard. Nobody asks a server yet: its answer is an ATM
+//! address, which is of use to who sets circuits up.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use tidewall_wire::atm::Circuit;
+use tidewall_wire::atm::arp::{self, Number, Operation, Packet, Party};
+use tidewall_wire::atm::llc::{self, Payload};
+use tidewall_wire::ethernet::EtherType;
+
+/// Time since any fixed moment.
+pub type Time = Duration;
+
+/// The MTU of IP over ATM unless both ends say otherwise (RFC 2225 §7), bytes.
+pub const MTU_DEFAULT: u16 = 9180;
+/// Bytes of the LLC header before each packet.
+pub const HEADER_LEN: usize = llc::HEADER_LEN;
+
+const RETRY: Duration = Duration::from_secs(3);
+const REFRESH: Duration = Duration::from_secs(15 * 60);
+const LIFETIME: Duration = Duration::from_secs(20 * 60);
+/// Answers and requests that wait to be sent, at most.
+const WAITING_MAX: usize = 256;
+/// ATM addresses that a server keeps, at most.
+const NUMBERS_MAX: usize = 10_000;
+
+/// Who the interface is.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// Its ATM address; [`Number::None`] where it has permanent circuits alone.
+    pub number: Number,
+    /// It answers ATMARP requests for others.
+    pub server: bool,
+}
+
+/// What happened, packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// IPv4 packets that came.
+    pub received: u64,
+    /// Packets of ATMARP and InATMARP that came and were understood.
+    pub arp: u64,
+    /// Dropped: no IPv4 and no ATMARP behind a header of RFC 2684, or a damaged ATMARP.
+    pub malformed: u64,
+    /// Not believed: an address that is our own, another circuit's, of no host, or not the
+    /// one that was said of the circuit.
+    pub conflicts: u64,
+    /// Dropped: no circuit leads to the destination.
+    pub no_circuit: u64,
+    /// Answers that were not given, as too many waited.
+    pub unanswered: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    address: Option<Ipv4Addr>,
+    /// It was said, and stays.
+    fixed: bool,
+    /// When InATMARP asks next, and when what it found is forgotten.
+    asks: Time,
+    expires: Time,
+}
+
+/// A neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// The circuit to it.
+    pub circuit: Circuit,
+    /// Its address; `None` while it is not known.
+    pub address: Option<Ipv4Addr>,
+    /// Said, not found by InATMARP.
+    pub fixed: bool,
+}
+
+/// Why a circuit or a route is not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// It is there already.
+    #[error("the circuit is there already")]
+    Circuit,
+    /// Another circuit leads to that neighbour, or it is the interface's own address.
+    #[error("{0} is at the end of another circuit, or this interface's own address")]
+    Address(Ipv4Addr),
+    /// The prefix has more than 32 bits, or some beyond its length.
+    #[error("not a prefix: {0}/{1}")]
+    Prefix(Ipv4Addr, u8),
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Subnetwork {
+    config: Config,
+    circuits: BTreeMap<Circuit, Peer>,
+    /// Circuits by their neighbours.
+    neighbours: BTreeMap<Ipv4Addr, Circuit>,
+    /// Prefix, its length and the neighbour that it leads to, the longest first.
+    routes: Vec<(Ipv4Addr, u8, Ipv4Addr)>,
+    /// ATM addresses that were heard, of a server.
+    numbers: BTreeMap<Ipv4Addr, Number>,
+    waiting: VecDeque<(Circuit, Packet)>,
+    counters: Counters,
+}
+
+impl Subnetwork {
+    /// Without a circuit.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            circuits: BTreeMap::new(),
+            neighbours: BTreeMap::new(),
+            routes: Vec::new(),
+            numbers: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Adds a circuit, to this neighbour or to whom InATMARP finds.
+    ///
+    /// # Errors
+    /// [`AddError`].
+    pub fn add(
+        &mut self,
+        now: Time,
+        circuit: Circuit,
+        neighbour: Option<Ipv4Addr>,
+    ) -> Result<(), AddError> {
+        if self.circuits.contains_key(&circuit) {
+            return Err(AddError::Circuit);
+        }
+        if let Some(address) = neighbour {
+            if address == self.config.address || self.neighbours.contains_key(&address) {
+                return Err(AddError::Address(address));
+            }
+            self.neighbours.insert(address, circuit);
+        }
+        let peer = Peer {
+            address: neighbour,
+            fixed: neighbour.is_some(),
+            asks: now,
+            expires: now,
+        };
+        self.circuits.insert(circuit, peer);
+        self.handle_timeout(now);
+        Ok(())
+    }
+
+    /// Has packets to a prefix go to a neighbour.
+    ///
+    /// # Errors
+    /// [`AddError::Prefix`].
+    pub fn add_route(
+        &mut self,
+        prefix: Ipv4Addr,
+        length: u8,
+        by: Ipv4Addr,
+    ) -> Result<(), AddError> {
+        if length > 32 || masked(prefix, length) != prefix {
+            return Err(AddError::Prefix(prefix, length));
+        }
+        let at = self.routes.partition_point(|route| route.1 >= length);
+        self.routes.insert(at, (prefix, length, by));
+        Ok(())
+    }
+
+    /// The circuit by which a packet to this address goes; counted if there is none.
+    pub fn circuit(&mut self, destination: Ipv4Addr) -> Option<Circuit> {
+        let found = self.neighbours.get(&destination).or_else(|| {
+            let leads = |route: &&(Ipv4Addr, u8, Ipv4Addr)| masked(destination, route.1) == route.0;
+            let (.., by) = self.routes.iter().find(leads)?;
+            self.neighbours.get(by)
+        });
+        if found.is_none() {
+            self.counters.no_circuit += 1;
+        }
+        found.copied()
+    }
+
+    /// A payload has come by a circuit. Returns the IPv4 packet in it.
+    pub fn received<'a>(
+        &mut self,
+        now: Time,
+        circuit: Circuit,
+        payload: &'a [u8],
+    ) -> Option<&'a [u8]> {
+        match Payload::parse(payload) {
+            Ok(Payload::Routed(EtherType::IPV4, packet)) => {
+                self.counters.received += 1;
+                return Some(packet);
+            }
+            Ok(Payload::Routed(EtherType::ARP, packet)) => match Packet::parse(packet) {
+                Ok(packet) => {
+                    self.counters.arp += 1;
+                    self.arp(now, circuit, &packet);
+                }
+                Err(_) => self.counters.malformed += 1,
+            },
+            _ => self.counters.malformed += 1,
+        }
+        None
+    }
+
+    fn arp(&mut self, now: Time, circuit: Circuit, packet: &Packet) {
+        let own = Party {
+            number: self.config.number,
+            address: Some(self.config.address),
+        };
+        match packet.operation {
+            Operation::InverseRequest => {
+                if self.learn(now, circuit, &packet.source) {
+                    self.put(circuit, Operation::InverseReply, own, packet.source);
+                }
+            }
+            Operation::InverseReply => {
+                self.learn(now, circuit, &packet.source);
+            }
+            Operation::Request => {
+                self.hear(&packet.source);
+                let asked = packet.target.address;
+                let known = asked.filter(|_| self.config.server);
+                let known = known.and_then(|address| self.numbers.get(&address));
+                match (asked, known) {
+                    (Some(address), _) if address == self.config.address => {
+                        self.put(circuit, Operation::Reply, own, packet.source);
+                    }
+                    (Some(_), Some(&number)) => {
+                        let source = Party {
+                            number,
+                            address: asked,
+                        };
+                        self.put(circuit, Operation::Reply, source, packet.source);
+                    }
+                    // As it came, but for the operation (RFC 2225: ARP_NAK).
+                    (Some(_), None) if self.config.server => {
+                        self.put(circuit, Operation::Unknown, packet.source, packet.target);
+                    }
+                    _ => {}
+                }
+            }
+            // Nothing was asked.
+            Operation::Reply | Operation::Unknown => {}
+        }
+    }
+
+    /// Takes who says to be at the end of a circuit; false where that cannot be.
+    fn learn(&mut self, now: Time, circuit: Circuit, source: &Party) -> bool {
+        let Some(peer) = self.circuits.get_mut(&circuit) else {
+            return false;
+        };
+        let Some(address) = source.address.filter(|it| is_host(*it)) else {
+            self.counters.conflicts += 1;
+            return false;
+        };
+        let other = self
+            .neighbours
+            .get(&address)
+            .is_some_and(|it| *it != circuit);
+        let differs = peer.fixed && peer.address != Some(address);
+        if address == self.config.address || other || differs {
+            self.counters.conflicts += 1;
+            return false;
+        }
+        if !peer.fixed {
+            if let Some(before) = peer.address.replace(address) {
+                self.neighbours.remove(&before);
+            }
+            self.neighbours.insert(address, circuit);
+            peer.asks = now + REFRESH;
+            peer.expires = now + LIFETIME;
+        }
+        self.hear(source);
+        true
+    }
+
+    /// Keeps an ATM address for who asks for it.
+    fn hear(&mut self, party: &Party) {
+        if let Some(address) = party.address
+            && self.config.server
+            && party.number != Number::None
+            && (self.numbers.len() < NUMBERS_MAX || self.numbers.contains_key(&address))
+        {
+            self.numbers.insert(address, party.number);
+        }
+    }
+
+    fn put(&mut self, circuit: Circuit, operation: Operation, source: Party, target: Party) {
+        if self.waiting.len() >= WAITING_MAX {
+            self.counters.unanswered += 1;
+            return;
+        }
+        let packet = Packet {
+            operation,
+            source,
+            target,
+        };
+        self.waiting.push_back((circuit, packet));
+    }
+
+    /// The next payload that is to be sent, and by which circuit.
+    pub fn poll_transmit(&mut self) -> Option<(Circuit, Vec<u8>)> {
+        let (circuit, packet) = self.waiting.pop_front()?;
+        let mut bytes = vec![0; HEADER_LEN + arp::MAX_LEN];
+        let rest = llc::emit_routed(EtherType::ARP, &mut bytes).ok()?;
+        let length = packet.emit(rest).ok()?;
+        bytes.truncate(HEADER_LEN + length);
+        Some((circuit, bytes))
+    }
+
+    /// When [`Subnetwork::handle_timeout`] is to be called next.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let found = self.circuits.values().filter(|peer| !peer.fixed);
+        found.map(|peer| peer.asks).min()
+    }
+
+    /// Asks for neighbours, and forgets those who have not answered for long.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let own = Party {
+            number: self.config.number,
+            address: Some(self.config.address),
+        };
+        let mut asked = Vec::new();
+        for (circuit, peer) in self.circuits.iter_mut().filter(|it| !it.1.fixed) {
+            if let Some(address) = peer.address.filter(|_| peer.expires <= now) {
+                peer.address = None;
+                self.neighbours.remove(&address);
+            }
+            if peer.asks <= now {
+                peer.asks = now + RETRY;
+                asked.push(*circuit);
+            }
+        }
+        for circuit in asked {
+            self.put(circuit, Operation::InverseRequest, own, Party::default());
+        }
+    }
+
+    /// All circuits and who is at their ends.
+    pub fn neighbours(&self) -> impl Iterator<Item = Neighbour> {
+        self.circuits.iter().map(|(circuit, peer)| Neighbour {
+            circuit: *circuit,
+            address: peer.address,
+            fixed: peer.fixed,
+        })
+    }
+
+    /// What happened.
+    #[must_use]
+    pub const fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+/// The first bits of an address.
+fn masked(address: Ipv4Addr, length: u8) -> Ipv4Addr {
+    let mask = u32::MAX.checked_shl(32 - u32::from(length.min(32)));
+    Ipv4Addr::from_bits(address.to_bits() & mask.unwrap_or(0))
+}
+
+/// One that a neighbour can have.
+fn is_host(address: Ipv4Addr) -> bool {
+    !(address.is_unspecified()
+        || address.is_multicast()
+        || address.is_broadcast()
+        || address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests;
