@@ -189,8 +189,9 @@ impl System {
                  receiver polls the driver"
             ),
             Some(_) if self == System::Private => format!(
-                "{mode}; a process without privileges, behind a virtual pair of tidewalld's; a \
-                 kernel thread polls the driver, on the receiver's CPU"
+                "{mode}; a process without privileges, behind a virtual pair of tidewalld's; the \
+                 receiver polls the driver, or with a second application a kernel thread does, on \
+                 the receiver's CPU"
             ),
             Some(_) if self == System::Generic => {
                 format!("{mode}; generic XDP; the receiver polls the driver")

@@ -4,10 +4,14 @@ mod support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use support::application::{Application, drop_privileges};
 use support::*;
+use tidewall_device::afxdp::HELPER_PORTS;
+use tidewall_device::demux::layout::Counter;
+use tidewall_device::queue::InterruptModeration;
 use tidewall_manager::client::Client;
 use tidewall_manager::domains::threaded;
 use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
@@ -23,6 +27,21 @@ const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes";
 #[test]
 fn private_applications_serve_side_by_side() {
     run_with_peer("private_applications_serve_side_by_side", 60);
+}
+
+#[test]
+fn who_is_alone_polls_the_device() {
+    run_with_peer("who_is_alone_polls_the_device", 60);
+}
+
+#[test]
+fn who_stops_or_dies_while_it_polls_harms_nobody() {
+    run_with_peer("who_stops_or_dies_while_it_polls_harms_nobody", 60);
+}
+
+#[test]
+fn who_polls_is_trusted_with_nothing_else() {
+    run_with_peer("who_polls_is_trusted_with_nothing_else", 60);
 }
 
 #[test]
@@ -46,14 +65,20 @@ fn start(port: u16) -> Application {
     Application::start(&[("TW_PORT", port.to_string())])
 }
 
+/// Sent again each second: what comes beside a blast may be lost.
 fn echo(port: u16, text: &[u8]) -> std::io::Result<Vec<u8>> {
+    let end = Instant::now() + LIMIT;
     let socket = UdpSocket::bind("10.77.0.2:0")?;
-    socket.set_read_timeout(Some(LIMIT))?;
+    socket.set_read_timeout(Some(Duration::from_secs(1)))?;
     socket.connect((ADDRESS, port))?;
-    socket.send(text)?;
     let mut buffer = [0; 2048];
-    let length = socket.recv(&mut buffer)?;
-    Ok(buffer[..length].to_vec())
+    loop {
+        socket.send(text)?;
+        match socket.recv(&mut buffer) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < end => {}
+            result => return Ok(buffer[..result?].to_vec()),
+        }
+    }
 }
 
 fn get(port: u16) -> std::io::Result<Vec<u8>> {
@@ -81,8 +106,222 @@ fn is_threaded() -> bool {
     threaded::read(INTERFACE, index).unwrap().threaded
 }
 
+/// `napi_defer_hard_irqs` and `gro_flush_timeout`.
+fn deferral() -> [u64; 2] {
+    ["napi_defer_hard_irqs", "gro_flush_timeout"].map(|name| {
+        let path = format!("/sys/class/net/{INTERFACE}/{name}");
+        std::fs::read_to_string(path)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
+    })
+}
+
+/// The one private application there is, which echoes, may poll the device: while frames
+/// come, interrupts are deferred.
+fn wait_until_lent(port: u16) {
+    wait_until("the device is lent", || {
+        at_peer(|| assert_eq!(echo(port, b"again").unwrap(), b"again"));
+        deferral()[0] == 1 && !is_threaded()
+    });
+}
+
+/// Echoes datagrams, until an empty one.
+fn serve_datagrams(socket: &tidewall_socket::UdpSocket) {
+    let mut buffer = [0; 2048];
+    loop {
+        let (length, from) = socket.recv_from(&mut buffer).unwrap();
+        socket.send_to(&buffer[..length], from).unwrap();
+        if length == 0 {
+            return;
+        }
+    }
+}
+
+/// Sets what it holds when it goes, also where an assertion fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends datagrams to a port, 20,000 a second at most, until that has ended.
+fn blast(port: u16, ended: &AtomicBool) {
+    let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
+    while !ended.load(Ordering::Relaxed) {
+        for _ in 0..20 {
+            let _ = socket.send_to(b"blast", (ADDRESS, port));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 mod inside {
     use super::*;
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn who_is_alone_polls_the_device() {
+        let before = deferral();
+        let daemon = start_private();
+        let stack = as_user(NOBODY, || {
+            Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap()
+        });
+        // By both sockets: of the second's probe it asks the daemon.
+        let polls = || !stack.snapshot().queues[0].napi.contains(&0);
+        let echoes = |port| {
+            at_peer(|| assert_eq!(echo(port, b"one more").unwrap(), b"one more"));
+        };
+        std::thread::scope(|scope| {
+            let at = ([0, 0, 0, 0], PORT).into();
+            let served = tidewall_socket::UdpSocket::bind(&stack, at).unwrap();
+            let server = scope.spawn(move || as_user(NOBODY, || serve_datagrams(&served)));
+            wait_until_lent(PORT);
+            wait_until("it polls", || {
+                echoes(PORT);
+                polls()
+            });
+
+            // It goes on without the daemon, and with the next one.
+            drop(daemon);
+            echoes(PORT);
+            let daemon = start_private();
+            wait_until("it has presented itself", || counters().presented == 1);
+            for _ in 0..10 {
+                echoes(PORT);
+            }
+            assert!(polls() && !is_threaded());
+
+            // A second one: nobody's poll masks the device any more.
+            let second = start(PORT + 1);
+            assert_eq!(deferral(), [0, 0]);
+            assert!(is_threaded());
+            echoes(PORT + 1);
+            wait_until("it knows", || {
+                echoes(PORT);
+                stack.snapshot().queues[0].napi == [0; 2]
+            });
+            drop(second);
+            wait_until_lent(PORT);
+            wait_until("it polls again", || {
+                echoes(PORT);
+                polls()
+            });
+
+            // One that has ports alone; its frames are the kernel's.
+            let other = client();
+            assert_eq!(deferral(), [0, 0]);
+            drop(other);
+            wait_until_lent(PORT);
+            at_peer(|| assert_eq!(echo(PORT, b"").unwrap(), b""));
+            server.join().unwrap();
+            drop(daemon);
+        });
+        // With a daemon that finds what it has not lent itself.
+        let daemon = start_private();
+        drop(stack);
+        wait_until("all is as before", || deferral() == before);
+        assert!(!is_threaded());
+        drop(daemon);
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert_eq!(pairs(2), 0);
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn who_stops_or_dies_while_it_polls_harms_nobody() {
+        let before = deferral();
+        let daemon = start_private();
+        let mut first = start(PORT);
+        wait_until_lent(PORT);
+        let ended = AtomicBool::new(false);
+        let under_blast = |body: &mut (dyn FnMut() + Send)| {
+            ended.store(false, Ordering::Relaxed);
+            at_peer(|| {
+                std::thread::scope(|scope| {
+                    let _ends = Ends(&ended);
+                    scope.spawn(|| blast(PORT, &ended));
+                    body();
+                });
+            });
+        };
+        let kernel_answers = || {
+            let error = echo(PORT + 2, b"anybody?").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        };
+        let polls = || deferral() == [1, 5_000_000];
+        // Stopped while it polls, until somebody else comes.
+        under_blast(&mut || {
+            wait_until("it polls", polls);
+            first.stop();
+            kernel_answers();
+        });
+        let second = start(PORT + 1);
+        assert_eq!(deferral(), [0, 0]);
+        under_blast(&mut || {
+            for number in 0..100u32 {
+                let text = number.to_ne_bytes();
+                assert_eq!(echo(PORT + 1, &text).unwrap(), text);
+            }
+        });
+        first.proceed();
+        at_peer(|| assert_eq!(echo(PORT, b"there again").unwrap(), b"there again"));
+
+        // Killed while it polls.
+        drop(second);
+        wait_until_lent(PORT);
+        under_blast(&mut || {
+            wait_until("it polls", polls);
+            first.kill();
+            wait_until("it is cleared away", || counters().applications == 0);
+            assert_eq!(deferral(), before);
+        });
+        // The blast took what the kernel sends of such errors.
+        at_peer(kernel_answers);
+        drop(daemon);
+        assert!(command().arg("--remove").status().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn who_polls_is_trusted_with_nothing_else() {
+        let _daemon = start_private();
+        let private = Join {
+            flags: JOIN_PRIVATE,
+            ..join()
+        };
+        let refused = |asked: std::io::Result<()>| {
+            assert_eq!(asked.unwrap_err().kind(), ErrorKind::InvalidInput);
+        };
+        let (client, handed) = as_user(NOBODY, || Client::join(&socket(), &private).unwrap());
+        wait_until("it knows", || client.lent() == 1);
+        assert_eq!(deferral(), [1, 0]);
+        client
+            .moderate(Some(InterruptModeration::BusyPoll))
+            .unwrap();
+        assert_eq!(deferral(), [1, 5_000_000]);
+        client.helpers().unwrap();
+        // Nobody's datagram is for it to forge, or to send elsewhere.
+        refused(client.receive_in_kernel(&[0; 60]));
+        refused(client.probe_napi(0, 22, 4711));
+        let helper = *HELPER_PORTS.start();
+        client.probe_napi(0, helper, 4711).unwrap();
+
+        // The probe that it has asked for is made of no frame of this one's.
+        let second = start(PORT);
+        wait_until("it knows", || client.lent() == 2);
+        refused(client.moderate(Some(InterruptModeration::BusyPoll)));
+        refused(client.probe_napi(0, helper, 4711));
+        refused(client.helpers().map(drop));
+        assert_eq!(deferral(), [0, 0]);
+        let count = |counter| trusted().counters(0).counter(counter);
+        at_peer(|| assert_eq!(echo(PORT, b"not yours").unwrap(), b"not yours"));
+        assert_eq!(count(Counter::NapiProbe), 0);
+        drop((client, handed, second));
+    }
 
     #[test]
     #[ignore = "started by the test of this name"]
@@ -263,12 +502,6 @@ mod inside {
         let port: u16 = std::env::var("TW_PORT").unwrap().parse().unwrap();
         drop_privileges(NOBODY);
         let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
-        // Who waits awake keeps the processor from the thread that polls for it.
-        let control = &stack.snapshot().queues[0].control;
-        assert_eq!(
-            (&*control.policy, control.interrupt_interval),
-            ("interrupt", 0)
-        );
         let at = ([0, 0, 0, 0], port).into();
         let datagrams = tidewall_socket::UdpSocket::bind(&stack, at).unwrap();
         let listener = tidewall_socket::TcpListener::bind(&stack, at).unwrap();

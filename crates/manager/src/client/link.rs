@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -34,6 +35,10 @@ pub(super) struct Link {
 struct Shared {
     path: PathBuf,
     token: [u8; 16],
+    /// The manager says by itself who polls the device.
+    private: bool,
+    /// [`super::Client::lent`].
+    lent: Arc<AtomicU32>,
     state: Mutex<State>,
 }
 
@@ -49,13 +54,24 @@ pub(super) struct State {
     lost: bool,
     /// There will be none any more, and why.
     ended: Option<String>,
+    lent: Arc<AtomicU32>,
 }
 
 impl Link {
-    pub(super) fn start(path: &Path, token: [u8; 16], state: State) -> io::Result<Self> {
+    pub(super) fn start(
+        path: &Path,
+        token: [u8; 16],
+        private: bool,
+        state: State,
+    ) -> io::Result<Self> {
+        if !private {
+            state.note_polling(true);
+        }
         let shared = Arc::new(Shared {
             path: path.to_owned(),
             token,
+            private,
+            lent: state.lent.clone(),
             state: Mutex::new(state),
         });
         let of_thread = shared.clone();
@@ -71,6 +87,10 @@ impl Link {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state()
+    }
+
+    pub(super) fn lent(&self) -> u32 {
+        self.shared.lent.load(Ordering::Relaxed)
     }
 
     pub(super) fn ended(&self) -> Option<String> {
@@ -189,12 +209,17 @@ impl Shared {
                 return;
             };
             drop(state);
-            // No event but the end of it, which is always reported.
-            let mut descriptors = [PollFd::new(&*connection, PollFlags::empty())];
+            // The end of it is always reported.
+            let events = match self.private {
+                true => PollFlags::IN,
+                false => PollFlags::empty(),
+            };
+            let mut descriptors = [PollFd::new(&*connection, events)];
             while let Err(Errno::INTR) = poll(&mut descriptors, None) {}
             let mut state = self.state();
             // Unless it is the one before.
             state.look();
+            state.take_unasked();
         }
     }
 
@@ -246,6 +271,7 @@ impl State {
             leases: Vec::new(),
             lost: false,
             ended: None,
+            lent: Arc::default(),
         }
     }
 
@@ -263,6 +289,37 @@ impl State {
         let mut descriptors = [PollFd::new(&self.connection, PollFlags::empty())];
         let now = rustix::event::Timespec::default();
         self.lost |= poll(&mut descriptors, Some(&now)) == Ok(1);
+    }
+
+    /// True where there is a message.
+    fn has_message(&self) -> bool {
+        let mut descriptors = [PollFd::new(&self.connection, PollFlags::IN)];
+        let now = rustix::event::Timespec::default();
+        let polled = poll(&mut descriptors, Some(&now));
+        polled == Ok(1) && descriptors[0].revents().contains(PollFlags::IN)
+    }
+
+    /// Takes what the manager has said by itself; answers are taken by who asks, who holds
+    /// the state as long.
+    fn take_unasked(&mut self) {
+        while !self.lost && self.has_message() {
+            match self.connection.receive() {
+                Ok(Some(received)) => {
+                    if let Ok((_, Answer::Polling(polling))) = Answer::parse(&received.bytes) {
+                        self.note_polling(polling.lent != 0);
+                    }
+                }
+                _ => self.lost = true,
+            }
+        }
+    }
+
+    fn note_polling(&self, lent: bool) {
+        // One at a time has the state.
+        let count = self.lent.load(Ordering::Relaxed);
+        if super::is_lent(count) != lent {
+            self.lent.store(count.wrapping_add(1), Ordering::Relaxed);
+        }
     }
 
     pub(super) fn receive(&mut self) -> io::Result<Option<Received>> {
@@ -302,6 +359,10 @@ impl State {
                 continue;
             }
             return match Answer::parse(&received.bytes) {
+                Ok((_, Answer::Polling(polling))) => {
+                    self.note_polling(polling.lent != 0);
+                    continue;
+                }
                 Ok((_, Answer::Error(failure))) => Err((&failure).into()),
                 Ok((_, answer)) => Ok((answer, received)),
                 Err(_) => Err(unexpected()),

@@ -50,6 +50,11 @@ pub struct Handed {
     pub queues: Vec<Made>,
 }
 
+/// Whether the application may poll the device, by [`Client::lent`].
+fn is_lent(lent: u32) -> bool {
+    lent % 2 == 1
+}
+
 /// How long a queue that is busy is waited for: its last user may be just gone.
 const BUSY_WITHIN: Duration = Duration::from_secs(2);
 /// Between the first two tries, and at most; of a queue, and of a manager that is gone.
@@ -100,8 +105,15 @@ impl Client {
             counters,
             queues,
         };
-        let link = Link::start(path, joined.token, state)?;
+        let private = joined.private != 0;
+        let link = Link::start(path, joined.token, private, state)?;
         Ok((Client { joined, link }, handed))
+    }
+
+    /// Counts how often the device was lent and taken back: odd while the application may
+    /// poll it, as always in direct mode.
+    pub fn lent(&self) -> u32 {
+        self.link.lent()
     }
 
     /// What the manager said when it joined.

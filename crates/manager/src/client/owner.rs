@@ -2,14 +2,14 @@
 
 use std::io;
 use std::net::UdpSocket;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::Owner;
 use tidewall_device::demux::NapiProbe;
 use tidewall_device::queue::InterruptModeration;
 
-use super::Client;
+use super::{Client, is_lent};
 
 /// How often it is asked what has become of a NAPI probe: each answer takes a switch to
 /// the manager and back.
@@ -19,62 +19,81 @@ const ASK_EVERY: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct Manager {
     client: Arc<Client>,
-    /// In private mode a thread of the kernel's polls the device, whose settings are
-    /// nobody's to change.
-    private: bool,
-    /// What the device was set to last; `None`: interrupts are not deferred.
-    moderation: Mutex<Option<InterruptModeration>>,
+    moderation: Mutex<Moderated>,
     /// When it was asked for a probe last.
     asked: Mutex<Option<Instant>>,
 }
 
-impl Manager {
-    pub(super) fn new(client: Arc<Client>) -> Self {
-        let private = client.joined().private != 0;
-        // As it begins.
-        let moderation = (!private).then_some(InterruptModeration::Enabled);
-        Manager {
-            client,
-            private,
-            moderation: Mutex::new(moderation),
-            asked: Mutex::default(),
-        }
+/// How the device was set last.
+#[derive(Debug)]
+struct Moderated {
+    /// [`Client::lent`] then.
+    lent: u32,
+    /// `None`: interrupts are not deferred.
+    to: Option<InterruptModeration>,
+}
+
+impl Moderated {
+    /// As it begins. While the device is not lent its settings are nobody's to change.
+    fn new(lent: u32) -> Self {
+        let to = is_lent(lent).then_some(InterruptModeration::Enabled);
+        Moderated { lent, to }
     }
 }
 
-impl Owner for Manager {
-    fn set_moderation(&self, moderation: InterruptModeration) -> bool {
+impl Manager {
+    pub(super) fn new(client: Arc<Client>) -> Self {
+        Manager {
+            moderation: Mutex::new(Moderated::new(client.lent())),
+            client,
+            asked: Mutex::default(),
+        }
+    }
+
+    fn moderation(&self) -> MutexGuard<'_, Moderated> {
         let mut set = self
             .moderation
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if set.is_none() || *set == Some(moderation) {
+        let lent = self.client.lent();
+        if set.lent != lent {
+            *set = Moderated::new(lent);
+        }
+        set
+    }
+}
+
+impl Owner for Manager {
+    fn lets_poll(&self) -> bool {
+        is_lent(self.client.lent())
+    }
+
+    fn set_moderation(&self, moderation: InterruptModeration) -> bool {
+        let mut set = self.moderation();
+        if set.to.is_none() || set.to == Some(moderation) {
             return false;
         }
         // Without a manager it stays as it is, which the next call finds.
         let done = self.client.moderate(Some(moderation)).is_ok();
         if done {
-            *set = Some(moderation);
+            set.to = Some(moderation);
         }
         done
     }
 
     fn set_deferral(&self, deferred: bool) {
-        let mut set = self
-            .moderation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if self.private || set.is_some() == deferred {
+        let mut set = self.moderation();
+        if !self.lets_poll() || set.to.is_some() == deferred {
             return;
         }
         let wanted = deferred.then_some(InterruptModeration::Enabled);
         if self.client.moderate(wanted).is_ok() {
-            *set = wanted;
+            set.to = wanted;
         }
     }
 
     fn probe_napi(&self, queue: u32, port: u16, source: u16) {
-        if self.private {
+        if !self.lets_poll() {
             return;
         }
         // What is not asked for does not come, which the receiver notices.
@@ -82,7 +101,7 @@ impl Owner for Manager {
     }
 
     fn napi_probe(&self, queue: u32) -> Option<NapiProbe> {
-        if self.private {
+        if !self.lets_poll() {
             return None;
         }
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +114,8 @@ impl Owner for Manager {
     }
 
     fn receive_in_kernel(&self, datagram: &[u8]) -> io::Result<()> {
-        if self.private {
+        // A private application could say that it had come from anybody.
+        if self.client.joined().private != 0 {
             return Err(io::ErrorKind::Unsupported.into());
         }
         self.client.receive_in_kernel(datagram)

@@ -6,12 +6,13 @@ mod holders;
 mod removal;
 mod shared;
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use tidewall_device::afxdp::Made;
+use tidewall_device::afxdp::{HELPER_PORTS, Made};
 use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
     APPLICATIONS, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
@@ -66,10 +67,14 @@ pub struct DirectDevice {
     slots: Option<Slots>,
     /// Where private mode is offered.
     private: Option<Private>,
+    /// Applications that there is something of, by the journal.
+    present: HashSet<u16>,
+    /// The private application that may poll the device, being alone with it.
+    lent: Option<u16>,
     /// Whether the device was switched to be polled by threads.
     polled: bool,
-    /// When it is switched, to that or back.
-    switch_at: Option<Duration>,
+    /// When it is lent, or switched to be polled by threads, or neither any more.
+    switch_at: Option<(shared::Polling, Duration)>,
     /// The device, but for what may change unnoticed.
     described: Joined,
     /// The manager's own entry in the journal.
@@ -115,15 +120,18 @@ impl DirectDevice {
         let own = program.entry(OWN_ENTRY)?;
         let reserved = Reserved::read(&own.leases[0])?;
         let mut netlink = Rtnetlink::open()?;
-        let mut active = Vec::new();
+        let (mut active, mut present) = (Vec::new(), HashSet::new());
         let mut holder = None;
         for number in 0..APPLICATIONS as u16 {
             let entry = program.entry(number)?;
             if entry.state == ACTIVE {
                 active.push(number);
             }
-            if entry.state != FREE && entry.queues > 0 && entry.private == 0 {
-                holder = Some(number);
+            if entry.state != FREE {
+                present.insert(number);
+                if entry.queues > 0 && entry.private == 0 {
+                    holder = Some(number);
+                }
             }
         }
         let neighbours = Neighbours::recover(&mut netlink, index, active.into_iter())?;
@@ -139,6 +147,8 @@ impl DirectDevice {
             queues: Queues::new(interface, index, holder, queues::noted(&own)),
             slots: None,
             private: None,
+            present,
+            lent: None,
             polled: false,
             switch_at: None,
             described: Joined::new_zeroed(),
@@ -243,6 +253,8 @@ impl DirectDevice {
         {
             return Err(shared::busy(&self.interface));
         }
+        // From who stays alone if this one has no queues.
+        self.take_back()?;
         let made = self.queues.make(application, join, self.mode)?;
         if let Err(error) = self.enter_queues(application, &made) {
             close_elsewhere(made);
@@ -275,6 +287,10 @@ impl DirectDevice {
         let counters = self.program.queues().try_clone_to_owned()?;
         Ok((slots.hand_out(application)?, counters))
     }
+}
+
+fn invalid(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
 const NATIVE: u32 = 1;
@@ -317,7 +333,12 @@ impl Device for DirectDevice {
     }
 
     fn record(&mut self, application: u16, entry: &Entry) -> io::Result<()> {
-        self.program.set_entry(application, entry)
+        self.program.set_entry(application, entry)?;
+        match entry.state {
+            FREE => self.present.remove(&application),
+            _ => self.present.insert(application),
+        };
+        Ok(())
     }
 
     fn make(&mut self, application: u16, join: &Join, private: bool) -> io::Result<(u32, Parts)> {
@@ -350,8 +371,13 @@ impl Device for DirectDevice {
         if let Some(private) = &mut self.private {
             private.clear(&mut self.program, application)?;
         }
+        if self.lent == Some(application) {
+            self.forget_lent();
+        }
+        let is_shared = self.private.as_ref().is_some_and(Private::is_used);
         let tables = self.program.trusted();
-        if self.queues.are_of(application) {
+        // While several share the device, the last of them puts its settings back.
+        if self.queues.are_of(application) && !is_shared {
             tables.set_fragment_application(None);
             self.queues.release(queues::noted(&self.own))?;
             self.note(|own| queues::note(own, None))?;
@@ -420,6 +446,18 @@ impl Device for DirectDevice {
         request: &Request,
     ) -> io::Result<(Answer, Vec<OwnedFd>)> {
         match request {
+            // It could forge what others are said to have sent.
+            Request::Input(_) if self.lent.is_some() => Err(invalid(
+                "of a private application nothing is taken for input",
+            )),
+            // Or have its frames go to other sockets.
+            Request::Probe(probe)
+                if self.lent.is_some()
+                    && probe.port != 0
+                    && !HELPER_PORTS.contains(&probe.port) =>
+            {
+                Err(invalid("a probe goes to a port that helpers have"))
+            }
             Request::Resolve(of) => {
                 let address = address(of.address);
                 self.neighbours

@@ -1,5 +1,5 @@
 //! Private mode: applications each behind virtual pairs of their own, on a device that
-//! a kernel thread polls.
+//! the only one polls, or else a kernel thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -93,6 +93,12 @@ impl Private {
     /// True if some application has pairs.
     pub(super) fn is_used(&self) -> bool {
         !self.in_use.is_empty()
+    }
+
+    /// The application that has pairs, where only one has.
+    pub(super) fn only_user(&self) -> Option<u16> {
+        let mut users = self.in_use.keys();
+        users.next().copied().filter(|_| users.next().is_none())
     }
 
     /// What the stock has counted.

@@ -228,6 +228,30 @@ impl Queues {
         }
     }
 
+    /// A private application may poll the device, which defers interrupts for it and began
+    /// as `before`. What an earlier process had begun for it goes on.
+    pub(super) fn lend(&mut self, application: u16, before: Option<Before>) {
+        self.application = Some(application);
+        let is_deferred = self.settings().is_some_and(|[defer, _]| defer == 1);
+        if let Some(before) = before
+            && !(is_deferred && self.timer.is_some())
+        {
+            self.defer(before);
+        }
+    }
+
+    /// Nobody may poll the device: interrupts are not deferred, so that a poll which
+    /// prefers to leave it masked (SO_PREFER_BUSY_POLL) does not.
+    ///
+    /// # Errors
+    /// What writing the settings reports.
+    pub(super) fn take_back(&mut self) -> io::Result<()> {
+        self.write([0; 2])?;
+        self.timer = None;
+        self.application = None;
+        Ok(())
+    }
+
     /// True if an application has them.
     pub(super) fn are_used(&self) -> bool {
         self.application.is_some()
@@ -244,19 +268,24 @@ impl Queues {
     /// What writing the settings reports.
     pub(super) fn release(&mut self, before: Option<Before>) -> io::Result<()> {
         if let Some(before) = before {
-            // The timeout first: it ends what is deferred now.
-            for (name, value) in KNOBS.into_iter().zip(before).rev() {
-                match fs::write(path(&self.interface, name), value.to_string()) {
-                    // The interface is gone, or another has its name.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    result => result?,
-                }
-            }
+            self.write(before)?;
         }
         self.timer = None;
         self.application = None;
         if !self.held.is_empty() {
             close_elsewhere(std::mem::take(&mut self.held));
+        }
+        Ok(())
+    }
+
+    fn write(&self, settings: Before) -> io::Result<()> {
+        // The timeout first: it ends what is deferred now.
+        for (name, value) in KNOBS.into_iter().zip(settings).rev() {
+            match fs::write(path(&self.interface, name), value.to_string()) {
+                // The interface is gone, or another has its name.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                result => result?,
+            }
         }
         Ok(())
     }

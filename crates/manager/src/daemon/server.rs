@@ -22,7 +22,7 @@ use super::ports::HolderFacts;
 use super::unit::unit_of;
 use super::{Device, Limits};
 use crate::connection::{Connection, Credentials, Listener};
-use crate::protocol::{Answer, Counters, Empty, Joined, Queue, as_text};
+use crate::protocol::{Answer, Counters, Empty, Joined, Polling, Queue, as_text};
 
 /// Events taken at once.
 const EVENTS: usize = 64;
@@ -50,6 +50,8 @@ pub struct Server {
     next: ClientId,
     log: Log,
     metrics: Option<Metrics>,
+    /// Who knows that the device is lent to it.
+    lent: Option<u16>,
     /// Whose descendants are the program that the manager is for.
     ancestor: Option<u32>,
     /// Whether some unit may do more than its processes' users.
@@ -85,6 +87,7 @@ impl Server {
             next: FIRST_CLIENT,
             log,
             metrics: None,
+            lent: None,
             ancestor: None,
             units,
             accept_at: None,
@@ -242,6 +245,27 @@ impl Server {
         if let Err(error) = self.device.tick(now) {
             self.warn("polling-not-switched", &error);
         }
+        let (before, lent) = (self.lent, self.device.lent());
+        if before != lent {
+            self.lent = lent;
+            let clients: Vec<ClientId> = self.clients.keys().copied().collect();
+            for client in clients {
+                let application = self.manager.application_of(client);
+                if application.is_some() && [before, lent].contains(&application) {
+                    self.say_who_polls(client);
+                }
+            }
+        }
+    }
+
+    /// Tells a private application whether it may poll the device.
+    fn say_who_polls(&mut self, client: ClientId) {
+        let application = self.manager.application_of(client);
+        let lent = application.is_some() && application == self.device.lent();
+        let polling = Answer::Polling(Polling { lent: lent.into() });
+        if self.send(client, 0, &polling, &[]).is_err() {
+            self.end(client);
+        }
     }
 
     /// # Errors
@@ -351,11 +375,15 @@ impl Server {
             }
             Reply::Left => self.send(client, id, &Answer::Done(Empty {}), &[]),
         };
-        match reply {
+        match &reply {
             Reply::Left => {
                 self.close(client, true);
             }
             _ if sent.is_err() => self.end(client),
+            // It has presented itself, and knows what an earlier process said.
+            Reply::Answer(Answer::Joined(joined), _) if joined.private != 0 => {
+                self.say_who_polls(client);
+            }
             _ => {}
         }
         if let Reply::Joined(_, parts) = reply {

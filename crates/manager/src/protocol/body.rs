@@ -170,8 +170,8 @@ bodies! {
         mode: u8,
         /// 1: frames may come with checksums that their sender left to its device.
         checksum_offload_possible: u8,
-        /// 1: private mode: the queues are on virtual pairs, nobody has them polled, and
-        /// only what the application may send leaves. 0: direct mode.
+        /// 1: private mode: the queues are on virtual pairs, and only what the application
+        /// may send leaves; who polls the device [`Polling`] says. 0: direct mode.
         private: u8,
         /// Zero.
         pad: [u8; 7],
@@ -215,6 +215,12 @@ bodies! {
         source: u16,
         /// Of a segment.
         sequence: u32,
+    }
+
+    /// Who polls the device of a private application.
+    Polling {
+        /// 1: the application; 0: a thread of the kernel's.
+        lent: u32,
     }
 
     /// An application's number.

@@ -203,6 +203,8 @@ messages! {
         Status(Status) = 140,
         /// What the driver program counts on a queue.
         QueueCounters(QueueCounters) = 141,
+        /// Who polls the device from now on, to a private application, which has not asked.
+        Polling(Polling) = 142,
     }
 }
 

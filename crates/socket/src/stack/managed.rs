@@ -14,9 +14,10 @@ impl Stack {
     ///
     /// Of `config` the manager decides what concerns the device: the interface, its queues
     /// and where the driver program runs; there are neither threads that receive nor
-    /// traffic classes. The process serves no `tidewall stat` by itself. In private mode the
-    /// kernel polls the device and decides when it interrupts, so policy and spin of `config`
-    /// are not used.
+    /// traffic classes. The process serves no `tidewall stat` by itself. In private mode
+    /// policy and spin of `config` hold while the application is alone on the device, which
+    /// it then polls itself; otherwise a thread of the kernel's does, and whoever waits
+    /// sleeps.
     ///
     /// # Errors
     /// `NotFound`, `ConnectionRefused` where no manager listens; EPERM for a user that it
@@ -57,10 +58,7 @@ impl Stack {
                 ),
             ));
         }
-        let mut receiving = config.receiving;
-        if device.client.joined().private != 0 {
-            polled_by_the_kernel(&mut receiving);
-        }
+        let receiving = config.receiving;
         let interface = Interface::read(&device.interface)?;
         // XDP_TX leaves a veth's peer only where that has a program of its own.
         device
@@ -89,12 +87,4 @@ impl Stack {
         let limits = (config.tcp_memory, config.tcp_orphans);
         Self::configured(parts, config.control, limits)
     }
-}
-
-/// A private application has nothing that it could poll, and no T. A thread that waited awake
-/// for the device would keep its processor from the kernel's thread that brings the frames, and
-/// wait for ever: so it sleeps at once when there is nothing, and each batch wakes it.
-fn polled_by_the_kernel(receiving: &mut Receiving) {
-    receiving.policy = PolicyKind::Interrupt;
-    receiving.spin = Some(Duration::ZERO);
 }

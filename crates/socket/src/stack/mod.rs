@@ -19,7 +19,6 @@ use tidewall_manager::{AfXdp, Config};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{Errno, Sysctl};
 use tidewall_receive::architecture::{Architecture, HostThreads, Upcalls};
-use tidewall_receive::control::PolicyKind;
 use tidewall_receive::poller::{self, Shared};
 use tidewall_wire::ethernet::MacAddress;
 

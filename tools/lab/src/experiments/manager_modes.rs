@@ -2,8 +2,8 @@
 //! direct (no privilege, the device's own queues from a manager) and private (neither
 //! privilege nor trust, behind a virtual pair).
 //!
-//! One application, the same in all of them. Embedded and direct poll the device in the
-//! receiving thread; of private applications a kernel thread does (docs/decisions.md, 116).
+//! One application, the same in all of them, which polls the device in the receiving thread:
+//! so does a private one that is alone (docs/decisions.md, 150).
 
 use std::time::Duration;
 

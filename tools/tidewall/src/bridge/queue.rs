@@ -82,7 +82,8 @@ impl Header {
     fn bytes(self) -> [u8; HEADER_LEN] {
         let [a, b, c, d] = self.id.to_be_bytes();
         let [high, low] = self.route.to_be_bytes();
-        let flags = u8::from(self.last) * LAST | u8::from(self.offset.is_some()) * GOES_ON;
+        let last = if self.last { LAST } else { 0 };
+        let flags = last | if self.offset.is_some() { GOES_ON } else { 0 };
         [a, b, c, d, VERSION, flags, high, low]
     }
 

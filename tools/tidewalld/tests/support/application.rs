@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Gid, Uid};
+use rustix::process::{Gid, Pid, Signal, Uid, kill_process};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 /// A process that serves, in the body `inside::serve` of this test; killed at the end.
@@ -32,6 +32,15 @@ impl Application {
         // Nobody stops on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Application(child)
+    }
+
+    pub fn stop(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::STOP).unwrap();
+    }
+
+    /// After [`Application::stop`].
+    pub fn proceed(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::CONT).unwrap();
     }
 
     pub fn kill(&mut self) {

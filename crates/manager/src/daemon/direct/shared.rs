@@ -1,4 +1,5 @@
-//! A device that private applications share, and a thread of the kernel's polls.
+//! A device that private applications share: one that is alone polls it, else a thread of the
+//! kernel's does.
 
 use std::io;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use tidewall_device::afxdp::Made;
 use tidewall_device::demux::layout::DEPARTURES;
 
-use super::{DirectDevice, Private, private};
+use super::{DirectDevice, Private, private, queues};
 use crate::XdpMode;
 use crate::domains::stock::StockCounters;
 use crate::domains::threaded;
@@ -15,6 +16,21 @@ use crate::protocol::{JOIN_WITHOUT_QUEUES, Join, Status};
 /// How long a device stays polled by threads after its last private application: a
 /// successor mostly comes at once.
 pub const LINGER: Duration = Duration::from_secs(5);
+
+/// How long a private application is alone before it is lent the device, which interrupts
+/// until then: one that lives shorter changes none of its settings.
+const LEND_AFTER: Duration = Duration::from_millis(100);
+
+/// By whom a device is to be polled that private applications have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Polling {
+    /// By this one, which is alone.
+    Lent(u16),
+    /// By a thread of the kernel's for each queue.
+    Threads,
+    /// There is none.
+    AsBefore,
+}
 
 impl DirectDevice {
     /// Offers private mode: pairs are made ready from now on, by a thread.
@@ -37,44 +53,105 @@ impl DirectDevice {
 
     /// When [`DirectDevice::tick`] has something to do.
     pub fn deadline(&self) -> Option<Duration> {
-        self.switch_at
+        self.switch_at.map(|(_, at)| at)
     }
 
-    /// Has threads poll the device as soon as a private application is there, and no more
-    /// when the last has been gone for [`LINGER`]. Not on the path of a request: each
-    /// starts or ends threads of the kernel's. To be called after anything that changes
-    /// applications; `now` is any clock's time.
+    /// Has the device polled by the private application that is alone with it; by threads
+    /// as soon as there are more, and until [`LINGER`] after that. Not on the path of a
+    /// request: each starts or ends threads of the kernel's. To be called after anything
+    /// that changes applications; `now` is any clock's time.
     ///
     /// # Errors
     /// What switching reports. It is tried again after [`LINGER`], or when the interface has
     /// changed.
     pub fn tick(&mut self, now: Duration) -> io::Result<()> {
-        let is_used = self.private.as_ref().is_some_and(Private::is_used);
-        let (is_due, after) = match is_used {
-            true => (!self.polled, Duration::ZERO),
-            false => (private::noted(&self.own).is_some(), LINGER),
+        let wanted = self.wanted_polling();
+        let lingers = private::noted(&self.own).is_some();
+        let (is_due, after) = match wanted {
+            Polling::Threads => (!self.polled, Duration::ZERO),
+            Polling::Lent(_) if self.lent.is_some() => (false, Duration::ZERO),
+            Polling::Lent(_) if lingers => (true, LINGER),
+            // An earlier process had lent it.
+            Polling::Lent(_) if queues::noted(&self.own).is_some() => (true, Duration::ZERO),
+            Polling::Lent(_) => (true, LEND_AFTER),
+            Polling::AsBefore => (lingers, LINGER),
         };
         if !is_due {
             self.switch_at = None;
             return Ok(());
         }
-        if now < *self.switch_at.get_or_insert(now + after) {
+        let pending = self.switch_at.filter(|(to, _)| *to == wanted);
+        let at = pending.map_or(now + after, |(_, at)| at);
+        self.switch_at = Some((wanted, at));
+        if now < at {
             return Ok(());
         }
         // Unless it succeeds.
-        self.switch_at = Some(now + LINGER);
-        if is_used {
-            if private::noted(&self.own).is_none() {
-                let before = threaded::read(&self.interface, self.index)?;
-                self.note(|own| private::note(own, Some(before)))?;
+        self.switch_at = Some((wanted, now + LINGER));
+        match wanted {
+            Polling::Threads => {
+                if queues::noted(&self.own).is_some() {
+                    self.queues.take_back()?;
+                }
+                if self.lent.is_some() {
+                    // Of a Join that came no further.
+                    self.forget_lent();
+                }
+                if private::noted(&self.own).is_none() {
+                    let before = threaded::read(&self.interface, self.index)?;
+                    self.note(|own| private::note(own, Some(before)))?;
+                }
+                threaded::set(&self.interface, self.index)?;
             }
-            threaded::set(&self.interface, self.index)?;
-        } else {
-            self.put_back_polling()?;
+            Polling::Lent(application) => {
+                self.put_back_polling()?;
+                if queues::noted(&self.own).is_none()
+                    && let Some(before) = self.queues.settings()
+                {
+                    self.note(|own| queues::note(own, Some(before)))?;
+                }
+                self.queues.lend(application, queues::noted(&self.own));
+                self.lent = Some(application);
+            }
+            Polling::AsBefore => self.put_back_polling()?,
         }
-        self.polled = is_used;
+        self.polled = wanted == Polling::Threads;
         self.switch_at = None;
         Ok(())
+    }
+
+    fn wanted_polling(&self) -> Polling {
+        let Some(private) = self.private.as_ref().filter(|private| private.is_used()) else {
+            return Polling::AsBefore;
+        };
+        match private.only_user() {
+            // One without queues has ports, whose frames another's probe could be made of.
+            Some(application) if self.present.len() == 1 => Polling::Lent(application),
+            _ => Polling::Threads,
+        }
+    }
+
+    /// The private application that may poll the device.
+    pub fn lent(&self) -> Option<u16> {
+        self.lent
+    }
+
+    /// Takes the device back from the application that polls it, before another gets
+    /// frames by it: its polls leave nothing masked from now on, whether it knows or not.
+    pub(super) fn take_back(&mut self) -> io::Result<()> {
+        if self.lent.is_none() {
+            return Ok(());
+        }
+        self.queues.take_back()?;
+        self.forget_lent();
+        Ok(())
+    }
+
+    pub(super) fn forget_lent(&mut self) {
+        self.lent = None;
+        for queue in 0..self.queue_count() {
+            self.program.trusted().probe_napi(queue, 0, 0);
+        }
     }
 
     /// What became of the frames that a private application sent, by [`Sent`].
@@ -106,9 +183,9 @@ impl DirectDevice {
         self.private.as_ref().map(Private::counters)
     }
 
-    /// What a private application asked for. The queues are no longer polled by their
-    /// receiver, but by a thread of the kernel's ([`DirectDevice::tick`]).
+    /// What a private application asked for.
     pub(super) fn make_private(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
+        self.take_back()?;
         if join.flags & JOIN_WITHOUT_QUEUES != 0 {
             return Ok(Vec::new());
         }
