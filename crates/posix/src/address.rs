@@ -32,7 +32,7 @@ pub(crate) fn wildcard(domain: i32) -> IpAddr {
 pub(crate) fn check_family(address: SocketAddr, domain: i32) -> Result<()> {
     match (domain, address) {
         (libc::AF_INET, SocketAddr::V6(_)) => Err(Errno(libc::EAFNOSUPPORT)),
-        (libc::AF_ATMPVC, _) => Err(Errno(libc::EAFNOSUPPORT)),
+        (libc::AF_ATMPVC | libc::AF_ATMSVC, _) => Err(Errno(libc::EAFNOSUPPORT)),
         // Linux: an address too short for the family.
         (libc::AF_INET6, SocketAddr::V4(_)) => Err(Errno(libc::EINVAL)),
         _ => Ok(()),

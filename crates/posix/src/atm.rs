@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use tidewall_socket::{AtmOptions, AtmSocket, Circuit, OpenFile};
 
 use crate::socket::Socket;
+use crate::svc::{SO_ATMSAP, SapBytes, SvcAddress};
 use crate::{Errno, Posix, Result, errno, lock};
 
 /// Any interface, path or channel (`ATM_ITF_ANY`, `ATM_VPI_ANY`, `ATM_VCI_ANY`).
@@ -25,7 +26,7 @@ pub const SO_ATMPVC: i32 = 0x4204_000c;
 /// Traffic classes (`ATM_NONE`, `ATM_UBR`, `ATM_ANYCLASS`).
 const NONE: u8 = 0;
 const UBR: u8 = 1;
-const ANY_CLASS: u8 = 5;
+pub(crate) const ANY_CLASS: u8 = 5;
 /// No bound on a rate (`ATM_MAX_PCR`).
 const PCR_MAX: i32 = -1;
 /// `ATM_MAX_CDV`.
@@ -85,8 +86,8 @@ impl PvcAddress {
 pub(crate) struct Qos([u8; Self::LEN]);
 
 /// Where a direction's parameters begin.
-const SEND: usize = 0;
-const RECEIVE: usize = 40;
+pub(crate) const SEND: usize = 0;
+pub(crate) const RECEIVE: usize = 40;
 /// Where they are in them.
 const MAX_PCR: usize = 4;
 const PCR: usize = 8;
@@ -152,7 +153,20 @@ impl Qos {
         }
     }
 
-    fn options(&self) -> AtmOptions {
+    /// A direction's class.
+    pub(crate) fn class(&self, direction: usize) -> u8 {
+        self.0[direction]
+    }
+
+    /// EPROTOTYPE for another adaptation layer than AAL5.
+    pub(crate) fn check_layer(&self) -> Result<()> {
+        match self.0[Qos::AAL] {
+            NO_AAL | AAL5 => Ok(()),
+            _ => Err(Errno(libc::EPROTOTYPE)),
+        }
+    }
+
+    pub(crate) fn options(&self) -> AtmOptions {
         AtmOptions {
             send_max: self.longest(SEND),
             receive_max: self.longest(RECEIVE).max(1),
@@ -163,8 +177,11 @@ impl Qos {
 /// What a socket of circuits was given.
 #[derive(Clone, Default)]
 pub(crate) struct AtmState {
-    qos: Option<Qos>,
-    low_priority: bool,
+    pub(crate) qos: Option<Qos>,
+    pub(crate) low_priority: bool,
+    /// Of AF_ATMSVC: what it is bound to, and SO_ATMSAP.
+    pub(crate) service: Option<SvcAddress>,
+    pub(crate) sap: SapBytes,
 }
 
 /// What a number of an address stands for: itself, or all of `any`.
@@ -203,15 +220,13 @@ impl Posix {
         };
         let qos = state.qos.ok_or(Errno(libc::EBADFD))?;
         // Of no class in particular: signalling would choose.
-        if [SEND, RECEIVE].map(|at| qos.0[at]).contains(&ANY_CLASS) {
+        if [SEND, RECEIVE].map(|at| qos.class(at)).contains(&ANY_CLASS) {
             return Err(Errno(libc::EINVAL));
         }
         if ![INTERFACE, ANY as i16].contains(&address.interface) {
             return Err(Errno(libc::ENODEV));
         }
-        if ![NO_AAL, AAL5].contains(&qos.0[Qos::AAL]) {
-            return Err(Errno(libc::EPROTOTYPE));
-        }
+        qos.check_layer()?;
         let vpis = numbers(address.vpi.into(), 0..=VPI_MAX)?;
         let vcis = numbers(address.vci, Circuit::FIRST_USER_VCI..=u16::MAX)?;
         let bound = vpis
@@ -234,6 +249,11 @@ impl Posix {
     /// ENOTCONN before it is bound; EAFNOSUPPORT for a socket of another family.
     pub fn circuit_address(&self, fd: i32) -> Result<PvcAddress> {
         self.atm_socket(fd)?;
+        self.circuit_of_number(fd)
+    }
+
+    /// The circuit of a socket of either family: SO_ATMPVC.
+    fn circuit_of_number(&self, fd: i32) -> Result<PvcAddress> {
         let file = self.file(fd)?;
         let circuit = circuit_of(&file).and_then(AtmSocket::circuit);
         let circuit = circuit.ok_or(Errno(libc::ENOTCONN))?;
@@ -263,9 +283,13 @@ impl Posix {
         let state = &mut lock(&socket.state).atm;
         match option {
             // What is open keeps what was agreed on.
-            SO_ATMQOS if circuit_of(file).is_some() => Err(Errno(libc::EOPNOTSUPP)),
+            SO_ATMQOS if !matches!(file, OpenFile::Kernel(_)) => Err(Errno(libc::EOPNOTSUPP)),
             SO_ATMQOS => {
                 state.qos = Some(Qos::parse(value)?);
+                Ok(())
+            }
+            SO_ATMSAP if socket.domain == libc::AF_ATMSVC => {
+                state.sap = SapBytes::parse(value)?;
                 Ok(())
             }
             SO_SETCLP => {
@@ -288,8 +312,9 @@ impl Posix {
                 let qos = state.qos.ok_or(Errno(libc::EINVAL))?;
                 Ok(qos.0.to_vec())
             }
+            SO_ATMSAP if socket.domain == libc::AF_ATMSVC => Ok(state.sap.to_vec()),
             SO_SETCLP => Ok(i32::from(state.low_priority).to_ne_bytes().to_vec()),
-            SO_ATMPVC => Ok(self.circuit_address(fd)?.to_bytes().to_vec()),
+            SO_ATMPVC => Ok(self.circuit_of_number(fd)?.to_bytes().to_vec()),
             _ => Err(Errno(libc::EINVAL)),
         }
     }

@@ -27,6 +27,7 @@ mod option;
 pub mod raw;
 mod readiness;
 mod socket;
+mod svc;
 mod transfer;
 
 use std::collections::HashMap;
@@ -39,6 +40,7 @@ use tidewall_socket::{Descriptors, OpenFile, Stack};
 pub use atm::{PvcAddress, SO_ATMPVC, SO_ATMQOS, SO_SETCLP};
 pub use info::TcpInfo;
 pub use message::{ControlMessage, ExtendedError, Received, TCP_CM_INQ};
+pub use svc::{SO_ATMSAP, SvcAddress};
 pub use tidewall_protocol::tcp::Errno;
 pub use tidewall_socket::readiness::PollFd;
 

@@ -234,7 +234,7 @@ impl Posix {
                 _ => Err(Errno(libc::ENOPROTOOPT)),
             };
         }
-        if level == libc::SOL_ATM && socket.domain == libc::AF_ATMPVC {
+        if level == libc::SOL_ATM && socket.is_atm() {
             return self.set_atm(&file, &socket, option, value);
         }
         if let Some(circuit) = circuit_of(&file) {
@@ -274,7 +274,7 @@ impl Posix {
     pub fn getsockopt(&self, fd: i32, level: i32, option: i32) -> Result<Vec<u8>> {
         let file = self.file(fd)?;
         let socket = self.socket_of(fd)?;
-        if level == libc::SOL_ATM && socket.domain == libc::AF_ATMPVC {
+        if level == libc::SOL_ATM && socket.is_atm() {
             return self.atm_option(fd, &socket, option);
         }
         let stream = stream_of(&file);
@@ -312,7 +312,7 @@ impl Posix {
             (libc::SOL_SOCKET, libc::SO_TYPE) => socket.kind,
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.domain,
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => match socket.kind {
-                _ if socket.domain == libc::AF_ATMPVC => 0,
+                _ if socket.is_atm() => 0,
                 libc::SOCK_DGRAM => libc::IPPROTO_UDP,
                 _ => libc::IPPROTO_TCP,
             },

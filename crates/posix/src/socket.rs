@@ -34,7 +34,12 @@ impl Socket {
     }
 
     pub(crate) fn is_udp(&self) -> bool {
-        self.kind == libc::SOCK_DGRAM && self.domain != libc::AF_ATMPVC
+        self.kind == libc::SOCK_DGRAM && !self.is_atm()
+    }
+
+    /// True for circuits.
+    pub(crate) fn is_atm(&self) -> bool {
+        [libc::AF_ATMPVC, libc::AF_ATMSVC].contains(&self.domain)
     }
 }
 
@@ -58,7 +63,7 @@ pub(crate) fn stream_of(file: &OpenFile) -> Option<&TcpStream> {
 }
 
 /// An unconnected socket of the kernel.
-fn kernel_socket(domain: i32, kind: i32) -> io::Result<OwnedFd> {
+pub(crate) fn kernel_socket(domain: i32, kind: i32) -> io::Result<OwnedFd> {
     let family = AddressFamily::from_raw(domain as u16);
     let kind = match kind {
         libc::SOCK_DGRAM => SocketType::DGRAM,
@@ -82,18 +87,17 @@ impl Posix {
     /// `socket(2)`: AF_INET or AF_INET6, SOCK_STREAM for TCP, SOCK_SEQPACKET for frames
     /// over TCP (ACP, which Linux has not) or SOCK_DGRAM for UDP, with SOCK_NONBLOCK and
     /// SOCK_CLOEXEC or without; AF_ATMPVC for permanent virtual circuits over AAL5
-    /// ([`Posix::bind_circuit`]).
+    /// ([`Posix::bind_circuit`]), AF_ATMSVC for calls ([`Posix::connect_service`]).
     ///
     /// # Errors
     /// EAFNOSUPPORT, ESOCKTNOSUPPORT and EPROTONOSUPPORT for any other; EMFILE, ENOMEM.
     pub fn socket(&self, domain: i32, kind: i32, protocol: i32) -> Result<i32> {
-        if ![libc::AF_INET, libc::AF_INET6, libc::AF_ATMPVC].contains(&domain) {
-            return Err(Errno(libc::EAFNOSUPPORT));
-        }
         let flags = flags_of(kind);
         let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
-        if domain == libc::AF_ATMPVC {
-            return self.atm_socket_with(flags, kind);
+        match domain {
+            libc::AF_INET | libc::AF_INET6 => {}
+            libc::AF_ATMPVC | libc::AF_ATMSVC => return self.atm_socket_with(domain, flags, kind),
+            _ => return Err(Errno(libc::EAFNOSUPPORT)),
         }
         let own = match kind {
             libc::SOCK_STREAM | libc::SOCK_SEQPACKET => libc::IPPROTO_TCP,
@@ -118,9 +122,9 @@ impl Posix {
         Ok(fd)
     }
 
-    /// Linux has AF_ATMPVC of any kind but SOCK_STREAM, and takes the adaptation layer from
+    /// Linux has AF_ATMPVC and AF_ATMSVC of any kind but SOCK_STREAM, and takes the adaptation layer from
     /// SO_ATMQOS whatever the protocol.
-    fn atm_socket_with(&self, flags: Flags, kind: i32) -> Result<i32> {
+    fn atm_socket_with(&self, domain: i32, flags: Flags, kind: i32) -> Result<i32> {
         if kind == libc::SOCK_STREAM {
             return Err(Errno(libc::EINVAL));
         }
@@ -128,7 +132,7 @@ impl Posix {
         let unbound = kernel_socket(libc::AF_INET, libc::SOCK_DGRAM).map_err(errno)?;
         let fd = self.descriptors.open(unbound, flags).map_err(errno)?;
         let fd = self.renumber(fd)?;
-        self.enter(fd, libc::AF_ATMPVC, libc::SOCK_DGRAM, State::default());
+        self.enter(fd, domain, libc::SOCK_DGRAM, State::default());
         Ok(fd)
     }
 
@@ -220,6 +224,9 @@ impl Posix {
     /// [`TcpListener::bind_with`] reports.
     pub fn listen(&self, fd: i32, backlog: i32) -> Result<()> {
         let socket = self.socket_of(fd)?;
+        if socket.domain == libc::AF_ATMSVC {
+            return self.listen_service(fd, &socket, backlog);
+        }
         if !socket.is_stream() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
@@ -265,7 +272,8 @@ impl Posix {
             State {
                 bound: state.bound,
                 options: state.options.inherited(),
-                ..State::default()
+                atm: state.atm.clone(),
+                connecting: false,
             }
         };
         if let Some(stream) = stream_of(&*self.file(accepted)?) {
@@ -388,13 +396,14 @@ impl Posix {
         Err(failed.unwrap_or(Errno(libc::ECONNABORTED)))
     }
 
-    /// `getsockname(2)`; of AF_ATMPVC see [`Posix::circuit_address`].
+    /// `getsockname(2)`; of circuits see [`Posix::circuit_address`] and
+    /// [`Posix::service_address`].
     ///
     /// # Errors
-    /// ENOTSOCK; EAFNOSUPPORT for AF_ATMPVC.
+    /// ENOTSOCK; EAFNOSUPPORT for circuits.
     pub fn getsockname(&self, fd: i32) -> Result<SocketAddr> {
         let socket = self.socket_of(fd)?;
-        if socket.domain == libc::AF_ATMPVC {
+        if socket.is_atm() {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
         let file = self.file(fd)?;
@@ -407,13 +416,14 @@ impl Posix {
         Ok(shown(own.or(bound).unwrap_or(any), socket.domain))
     }
 
-    /// `getpeername(2)`; of AF_ATMPVC see [`Posix::circuit_address`].
+    /// `getpeername(2)`; of circuits see [`Posix::circuit_address`] and
+    /// [`Posix::service_address`].
     ///
     /// # Errors
-    /// ENOTCONN, ENOTSOCK; EAFNOSUPPORT for AF_ATMPVC.
+    /// ENOTCONN, ENOTSOCK; EAFNOSUPPORT for circuits.
     pub fn getpeername(&self, fd: i32) -> Result<SocketAddr> {
         let socket = self.socket_of(fd)?;
-        if socket.domain == libc::AF_ATMPVC {
+        if socket.is_atm() {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
         let peer = match &*self.file(fd)? {
@@ -437,7 +447,7 @@ impl Posix {
         };
         let socket = self.socket_of(fd)?;
         match &*self.file(fd)? {
-            OpenFile::Kernel(_) if socket.domain == libc::AF_ATMPVC => Ok(()),
+            OpenFile::Kernel(_) if socket.is_atm() => Ok(()),
             OpenFile::Kernel(_) => Err(Errno(libc::ENOTCONN)),
             file => file.shutdown(how).map_err(errno),
         }

@@ -123,7 +123,7 @@ impl Posix {
         let Ok(socket) = self.socket_of(fd) else {
             return file.send(buffers, to, flags).map_err(errno);
         };
-        if socket.domain == libc::AF_ATMPVC {
+        if socket.is_atm() {
             return match &*file {
                 OpenFile::Kernel(_) => Err(Errno(libc::ENOTCONN)),
                 file => file.send(buffers, to, flags & SEND_FLAGS).map_err(errno),

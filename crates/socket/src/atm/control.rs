@@ -161,6 +161,14 @@ impl Stack {
     }
 }
 
+impl Stack {
+    /// True where the stack controls its circuits; in a forked child never.
+    pub fn controls_atm(&self) -> bool {
+        self.here()
+            .is_ok_and(|core| lock(&core.atm.control).is_some())
+    }
+}
+
 impl Atm {
     /// Does something with the calls, and then what follows from it; nothing without
     /// control.
