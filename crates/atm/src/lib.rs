@@ -9,6 +9,7 @@
 //! VPI 0, VCI 5 ─► sscop ─► signalling ─► calls
 //! payloads ─► ip ─► IPv4 packets
 //! packets of a port ─► switch ─► packets of another
+//! payloads ─► rate ─► when each may go
 //! ```
 //!
 //! Read first: ITU-T I.363.5 (AAL5), Q.2110 and Q.2130 (the link), Q.2931 and UNI 3.1 (calls),
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ip;
+pub mod rate;
 pub mod reassembly;
 pub mod signalling;
 pub mod sscop;

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use tidewall_socket::{AtmOptions, AtmSocket, Circuit, OpenFile};
+use tidewall_socket::{AtmOptions, AtmSocket, Circuit, OpenFile, Rates};
 
 use crate::socket::Socket;
 use crate::svc::{SO_ATMSAP, SapBytes, SvcAddress};
@@ -23,12 +23,15 @@ pub const SO_ATMQOS: i32 = 0x4202_0054;
 /// `SO_ATMPVC`.
 pub const SO_ATMPVC: i32 = 0x4204_000c;
 
-/// Traffic classes (`ATM_NONE`, `ATM_UBR`, `ATM_ANYCLASS`).
+/// Traffic classes (`ATM_NONE`, `ATM_UBR`, `ATM_CBR`, `ATM_ANYCLASS`).
 const NONE: u8 = 0;
 const UBR: u8 = 1;
+const CBR: u8 = 2;
 pub(crate) const ANY_CLASS: u8 = 5;
 /// No bound on a rate (`ATM_MAX_PCR`).
 const PCR_MAX: i32 = -1;
+/// The highest rate that a call has a place for, in cells a second.
+const RATE_MAX: i32 = 0xff_ffff;
 /// `ATM_MAX_CDV`.
 const CDV_MAX: i32 = 9999;
 /// `ATM_MAX_AAL5_PDU`.
@@ -103,7 +106,7 @@ impl Qos {
     ///
     /// # Errors
     /// EINVAL for another length, no direction, or parameters that contradict each other;
-    /// EOPNOTSUPP for another class than UBR.
+    /// EOPNOTSUPP for other classes than UBR and CBR, EINVAL for a rate of CBR over 24 bits.
     fn parse(value: &[u8]) -> Result<Self> {
         let mut qos = Self(value.try_into().map_err(|_| Errno(libc::EINVAL))?);
         let classes = [SEND, RECEIVE].map(|direction| qos.0[direction]);
@@ -121,8 +124,11 @@ impl Qos {
             if no_rate || least == PCR_MAX || (bounded && least > most) {
                 return Err(Errno(libc::EINVAL));
             }
-            if class != UBR && class != ANY_CLASS {
+            if ![UBR, CBR, ANY_CLASS].contains(&class) {
                 return Err(Errno(libc::EOPNOTSUPP));
+            }
+            if class == CBR && !(1..=RATE_MAX).contains(&qos.rate(direction)) {
+                return Err(Errno(libc::EINVAL));
             }
             if !(1..=SDU_MAX).contains(&qos.int(direction + MAX_SDU)) {
                 qos.set(direction + MAX_SDU, SDU_MAX);
@@ -143,6 +149,29 @@ impl Qos {
         if let Some(place) = self.0.get_mut(at..at + 4) {
             place.copy_from_slice(&value.to_ne_bytes());
         }
+    }
+
+    /// The cells a second of a direction (SELECT_TOP_PCR).
+    fn rate(&self, direction: usize) -> i32 {
+        let [most, rate, least] = [MAX_PCR, PCR, MIN_PCR].map(|at| self.int(direction + at));
+        match (rate, most) {
+            (0, 0 | PCR_MAX) => least,
+            (0, most) => most,
+            (rate, _) => rate,
+        }
+    }
+
+    /// Of CBR the rates of both directions; one that is not used has the other's.
+    fn rates(&self) -> Option<Rates> {
+        let of = |direction| {
+            let rate = (self.class(direction) == CBR).then(|| self.rate(direction))?;
+            u32::try_from(rate).ok()
+        };
+        let (send, receive) = (of(SEND), of(RECEIVE));
+        Some(Rates {
+            send: send.or(receive)?,
+            receive: receive.or(send)?,
+        })
     }
 
     /// The longest payload of a direction; 0 for one that is not used.
@@ -170,6 +199,7 @@ impl Qos {
         AtmOptions {
             send_max: self.longest(SEND),
             receive_max: self.longest(RECEIVE).max(1),
+            rates: self.rates(),
         }
     }
 }

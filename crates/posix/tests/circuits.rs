@@ -135,8 +135,17 @@ fn calls_fail_as_linux_does() {
     for rate in [4, 44] {
         constant[rate] = 100;
     }
+    client
+        .setsockopt(fresh, SOL_ATM, SO_ATMQOS, &constant)
+        .unwrap();
+    // Of 24 bits; and variable rates.
+    let mut over = constant.clone();
+    over[7] = 1;
+    assert_eq!(set(&over), libc::EINVAL);
+    (constant[0], constant[40]) = (3, 3);
     assert_eq!(set(&constant), libc::EOPNOTSUPP);
-    let unset = client.getsockopt(fresh, SOL_ATM, SO_ATMQOS);
+    let other = client.socket(AF_ATMPVC, SOCK_DGRAM, 5).unwrap();
+    let unset = client.getsockopt(other, SOL_ATM, SO_ATMQOS);
     assert_eq!(unset, Err(Errno(libc::EINVAL)));
     // A longest payload of 0 is the longest that there is.
     client

@@ -67,7 +67,7 @@ mod wait_queue;
 
 pub use atm::{
     AtmControl, AtmListener, AtmOptions, AtmReceived, AtmSocket, CallOptions, Circuit, Nsap,
-    Opaque, Sap, Side,
+    Opaque, Rates, Sap, Side,
 };
 pub use descriptor::{Descriptors, OpenFile};
 pub use receiver::TrafficClass;

@@ -142,6 +142,7 @@ impl End {
         let options = AtmOptions {
             send_max: longest,
             receive_max: longest,
+            ..AtmOptions::default()
         };
         AtmSocket::bind_with(&stack, self.circuit, options).map_err(|error| {
             let what = format!("opening circuit {} of {}", self.circuit, self.interface);

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use tidewall_atm::rate::RATE_MAX;
 use tidewall_atm::signalling::CallId;
 use tidewall_wire::atm::Nsap;
 use tidewall_wire::atm::aal5::PAYLOAD_MAX;
@@ -13,7 +14,7 @@ use tidewall_wire::atm::pseudowire::Label;
 
 use super::circuit::CircuitInner;
 use super::elements::Sap;
-use super::{AtmOptions, AtmSocket, errno};
+use super::{AtmOptions, AtmSocket, Rates, errno};
 use crate::readiness::Events;
 use crate::stack::{Core, Stack};
 use crate::timeout::Timeout;
@@ -221,8 +222,14 @@ impl AtmSocket {
 
 /// EINVAL for options out of range.
 pub(super) fn check(options: &AtmOptions) -> io::Result<()> {
-    let in_range =
-        options.send_max <= PAYLOAD_MAX && (1..=PAYLOAD_MAX).contains(&options.receive_max);
+    let rated = |rates: Rates| {
+        [rates.send, rates.receive]
+            .iter()
+            .all(|rate| (1..=RATE_MAX).contains(rate))
+    };
+    let in_range = options.send_max <= PAYLOAD_MAX
+        && (1..=PAYLOAD_MAX).contains(&options.receive_max)
+        && options.rates.is_none_or(rated);
     in_range.then_some(()).ok_or_else(|| errno(libc::EINVAL))
 }
 

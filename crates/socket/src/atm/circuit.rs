@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use tidewall_atm::rate::Bucket;
 use tidewall_device::demux::ChannelId;
 use tidewall_receive::poller::Channel;
 use tidewall_wire::atm::aal5::pdu_len;
@@ -33,6 +35,8 @@ pub(crate) struct CircuitInner {
     pub(super) options: AtmOptions,
     /// Bytes of the longest payload that is sent: of a call what both ends agreed on.
     pub(super) send_max: AtomicUsize,
+    /// Of a constant rate: when the next payload may go.
+    pub(super) bucket: Option<Mutex<Bucket, rank::Leaf>>,
     /// Bytes of the longest PDU received.
     pub(super) pdu_max: usize,
     pub(super) wait_queue: WaitQueue,
@@ -82,6 +86,7 @@ impl CircuitInner {
             call,
             options,
             send_max: AtomicUsize::new(options.send_max),
+            bucket: (options.rates).map(|it| Mutex::new(Bucket::new(it.send, Duration::ZERO))),
             pdu_max: pdu_len(options.receive_max),
             wait_queue: WaitQueue::default(),
             waiting: Mutex::new(Waiting {

@@ -483,7 +483,7 @@ impl Control {
             .max_by_key(|listener| listener.sap.said())
             .cloned()
             .ok_or(Cause::INCOMPATIBLE_DESTINATION)?;
-        elements::unsupported(&elements).map_or(Ok(()), Err)?;
+        elements::unsupported(&elements, &listener.options).map_or(Ok(()), Err)?;
         if lock(&listener.waiting).len() >= listener.backlog {
             return Err(Cause::USER_BUSY);
         }

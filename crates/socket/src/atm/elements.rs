@@ -4,10 +4,10 @@
 use tidewall_wire::atm::Nsap;
 use tidewall_wire::atm::q2931::{
     Aal, Bearer, Cause, ConnectionIdentifier, Elements, Number, Opaque, Party, QosClasses,
-    TrafficDescriptor,
+    TrafficDescriptor, TrafficParameter,
 };
 
-use super::AtmOptions;
+use super::{AtmOptions, Rates};
 
 /// What is called, and what a listener is bound to: a number, and who takes the call there
 /// (Linux's `sockaddr_atmsvc` and `atm_sap`).
@@ -72,7 +72,10 @@ pub(super) fn setup(
 ) -> Elements {
     Elements {
         aal: Some(aal(options.send_max, options.receive_max)),
-        traffic: Some(TrafficDescriptor::best_effort()),
+        traffic: Some(match options.rates {
+            None => TrafficDescriptor::best_effort(),
+            Some(rates) => TrafficDescriptor::constant(rates.send, rates.receive),
+        }),
         connection,
         qos: Some(QosClasses::default()),
         high_layer: to.high_layer,
@@ -105,6 +108,15 @@ fn longest(elements: &Elements) -> [usize; 2] {
     said.map(|bytes| usize::from(bytes.unwrap_or(u16::MAX)))
 }
 
+/// The constant rates of the called end, if the call has such.
+fn rates(elements: &Elements) -> Option<Rates> {
+    let traffic = elements.traffic.as_ref().filter(|it| !it.best_effort)?;
+    Some(Rates {
+        send: traffic.get(TrafficParameter::BackwardPeak)?,
+        receive: traffic.get(TrafficParameter::ForwardPeak)?,
+    })
+}
+
 /// What the called end has, of what it would take and what the caller wants, and how it says
 /// so in its CONNECT.
 pub(super) fn answer(elements: &Elements, own: &AtmOptions) -> (AtmOptions, Elements) {
@@ -112,6 +124,7 @@ pub(super) fn answer(elements: &Elements, own: &AtmOptions) -> (AtmOptions, Elem
     let agreed = AtmOptions {
         receive_max: own.receive_max.min(forward).max(1),
         send_max: own.send_max.min(backward),
+        rates: rates(elements),
     };
     let connect = Elements {
         aal: Some(aal(agreed.receive_max, agreed.send_max)),
@@ -126,8 +139,8 @@ pub(super) fn agreed_send(elements: &Elements, own: usize) -> usize {
     own.min(forward)
 }
 
-/// Why a SETUP cannot be taken, whoever is called: the cause to refuse it with.
-pub(super) fn unsupported(elements: &Elements) -> Option<u8> {
+/// Why a SETUP cannot be taken by who listens with such options: the cause to refuse it with.
+pub(super) fn unsupported(elements: &Elements, own: &AtmOptions) -> Option<u8> {
     let traffic = elements.traffic.as_ref();
     if matches!(elements.aal, Some(Aal::Other(_))) {
         return Some(Cause::AAL_NOT_SUPPORTED);
@@ -135,7 +148,14 @@ pub(super) fn unsupported(elements: &Elements) -> Option<u8> {
     if traffic.is_some_and(|it| !it.is_simple()) {
         return Some(Cause::UNSUPPORTED_TRAFFIC);
     }
-    None
+    let wanted = rates(elements)?;
+    // Nothing at all in a direction is no circuit that both ends send on.
+    if wanted.send == 0 || wanted.receive == 0 {
+        return Some(Cause::UNSUPPORTED_TRAFFIC);
+    }
+    let most = own.rates?;
+    let too_much = wanted.send > most.send || wanted.receive > most.receive;
+    too_much.then_some(Cause::CELL_RATE_NOT_AVAILABLE)
 }
 
 /// The error of a call that did not come about, as Linux's atmsigd has it.

@@ -59,6 +59,20 @@ pub struct AtmOptions {
     /// Bytes of the longest payload that is received, 1 to 65,535; by default as many.
     /// What has more cells than that is refused.
     pub receive_max: usize,
+    /// Constant rates (CBR) in cells of 48 bytes a second, 1 to 16,777,215; by default none:
+    /// what is sent goes as it may (UBR). With rates, sending waits as long as the cells before
+    /// take at that of sending; a call is set up with both. Of a listener they are the most of
+    /// such a call.
+    pub rates: Option<Rates>,
+}
+
+/// The rates of a circuit with constant ones, in cells a second, 1 to 16,777,215.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rates {
+    /// Of what is sent.
+    pub send: u32,
+    /// Of what is received.
+    pub receive: u32,
 }
 
 impl Default for AtmOptions {
@@ -66,6 +80,7 @@ impl Default for AtmOptions {
         AtmOptions {
             send_max: 9180,
             receive_max: 9180,
+            rates: None,
         }
     }
 }

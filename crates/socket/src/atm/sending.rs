@@ -4,9 +4,9 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tidewall_wire::atm::PayloadType;
 use tidewall_wire::atm::oam::Loopback;
 use tidewall_wire::atm::pseudowire::{CircuitCell, FrameHeader};
+use tidewall_wire::atm::{CELL_PAYLOAD_LEN, PayloadType, aal5};
 
 #[cfg(doc)]
 use super::AtmOptions;
@@ -36,7 +36,8 @@ impl AtmSocket {
     /// nonblocking, and no frame is free or the next hop is still looked for; ENOBUFS when no
     /// frame is free for 100 ms; ENODEV once the interface is no more; of a call ENOTCONN
     /// before it is connected and EPIPE once it is released. On a call that was just
-    /// accepted it waits until the caller has acknowledged that.
+    /// accepted it waits until the caller has acknowledged that; of a constant rate until the
+    /// cells before have ended at that rate, or EAGAIN.
     pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
         self.send_at(payload, false)
     }
@@ -75,6 +76,7 @@ impl AtmSocket {
         if payload.len() > self.inner.send_max.load(Ordering::Relaxed) {
             return Err(errno(libc::EMSGSIZE));
         }
+        self.await_rate(core, payload.len(), at_once)?;
         let header = FrameHeader {
             low_priority: self.inner.low_priority.load(Ordering::Relaxed),
             ..FrameHeader::whole(label)
@@ -110,6 +112,36 @@ impl AtmSocket {
                 libc::ENOBUFS => std::thread::yield_now(),
                 _ => std::thread::sleep(NEIGHBOUR_LOOK),
             }
+        }
+    }
+}
+
+impl AtmSocket {
+    /// Waits until a payload may go at the circuit's rate, and takes its cells.
+    fn await_rate(&self, core: &Core, length: usize, at_once: bool) -> io::Result<()> {
+        let Some(bucket) = &self.inner.bucket else {
+            return Ok(());
+        };
+        loop {
+            let now = core.now();
+            let next = {
+                let mut bucket = lock(bucket);
+                if bucket.next() <= now {
+                    bucket.take(now, aal5::pdu_len(length) / CELL_PAYLOAD_LEN);
+                    return Ok(());
+                }
+                bucket.next()
+            };
+            if at_once || self.is_nonblocking() {
+                // As for a frame.
+                let queue = &self.inner.wait_queue;
+                queue.notify_registrations(Events::SPACE_CAME);
+                return Err(errno(libc::EAGAIN));
+            }
+            // What was queued before is not to wait.
+            self.inner.flush(core)?;
+            let until = core.instant_now() + (next - now);
+            core.receiver.sleep(core, &[], Some(until))?;
         }
     }
 }

@@ -10,8 +10,8 @@ use tidewall_device::memory::{Impairments, Side as End};
 use tidewall_socket::descriptor::{Descriptors, Flags};
 use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::{
-    AtmControl, AtmListener, AtmOptions, AtmSocket, CallOptions, Circuit, Nsap, Opaque, Sap, Side,
-    Stack,
+    AtmControl, AtmListener, AtmOptions, AtmSocket, CallOptions, Circuit, Nsap, Opaque, Rates, Sap,
+    Side, Stack,
 };
 
 use super::support::*;
@@ -362,6 +362,7 @@ fn the_longest_payloads_are_agreed_on() {
     let takes = AtmOptions {
         send_max: 500,
         receive_max: 2000,
+        ..AtmOptions::default()
     };
     let listener = AtmListener::bind(&bed.far, number(FAR, 7), 8, takes).unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -371,6 +372,63 @@ fn the_longest_payloads_are_agreed_on() {
     assert_eq!(failed(caller.send(&[0; 2001])), libc::EMSGSIZE);
     assert_eq!(failed(called.send(&[0; 501])), libc::EMSGSIZE);
     assert_eq!(caller.send(&[0; 2000]).unwrap(), 2000);
+}
+
+#[test]
+fn a_constant_rate_is_kept_by_who_sends() {
+    let bed = controlled(Side::User);
+    let rates = |send, receive| AtmOptions {
+        rates: Some(Rates { send, receive }),
+        ..AtmOptions::default()
+    };
+    let most = rates(1000, 2000);
+    let listener = AtmListener::bind(&bed.far, number(FAR, 7), 8, most).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let call = |circuit| {
+        let options = CallOptions {
+            circuit,
+            ..CallOptions::default()
+        };
+        let socket = AtmSocket::connect_nonblocking(&bed.near, number(FAR, 7), &options);
+        run(&bed);
+        socket
+    };
+    assert_eq!(failed(call(rates(0, 1))), libc::EINVAL);
+    assert_eq!(failed(call(rates(1, 1 << 24))), libc::EINVAL);
+    let refused = call(rates(2001, 1000)).unwrap();
+    assert_eq!(failed(refused.finish_connect(None)), libc::EHOSTUNREACH);
+    let caller = call(rates(2000, 500)).unwrap();
+    caller.set_nonblocking(true).unwrap();
+    let called = accept(&listener);
+    run(&bed);
+    caller.finish_connect(None).unwrap();
+    assert_eq!(called.options().rates, rates(500, 2000).rates);
+    // Ten cells: 5 ms from the caller, 20 ms to it.
+    let payload = [7; 10 * 48 - 8];
+    let pass_until_sent = |socket: &AtmSocket| {
+        let began = bed.near.age();
+        while let Err(error) = socket.send(&payload) {
+            assert_eq!(errno(error), libc::EAGAIN);
+            bed.advance(Duration::from_millis(1));
+        }
+        bed.near.age() - began
+    };
+    for (socket, milliseconds) in [(&caller, 5), (&called, 20)] {
+        assert_eq!(pass_until_sent(socket), Duration::ZERO);
+        for _ in 0..3 {
+            let waited = pass_until_sent(socket);
+            assert_eq!(waited, Duration::from_millis(milliseconds));
+        }
+    }
+    // Best effort is not bounded, and a listener with rates takes it.
+    let caller = call(AtmOptions::default()).unwrap();
+    let called = accept(&listener);
+    run(&bed);
+    caller.finish_connect(None).unwrap();
+    assert_eq!(called.options().rates, None);
+    for _ in 0..20 {
+        called.send(&payload).unwrap();
+    }
 }
 
 #[test]

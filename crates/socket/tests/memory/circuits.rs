@@ -133,6 +133,7 @@ fn the_longest_payload_is_the_one_that_was_agreed_on() {
     let longest = AtmOptions {
         send_max: 65_535,
         receive_max: 65_535,
+        ..AtmOptions::default()
     };
     let near = AtmSocket::bind_with(&bed.near, CIRCUIT, longest).unwrap();
     let far = AtmSocket::bind_with(&bed.far, CIRCUIT, longest).unwrap();
@@ -172,6 +173,7 @@ fn binding_fails_as_linux_does() {
         let options = AtmOptions {
             send_max,
             receive_max,
+            ..AtmOptions::default()
         };
         let bound = AtmSocket::bind_with(&bed.near, CIRCUIT, options);
         assert_eq!(
@@ -559,6 +561,7 @@ fn a_payload_of_more_frames_than_there_are_is_too_long() {
     let options = AtmOptions {
         send_max: 65_535,
         receive_max: 65_535,
+        ..AtmOptions::default()
     };
     let near = AtmSocket::bind_with(&bed.near, CIRCUIT, options).unwrap();
     near.set_nonblocking(true).unwrap();
