@@ -15,7 +15,7 @@ use tidewall_wire::atm::{Circuit, Nsap};
 
 use super::call::{Call, Progress};
 use super::receive::Owned;
-use super::{AtmOptions, DEFAULT_RECEIVE_LIMIT, errno};
+use super::{Atm, AtmOptions, DEFAULT_RECEIVE_LIMIT, errno};
 use crate::channels::ChannelSet;
 use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, lock, rank};
@@ -231,6 +231,71 @@ impl CircuitInner {
             owned.give_credit(core, self.id);
         }
         std::mem::take(&mut waiting.channels)
+    }
+}
+
+impl Atm {
+    /// Opens a circuit's channels, and the circuit if it is known.
+    pub(super) fn open_call(
+        &self,
+        core: &Core,
+        place: Option<Place>,
+        options: AtmOptions,
+        call: Call,
+    ) -> io::Result<Arc<CircuitInner>> {
+        self.open_with(core, place, options, Some(call))
+    }
+
+    /// Opens a permanent circuit.
+    pub(super) fn open(
+        &self,
+        core: &Core,
+        circuit: Circuit,
+        options: AtmOptions,
+    ) -> io::Result<Arc<CircuitInner>> {
+        if lock(&self.next_hop).is_none() {
+            return Err(errno(libc::ENODEV));
+        }
+        let place = Place::new(circuit).ok_or_else(|| errno(libc::EINVAL))?;
+        self.open_with(core, Some(place), options, None)
+    }
+
+    fn open_with(
+        &self,
+        core: &Core,
+        place: Option<Place>,
+        options: AtmOptions,
+        call: Option<Call>,
+    ) -> io::Result<Arc<CircuitInner>> {
+        let _binding = lock(&core.binding);
+        let queues = &core.receiver.queues;
+        let id = core.channels.allocate()?;
+        let set = core.channels.open(queues, id, DEFAULT_RECEIVE_LIMIT)?;
+        let inner = Arc::new(CircuitInner::new(set, options, call));
+        core.channels.set_endpoint(id.index(), Some(inner.clone()));
+        match place.map_or(Ok(()), |place| inner.open_place(core, place)) {
+            Ok(()) => Ok(inner),
+            Err(error) => {
+                self.close_bound(core, &inner);
+                Err(error)
+            }
+        }
+    }
+
+    /// Closes a circuit and its channels.
+    pub(super) fn close(&self, core: &Core, inner: &CircuitInner) {
+        let _binding = lock(&core.binding);
+        self.close_bound(core, inner);
+    }
+
+    fn close_bound(&self, core: &Core, inner: &CircuitInner) {
+        inner.close_place(core);
+        core.channels.set_endpoint(inner.id().index(), None);
+        let set = ChannelSet {
+            id: inner.id(),
+            channels: inner.close(core).into(),
+        };
+        core.channels.close(&core.receiver.queues, set);
     }
 }
 
