@@ -81,24 +81,35 @@ impl Epoll {
         Ok(epoll::delete(&self.0, borrow(fd)?)?)
     }
 
-    /// Puts descriptors that are ready now, `most` of them, in place of what is in
-    /// `out`; does not wait.
-    ///
-    /// # Errors
-    /// EINTR.
+    /// [`ready`] of this descriptor.
     pub(crate) fn ready(&self, most: usize, out: &mut Vec<Event>) -> io::Result<()> {
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let most = most.max(1);
-        out.clear();
-        out.reserve(most);
-        let room = out.spare_capacity_mut().get_mut(..most).unwrap_or_default();
-        let (ready, _) = epoll::wait(self.0.as_fd(), room, Some(&at_once))?;
-        let count = ready.len();
-        // SAFETY: the call has written as many, at the front of what was free.
-        unsafe { out.set_len(count) };
-        Ok(())
+        ready(self.0.as_fd(), most, out)
     }
+}
+
+/// False for a descriptor that is no epoll descriptor. Nothing in it is looked at.
+pub(crate) fn is_epoll(fd: BorrowedFd<'_>) -> bool {
+    let stranger = Epoll::new();
+    stranger.is_ok_and(|stranger| epoll::delete(fd, &stranger.0) == Err(Errno::NOENT))
+}
+
+/// Puts what is ready now in an epoll descriptor, `most` of it, in place of what is in
+/// `out`; does not wait.
+///
+/// # Errors
+/// EINTR.
+pub(crate) fn ready(set: BorrowedFd<'_>, most: usize, out: &mut Vec<Event>) -> io::Result<()> {
+    let at_once = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let most = most.max(1);
+    out.clear();
+    out.reserve(most);
+    let room = out.spare_capacity_mut().get_mut(..most).unwrap_or_default();
+    let (ready, _) = epoll::wait(set, room, Some(&at_once))?;
+    let count = ready.len();
+    // SAFETY: the call has written as many, at the front of what was free.
+    unsafe { out.set_len(count) };
+    Ok(())
 }

@@ -6,18 +6,22 @@
 //! notifying does not take it.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use hashbrown::HashMap;
 use slab::Slab;
 
-use super::poll_context::PollContext;
+use super::files::KernelFile;
+use super::kernel_descriptors;
+use super::poll_context::{Interface, PollContext};
 use super::registration::{File, Pollable, Registration};
 use super::{Events, SignalSet};
 use crate::descriptor::OpenFile;
 use crate::lock::{Mutex, MutexGuard, lock, rank};
+use crate::raw::epoll;
 use crate::stack::{Core, Stack};
 use crate::wait_queue::WaitQueue;
 
@@ -44,6 +48,14 @@ pub(crate) struct SetInner {
     items: Mutex<Items, rank::EpollSet>,
     /// The kernel's descriptors come first in the next scan.
     kernel_first: AtomicBool,
+    /// A set of the kernel's, of which what is in it is reported as if it were in here.
+    kernel_set: OnceLock<KernelSet>,
+}
+
+struct KernelSet {
+    file: KernelFile,
+    /// Ready when something in the kernel's set is.
+    registration: Arc<Registration>,
 }
 
 /// What is in a set.
@@ -117,12 +129,9 @@ impl Found<'_> {
         self.events.len() - self.count
     }
 
-    fn push(&mut self, registration: &Registration, events: Events) {
+    fn push(&mut self, data: u64, events: Events) {
         if let Some(place) = self.events.get_mut(self.count) {
-            *place = EpollEvent {
-                events,
-                data: registration.key(),
-            };
+            *place = EpollEvent { events, data };
             self.count += 1;
         }
     }
@@ -147,9 +156,31 @@ impl EpollSet {
                 context: PollContext::new(stack.here()?, true)?,
                 items: Mutex::default(),
                 kernel_first: AtomicBool::new(false),
+                kernel_set: OnceLock::new(),
             }),
             stack: stack.clone(),
         })
+    }
+
+    /// A set beside one of the kernel's: waiting reports what is ready in either, with the
+    /// data that it was entered with there. What the kernel's has, or gets later, is the
+    /// kernel's own: its rules for edges, one-shot and exclusive entries, and for closed
+    /// files, hold for it. Other threads may wait in the kernel's set alone, and see its
+    /// part.
+    ///
+    /// # Errors
+    /// EINVAL for a descriptor that is no epoll set, ELOOP for one with sets three deep in
+    /// it; as [`EpollSet::new`]; ENOMEM, ENOSPC.
+    pub fn beside(stack: &Stack, kernel_set: OwnedFd) -> io::Result<Self> {
+        if !epoll::is_epoll(kernel_set.as_fd()) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let set = Self::new(stack)?;
+        let file = KernelFile::from(kernel_set);
+        let context = &set.inner.context;
+        let registration = context.register(&file, 0, Events::IN, Interface::Epoll)?;
+        let _ = set.inner.kernel_set.set(KernelSet { file, registration });
+        Ok(set)
     }
 
     /// Waits until something in the set is ready and puts it into `events`.
@@ -253,10 +284,19 @@ impl SetInner {
         }
         // As by Linux, what is ready is reported, however busy the others are.
         let insist = insist || self.context.kernel().has_kernel_only();
+        let kernel_set = self.kernel_set.get();
+        let mut nested = None;
         self.context
-            .poll_kernel(insist, room, &mut |registration, events| {
-                found.push(registration, events);
-            })
+            .poll_kernel(insist, room, &mut |registration, events| match kernel_set {
+                Some(set) if Arc::ptr_eq(&set.registration, registration) => nested = Some(set),
+                _ => found.push(registration.key(), events),
+            })?;
+        let Some(KernelSet { file, .. }) = nested else {
+            return Ok(());
+        };
+        kernel_descriptors::fetch(file.as_fd(), found.room(), &mut |data, events| {
+            found.push(data, events);
+        })
     }
 
     /// One pass over the ready list, as far as there is room: in order, what stays
@@ -339,7 +379,7 @@ fn report(registration: &Arc<Registration>, found: &mut Found<'_>) -> bool {
     if !interest.intersects(Events::EDGE | Events::ONESHOT) {
         let events = registration.level();
         if !events.is_empty() {
-            found.push(registration, events);
+            found.push(registration.key(), events);
         }
         return !events.is_empty();
     }
@@ -352,7 +392,7 @@ fn report(registration: &Arc<Registration>, found: &mut Found<'_>) -> bool {
             if interest.contains(Events::ONESHOT) {
                 registration.disable();
             }
-            found.push(registration, events);
+            found.push(registration.key(), events);
         }
     }
     false

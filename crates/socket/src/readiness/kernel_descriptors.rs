@@ -13,6 +13,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -24,7 +25,7 @@ use super::Events;
 use super::exchange::Role;
 use super::registration::Registration;
 use crate::lock::{Mutex, lock, rank};
-use crate::raw::epoll::Epoll;
+use crate::raw::epoll::{self, Epoll};
 use crate::wait_queue::{WaitQueue, Waker};
 
 /// Waits with something to do after which the kernel is asked although nobody has
@@ -36,6 +37,33 @@ const AT_ONCE: usize = 4096;
 thread_local! {
     /// What a call finds ready; kept so that a call allocates nothing.
     static FIRED: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
+}
+
+fn with_fired<R>(call: impl FnOnce(&mut Vec<Event>) -> R) -> R {
+    // A thread that is ending has lost it.
+    let mut fired = FIRED.try_with(RefCell::take).unwrap_or_default();
+    let result = call(&mut fired);
+    let _ = FIRED.try_with(|place| place.replace(fired));
+    result
+}
+
+/// Gives what is ready in an epoll set of somebody else's, `most` of it, to `each`, with
+/// the data that it was entered with there. Does not wait.
+///
+/// # Errors
+/// EINTR.
+pub(super) fn fetch(
+    set: BorrowedFd<'_>,
+    most: usize,
+    each: &mut dyn FnMut(u64, Events),
+) -> io::Result<()> {
+    with_fired(|fired| {
+        epoll::ready(set, most.min(AT_ONCE), fired)?;
+        for &Event { flags, data } in fired.iter() {
+            each(data.u64(), Events::from_bits(flags.bits()));
+        }
+        Ok(())
+    })
 }
 
 /// See the module.
@@ -217,26 +245,24 @@ impl KernelDescriptors {
         let Some(epoll) = self.epoll.get() else {
             return Ok(());
         };
-        // A thread that is ending has lost it.
-        let mut fired = FIRED.try_with(RefCell::take).unwrap_or_default();
-        let asked = epoll.ready(most.min(count).min(AT_ONCE), &mut fired);
-        // Level-triggered: what was ready may still be so next time.
-        self.ready.store(!fired.is_empty(), Ordering::Relaxed);
-        for &event in &fired {
-            let (flags, data) = (event.flags, event.data);
-            let key = data.u64() as usize;
-            let registration = lock(&self.registrations).get(key).cloned();
-            let Some(registration) = registration.filter(|it| it.is_active()) else {
-                continue;
-            };
-            if registration.is_kernel_only() {
-                each(&registration, Events::from_bits(flags.bits()));
-            } else {
-                registration.kernel_has_input();
+        with_fired(|fired| {
+            let asked = epoll.ready(most.min(count).min(AT_ONCE), fired);
+            // Level-triggered: what was ready may still be so next time.
+            self.ready.store(!fired.is_empty(), Ordering::Relaxed);
+            for &Event { flags, data } in fired.iter() {
+                let key = data.u64() as usize;
+                let registration = lock(&self.registrations).get(key).cloned();
+                let Some(registration) = registration.filter(|it| it.is_active()) else {
+                    continue;
+                };
+                if registration.is_kernel_only() {
+                    each(&registration, Events::from_bits(flags.bits()));
+                } else {
+                    registration.kernel_has_input();
+                }
             }
-        }
-        let _ = FIRED.try_with(|place| place.replace(fired));
-        asked
+            asked
+        })
     }
 
     /// As [`KernelDescriptors::poll`], and puts all that are ready on the ready list: for

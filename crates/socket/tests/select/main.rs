@@ -4,6 +4,7 @@
 
 mod event_queue;
 mod kernel_files;
+mod kernel_set;
 #[path = "../signals/raw_signals.rs"]
 mod raw_signals;
 mod sleeping;
