@@ -151,10 +151,7 @@ impl Posix {
         file.set_nonblocking(nonblocking).map_err(errno)?;
         let closes = self.descriptors.close_on_exec(fd).map_err(errno)?;
         let flags = if closes { Flags::CLOEXEC } else { Flags::NONE };
-        let new = self.descriptors.open(file, flags).map_err(errno)?;
-        let replaced = self.descriptors.dup3(new, fd, flags).map_err(errno);
-        self.descriptors.close(new).map_err(errno)?;
-        replaced.map(|_| ())
+        self.descriptors.install(fd, file, flags).map_err(errno)
     }
 
     /// `bind(2)`; of a stream the port is taken by `listen` or `connect`, which also
