@@ -148,15 +148,16 @@ impl Descriptors {
         self.inner.table.get(fd)
     }
 
-    /// True for a number that names something; as [`Table::is_open`], for handlers of
-    /// signals too.
+    /// True for a number that names something. Takes no lock and allocates nothing: a
+    /// handler of a signal may ask.
     #[inline]
     pub fn is_open(&self, fd: i32) -> bool {
         self.inner.table.is_open(fd)
     }
 
-    /// Has a number that somebody else has given out (the kernel) name an open file; see
-    /// [`Table::install`]. What it named before is closed in the same step.
+    /// Has a number that somebody else has given out (the kernel) name an open file.
+    /// What it named before is closed in the same step. Its number is to be closed here
+    /// before it is given out again there.
     ///
     /// # Errors
     /// EBADF for a number out of range, ENOMEM; EBUSY while another thread is about to open
