@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::application::{Application, drop_privileges};
 use support::*;
 use tidewall_device::afxdp::HELPER_PORTS;
@@ -37,6 +38,11 @@ fn who_is_alone_polls_the_device() {
 #[test]
 fn who_stops_or_dies_while_it_polls_harms_nobody() {
     run_with_peer("who_stops_or_dies_while_it_polls_harms_nobody", 60);
+}
+
+#[test]
+fn a_manager_that_does_not_answer_holds_nobody_up() {
+    run_with_peer("a_manager_that_does_not_answer_holds_nobody_up", 60);
 }
 
 #[test]
@@ -283,6 +289,29 @@ mod inside {
         at_peer(kernel_answers);
         drop(daemon);
         assert!(command().arg("--remove").status().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_manager_that_does_not_answer_holds_nobody_up() {
+        let daemon = start_private();
+        let first = start(PORT);
+        wait_until_lent(PORT);
+        let process = Pid::from_child(&daemon.0);
+        let before = deferral();
+        // Until interrupts are deferred no more, as nothing comes: what comes next is to
+        // change that again.
+        wait_until("nothing is deferred", || deferral() != before);
+        kill_process(process, Signal::STOP).unwrap();
+        at_peer(|| {
+            for number in 0..100u32 {
+                let text = number.to_ne_bytes();
+                assert_eq!(echo(PORT, &text).unwrap(), text);
+            }
+        });
+        kill_process(process, Signal::CONT).unwrap();
+        wait_until_lent(PORT);
+        drop(first);
     }
 
     #[test]

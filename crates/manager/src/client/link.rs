@@ -23,6 +23,10 @@ use crate::protocol::{Answer, BLOCK_PORTS, Block, Blocks, Port, Present, Request
 /// applications.
 const FIND_WITHIN: Duration = Duration::from_secs(6);
 
+/// How long a thread that receives waits for an answer: the manager may be waiting for the
+/// kernel, which changes interfaces for somebody else.
+const ANSWER_WITHIN: Duration = Duration::from_millis(1);
+
 /// A connection, and the thread that finds the manager again.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -55,6 +59,8 @@ pub(super) struct State {
     /// There will be none any more, and why.
     ended: Option<String>,
     lent: Arc<AtomicU32>,
+    /// Id of a request whose answer was waited for no longer, and has not come yet.
+    late: Option<u32>,
 }
 
 impl Link {
@@ -113,6 +119,23 @@ impl Link {
             true => Err(io::ErrorKind::NotConnected.into()),
             false => Ok(state),
         }
+    }
+
+    /// Asks, if nobody uses the connection and the manager is there, and waits no longer
+    /// than [`ANSWER_WITHIN`].
+    ///
+    /// # Errors
+    /// TimedOut: it may be done all the same; WouldBlock, also until the answer to what has
+    /// timed out has come; NotConnected; what the manager answers.
+    pub(super) fn ask_now(&self, request: &Request) -> io::Result<(Answer, Received)> {
+        let mut state = self.now()?;
+        if state.late.is_some() {
+            state.take_unasked();
+            if state.late.is_some() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+        }
+        state.ask_within(request, &[], Some(ANSWER_WITHIN))
     }
 
     /// Asks for something to be taken back that is forgotten here. A manager that is gone
@@ -232,6 +255,7 @@ impl Shared {
             return Ok(());
         }
         state.connection = Connection::connect(&self.path)?;
+        state.late = None;
         let presented = self.present(state);
         match &presented {
             Ok(()) => state.lost = false,
@@ -272,6 +296,7 @@ impl State {
             lost: false,
             ended: None,
             lent: Arc::default(),
+            late: None,
         }
     }
 
@@ -291,23 +316,27 @@ impl State {
         self.lost |= poll(&mut descriptors, Some(&now)) == Ok(1);
     }
 
-    /// True where there is a message.
-    fn has_message(&self) -> bool {
+    /// True where there is a message, or the end of them, within a time.
+    fn has_message(&self, within: Duration) -> bool {
         let mut descriptors = [PollFd::new(&self.connection, PollFlags::IN)];
-        let now = rustix::event::Timespec::default();
-        let polled = poll(&mut descriptors, Some(&now));
-        polled == Ok(1) && descriptors[0].revents().contains(PollFlags::IN)
+        let within = rustix::event::Timespec {
+            tv_sec: within.as_secs() as i64,
+            tv_nsec: within.subsec_nanos().into(),
+        };
+        poll(&mut descriptors, Some(&within)) == Ok(1)
     }
 
-    /// Takes what the manager has said by itself; answers are taken by who asks, who holds
-    /// the state as long.
+    /// Takes what the manager has said by itself, and answers that nobody waits for any
+    /// more; others are taken by who asks, who holds the state as long.
     fn take_unasked(&mut self) {
-        while !self.lost && self.has_message() {
+        while !self.lost && self.has_message(Duration::ZERO) {
             match self.connection.receive() {
                 Ok(Some(received)) => {
                     if let Ok((_, Answer::Polling(polling))) = Answer::parse(&received.bytes) {
                         self.note_polling(polling.lent != 0);
                     }
+                    let id = header(&received.bytes).map(|header| header.id);
+                    self.late = self.late.filter(|late| Some(*late) != id);
                 }
                 _ => self.lost = true,
             }
@@ -339,7 +368,16 @@ impl State {
         request: &Request,
         beside: &[BorrowedFd<'_>],
     ) -> io::Result<(Answer, Received)> {
-        let asked = self.exchange(request, beside);
+        self.ask_within(request, beside, None)
+    }
+
+    fn ask_within(
+        &mut self,
+        request: &Request,
+        beside: &[BorrowedFd<'_>],
+        within: Option<Duration>,
+    ) -> io::Result<(Answer, Received)> {
+        let asked = self.exchange(request, beside, within);
         self.lost |= asked.as_ref().is_err_and(is_gone);
         asked
     }
@@ -348,11 +386,16 @@ impl State {
         &mut self,
         request: &Request,
         beside: &[BorrowedFd<'_>],
+        within: Option<Duration>,
     ) -> io::Result<(Answer, Received)> {
         let id = self.next;
         self.next = self.next.wrapping_add(1);
         self.connection.send(&request.emit(id), beside)?;
         loop {
+            if within.is_some_and(|within| !self.has_message(within)) {
+                self.late = Some(id);
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             let received = self.connection.receive()?.ok_or_else(gone)?;
             // An answer to nothing was refused entry.
             if header(&received.bytes).is_some_and(|header| ![id, 0].contains(&header.id)) {
