@@ -108,7 +108,7 @@ fn add(switch: &mut CellSwitch, setup: &Setup, route: Route) -> Outcome {
 }
 
 /// Takes the circuits of a new setup. Other ports would be another switch.
-fn change(switch: &mut CellSwitch, current: &mut Setup, new: Setup) -> Outcome {
+fn change(switch: &mut CellSwitch, current: &mut Setup, mut new: Setup) -> Outcome {
     if new.ports != current.ports {
         eprintln!("tidewall: circuits alone can change; ports need a restart");
         return Ok(());
@@ -119,9 +119,18 @@ fn change(switch: &mut CellSwitch, current: &mut Setup, new: Setup) -> Outcome {
             .remove(gone.from)
             .map_err(|error| Failure::io("removing a circuit", &error))?;
     }
-    for come in new.routes.iter().filter(|it| !current.routes.contains(it)) {
-        add(switch, &new, *come)?;
-    }
+    // One that the driver's tables have no room for ends nothing; the next SIGHUP tries again.
+    let there = |route: &Route| {
+        current.routes.contains(route)
+            || match add(switch, current, *route) {
+                Ok(()) => true,
+                Err(failure) => {
+                    eprintln!("tidewall: {failure}");
+                    false
+                }
+            }
+    };
+    new.routes.retain(there);
     *current = new;
     say_line(&format!("{} directions of circuits", current.routes.len()))
 }
