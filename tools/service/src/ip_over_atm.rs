@@ -103,6 +103,7 @@ impl IpOverAtm {
         let options = AtmOptions {
             send_max: longest,
             receive_max: longest,
+            ..AtmOptions::default()
         };
         let socket = AtmSocket::bind_with(stack, circuit, options)?;
         socket.set_nonblocking(true)?;
