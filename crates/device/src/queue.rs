@@ -93,8 +93,11 @@ pub trait Receive: Send {
 
     /// Whether a poll that finds work defers the interrupt, which it does at first.
     /// Where it does not, the device interrupts as if there were no stack, and
-    /// [`Receive::set_moderation`] does nothing. Of the whole device.
-    fn set_deferral(&mut self, _deferred: bool) {}
+    /// [`Receive::set_moderation`] does nothing. Of the whole device. False where whose the
+    /// settings are has not said that it is done: it is for the caller to ask again.
+    fn set_deferral(&mut self, _deferred: bool) -> bool {
+        true
+    }
 
     /// Datagrams that reached the kernel instead of the queue because the device's
     /// poll was found by them (NAPI id discovery): moves one into `payload`.

@@ -298,10 +298,11 @@ impl Owner for EmbeddedOwner {
             .is_some_and(|timer| timer.set(moderation))
     }
 
-    fn set_deferral(&self, deferred: bool) {
+    fn set_deferral(&self, deferred: bool) -> bool {
         if let Some(timer) = &self.timer {
             timer.set_deferral(deferred);
         }
+        true
     }
 
     fn probe_napi(&self, queue: u32, port: u16, source: u16) {

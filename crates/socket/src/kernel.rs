@@ -4,7 +4,7 @@
 //! the kernel's own EADDRINUSE, both ways; because it is a real socket, peers
 //! on this host keep reaching the service. Receiving merges both.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -126,11 +126,10 @@ impl PortReservation {
         destination: SocketAddr,
         connected: bool,
     ) -> io::Result<usize> {
-        if connected {
-            self.socket.send(payload)
-        } else {
-            self.socket.send_to(payload, destination)
-        }
+        // One that was adopted may be blocking for those who share it.
+        let destination = (!connected).then_some(destination);
+        let payload = [IoSlice::new(payload)];
+        kernel_calls::send(&*self.socket, &payload, destination, libc::MSG_DONTWAIT)
     }
 
     /// Sends from `source`, on `interface` if that is not 0.
@@ -147,7 +146,7 @@ impl PortReservation {
             source,
             interface,
         };
-        send_message(self.socket.as_fd(), &message, 0)
+        send_message(self.socket.as_fd(), &message, libc::MSG_DONTWAIT)
     }
 
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<KernelDatagram> {

@@ -43,7 +43,7 @@ pub trait Owner: Send + Sync {
     fn set_moderation(&self, moderation: InterruptModeration) -> bool;
 
     /// See [`crate::queue::Receive::set_deferral`].
-    fn set_deferral(&self, deferred: bool);
+    fn set_deferral(&self, deferred: bool) -> bool;
 
     /// See [`crate::demux::TrustedTables::probe_napi`].
     fn probe_napi(&self, queue: u32, port: u16, source: u16);

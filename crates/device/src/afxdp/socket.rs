@@ -325,8 +325,8 @@ impl Receive for ReceiveHalf {
         self.owner.set_moderation(moderation)
     }
 
-    fn set_deferral(&mut self, deferred: bool) {
-        self.owner.set_deferral(deferred);
+    fn set_deferral(&mut self, deferred: bool) -> bool {
+        self.owner.set_deferral(deferred)
     }
 
     fn take_kernel_delivered(&mut self, payload: &mut Vec<u8>) -> Option<KernelDelivered> {

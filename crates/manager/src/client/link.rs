@@ -323,7 +323,7 @@ impl State {
             tv_sec: within.as_secs() as i64,
             tv_nsec: within.subsec_nanos().into(),
         };
-        poll(&mut descriptors, Some(&within)) == Ok(1)
+        rustix::io::retry_on_intr(|| poll(&mut descriptors, Some(&within))) == Ok(1)
     }
 
     /// Takes what the manager has said by itself, and answers that nobody waits for any
@@ -335,12 +335,17 @@ impl State {
                     if let Ok((_, Answer::Polling(polling))) = Answer::parse(&received.bytes) {
                         self.note_polling(polling.lent != 0);
                     }
-                    let id = header(&received.bytes).map(|header| header.id);
-                    self.late = self.late.filter(|late| Some(*late) != id);
+                    self.note_late(&received);
                 }
                 _ => self.lost = true,
             }
         }
+    }
+
+    /// An answer that nobody waits for any more may be what came.
+    fn note_late(&mut self, received: &Received) {
+        let id = header(&received.bytes).map(|header| header.id);
+        self.late = self.late.filter(|late| Some(*late) != id);
     }
 
     fn note_polling(&self, lent: bool) {
@@ -397,6 +402,7 @@ impl State {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let received = self.connection.receive()?.ok_or_else(gone)?;
+            self.note_late(&received);
             // An answer to nothing was refused entry.
             if header(&received.bytes).is_some_and(|header| ![id, 0].contains(&header.id)) {
                 continue;
@@ -452,4 +458,29 @@ pub(super) fn unexpected() -> io::Error {
         io::ErrorKind::InvalidData,
         "the manager answered something else",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Empty;
+
+    #[test]
+    fn an_answer_that_is_late_is_not_missed_by_who_asks_next() {
+        let (ours, managers) = Connection::pair().unwrap();
+        let mut state = State::new(ours);
+        let request = Request::GetHelpers(Empty {});
+        let asked = state.ask_within(&request, &[], Some(Duration::ZERO));
+        assert_eq!(asked.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(state.late, Some(1));
+        // The next one waits as long as it takes, and is answered after that.
+        for id in [1, 2] {
+            managers
+                .send(&Answer::Done(Empty {}).emit(id), &[])
+                .unwrap();
+        }
+        let (answer, _) = state.ask(&request, &[]).unwrap();
+        assert!(matches!(answer, Answer::Done(_)));
+        assert_eq!(state.late, None);
+    }
 }

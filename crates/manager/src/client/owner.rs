@@ -92,13 +92,13 @@ impl Owner for Manager {
         set.note(Some(moderation), &self.client.moderate(Some(moderation)))
     }
 
-    fn set_deferral(&self, deferred: bool) {
+    fn set_deferral(&self, deferred: bool) -> bool {
         let mut set = self.moderation();
         if !self.lets_poll() || (set.to.is_some() == deferred && !set.unsure) {
-            return;
+            return true;
         }
         let wanted = deferred.then_some(InterruptModeration::Enabled);
-        set.note(wanted, &self.client.moderate(wanted));
+        set.note(wanted, &self.client.moderate(wanted))
     }
 
     fn probe_napi(&self, queue: u32, port: u16, source: u16) {

@@ -71,6 +71,8 @@ pub struct DirectDevice {
     present: HashSet<u16>,
     /// The private application that may poll the device, being alone with it.
     lent: Option<u16>,
+    /// How often it was lent.
+    lends: u32,
     /// Whether the device was switched to be polled by threads.
     polled: bool,
     /// When it is lent, or switched to be polled by threads, or neither any more.
@@ -149,6 +151,7 @@ impl DirectDevice {
             private: None,
             present,
             lent: None,
+            lends: 0,
             polled: false,
             switch_at: None,
             described: Joined::new_zeroed(),
@@ -454,9 +457,18 @@ impl Device for DirectDevice {
             Request::Probe(probe)
                 if self.lent.is_some()
                     && probe.port != 0
-                    && !HELPER_PORTS.contains(&probe.port) =>
+                    && !HELPER_PORTS.contains(&probe.port)
+                    && !self.queues.has_given(probe.port) =>
             {
                 Err(invalid("a probe goes to a port that helpers have"))
+            }
+            // Ports for them are few, and the next application's, too.
+            Request::GetHelpers(_)
+                if self.lent.is_some()
+                    && self.queues.given()
+                        >= shared::HELPERS_LENT * self.queue_count() as usize =>
+            {
+                Err(io::ErrorKind::ResourceBusy.into())
             }
             Request::Resolve(of) => {
                 let address = address(of.address);

@@ -1,6 +1,7 @@
 //! The queues of a device: made for one application at a time, for which the manager then
 //! does what takes privileges.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -60,6 +61,8 @@ pub(super) struct Queues {
     /// sockets of a process that ends one after the other, and waits for RCU each time; so it
     /// waits for both at once.
     held: Vec<OwnedFd>,
+    /// Ports of helper sockets that were handed out since.
+    given: HashSet<u16>,
     /// While somebody has them, and they defer interrupts.
     timer: Option<FlushTimer>,
     input: Option<KernelInput>,
@@ -92,6 +95,7 @@ impl Queues {
             application,
             stock: None,
             held: Vec::new(),
+            given: HashSet::new(),
             timer: before
                 .and_then(|before| FlushTimer::open(interface, before.map(|it| it.to_string()))),
             input: KernelInput::load(index).ok(),
@@ -247,9 +251,20 @@ impl Queues {
     /// What writing the settings reports.
     pub(super) fn take_back(&mut self) -> io::Result<()> {
         self.write([0; 2])?;
+        self.given.clear();
         self.timer = None;
         self.application = None;
         Ok(())
+    }
+
+    /// How many helper sockets were handed out, beside a queue's own.
+    pub(super) fn given(&self) -> usize {
+        self.given.len()
+    }
+
+    /// True of the port of one of these.
+    pub(super) fn has_given(&self, port: u16) -> bool {
+        self.given.contains(&port)
     }
 
     /// True if an application has them.
@@ -270,6 +285,7 @@ impl Queues {
         if let Some(before) = before {
             self.write(before)?;
         }
+        self.given.clear();
         self.timer = None;
         self.application = None;
         if !self.held.is_empty() {
@@ -296,7 +312,7 @@ impl Queues {
     /// EINVAL for queues that the application has not; EOPNOTSUPP; what the kernel
     /// reports.
     pub(super) fn request(
-        &self,
+        &mut self,
         application: u16,
         request: &Request,
         tables: &TrustedTables,
@@ -317,7 +333,11 @@ impl Queues {
                 input.receive(bytes)?;
             }
             Request::GetHelpers(_) => {
-                descriptors.extend(afxdp::helpers()?.map(OwnedFd::from));
+                let helpers = afxdp::helpers()?;
+                for helper in &helpers {
+                    self.given.insert(helper.local_addr()?.port());
+                }
+                descriptors.extend(helpers.map(OwnedFd::from));
                 answer = Answer::Helpers(Empty {});
             }
             _ => return Err(io::ErrorKind::Unsupported.into()),

@@ -50,8 +50,8 @@ pub struct Server {
     next: ClientId,
     log: Log,
     metrics: Option<Metrics>,
-    /// Who knows that the device is lent to it.
-    lent: Option<u16>,
+    /// Who knows that the device is lent to it, and which time that is.
+    lent: Option<(u16, u32)>,
     /// Whose descendants are the program that the manager is for.
     ancestor: Option<u32>,
     /// Whether some unit may do more than its processes' users.
@@ -250,22 +250,29 @@ impl Server {
             self.lent = lent;
             let clients: Vec<ClientId> = self.clients.keys().copied().collect();
             for client in clients {
-                let application = self.manager.application_of(client);
-                if application.is_some() && [before, lent].contains(&application) {
-                    self.say_who_polls(client);
+                let Some(application) = self.manager.application_of(client) else {
+                    continue;
+                };
+                let is_of = |lent: Option<(u16, u32)>| lent.is_some_and(|it| it.0 == application);
+                let sent = match (is_of(before), is_of(lent)) {
+                    // The settings that it asked for are gone in between.
+                    (true, true) => self
+                        .say_who_polls(client, false)
+                        .and_then(|()| self.say_who_polls(client, true)),
+                    (false, false) => Ok(()),
+                    (_, lent) => self.say_who_polls(client, lent),
+                };
+                if sent.is_err() {
+                    self.end(client);
                 }
             }
         }
     }
 
-    /// Tells a private application whether it may poll the device.
-    fn say_who_polls(&mut self, client: ClientId) {
-        let application = self.manager.application_of(client);
-        let lent = application.is_some() && application == self.device.lent();
+    /// A private application hears whether it may poll the device.
+    fn say_who_polls(&self, client: ClientId, lent: bool) -> io::Result<()> {
         let polling = Answer::Polling(Polling { lent: lent.into() });
-        if self.send(client, 0, &polling, &[]).is_err() {
-            self.end(client);
-        }
+        self.send(client, 0, &polling, &[])
     }
 
     /// # Errors
@@ -382,7 +389,12 @@ impl Server {
             _ if sent.is_err() => self.end(client),
             // It has presented itself, and knows what an earlier process said.
             Reply::Answer(Answer::Joined(joined), _) if joined.private != 0 => {
-                self.say_who_polls(client);
+                let application = self.manager.application_of(client);
+                let lent = self.device.lent().map(|it| it.0);
+                let lent = application.is_some() && application == lent;
+                if self.say_who_polls(client, lent).is_err() {
+                    self.end(client);
+                }
             }
             _ => {}
         }

@@ -150,7 +150,7 @@ impl Poller {
     }
 
     /// See [`tidewall_device::queue::Receive::set_deferral`].
-    pub fn set_deferral(&mut self, deferred: bool) {
-        self.device.set_deferral(deferred);
+    pub fn set_deferral(&mut self, deferred: bool) -> bool {
+        self.device.set_deferral(deferred)
     }
 }

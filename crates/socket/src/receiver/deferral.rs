@@ -67,8 +67,11 @@ impl Deferral {
 
     fn set(&self, deferred: bool, poller: &mut Poller) {
         let _switch = lock(&self.switch);
-        if self.deferred.swap(deferred, Ordering::Relaxed) != deferred {
-            poller.set_deferral(deferred);
+        if self.deferred.swap(deferred, Ordering::Relaxed) != deferred
+            && !poller.set_deferral(deferred)
+        {
+            // The next look, or the next frames, ask again.
+            self.deferred.store(!deferred, Ordering::Relaxed);
         }
     }
 }

@@ -59,6 +59,8 @@ pub struct TcpListener {
     // Dropped after `inner`'s use in Drop; keeps the device open.
     pub(crate) stack: Stack,
     nonblocking: AtomicBool,
+    /// The kernel's socket waited for connections when it was adopted.
+    was_blocking: bool,
     /// Accepts in a row that found connections in user space.
     own_accepts: AtomicU64,
 }
@@ -219,6 +221,7 @@ impl TcpListener {
             event_loop: Default::default(),
             stack: stack.clone(),
             nonblocking: AtomicBool::new(false),
+            was_blocking: false,
             own_accepts: AtomicU64::new(0),
         };
         let offer = CookieOffer {
@@ -469,8 +472,8 @@ impl Drop for TcpListener {
             self.stop_listening();
         }
         if let Some(kernel) = &self.inner.kernel {
-            if !self.is_nonblocking() {
-                // Others may share it (`adopt`).
+            if self.was_blocking {
+                // Others may share it.
                 let _ = ioctl_fionbio(kernel.as_fd(), false);
             }
             core.netdev

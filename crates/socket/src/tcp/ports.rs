@@ -31,8 +31,8 @@ struct Use {
     users: usize,
     /// Addresses for which the port is ours in the driver's tables.
     owned: Vec<Option<IpAddr>>,
-    /// The kernel socket that keeps others from an ephemeral port.
-    held: Option<Unshared<OwnedFd>>,
+    /// The kernel's sockets that keep others from it.
+    held: Vec<Unshared<OwnedFd>>,
 }
 
 impl Ports {
@@ -62,9 +62,7 @@ impl Ports {
             entry.owned.push(address);
         }
         entry.users += 1;
-        if held.is_some() {
-            entry.held = held;
-        }
+        entry.held.extend(held);
         Ok(())
     }
 

@@ -21,6 +21,9 @@ pub const LINGER: Duration = Duration::from_secs(5);
 /// until then: one that lives shorter changes none of its settings.
 const LEND_AFTER: Duration = Duration::from_millis(100);
 
+/// Helper sockets for each queue, at most, that an application gets while it is lent the device.
+pub(super) const HELPERS_LENT: usize = 16;
+
 /// By whom a device is to be polled that private applications have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Polling {
@@ -105,12 +108,14 @@ impl DirectDevice {
             }
             Polling::Lent(application) => {
                 self.put_back_polling()?;
+                self.polled = false;
                 if queues::noted(&self.own).is_none()
                     && let Some(before) = self.queues.settings()
                 {
                     self.note(|own| queues::note(own, Some(before)))?;
                 }
                 self.queues.lend(application, queues::noted(&self.own));
+                self.lends = self.lends.wrapping_add(1);
                 self.lent = Some(application);
             }
             Polling::AsBefore => self.put_back_polling()?,
@@ -131,9 +136,10 @@ impl DirectDevice {
         }
     }
 
-    /// The private application that may poll the device.
-    pub fn lent(&self) -> Option<u16> {
-        self.lent
+    /// The private application that may poll the device, and how often that was lent: who is
+    /// lent it again finds none of the settings that it had asked for.
+    pub fn lent(&self) -> Option<(u16, u32)> {
+        self.lent.map(|application| (application, self.lends))
     }
 
     /// Takes the device back from the application that polls it, before another gets

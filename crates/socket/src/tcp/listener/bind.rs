@@ -115,7 +115,7 @@ impl TcpListener {
             only_v6: local.is_ipv6() && ipv6_v6only(&kernel)?,
             ..options
         };
-        let listener = Self::begin(stack, options, |core| {
+        let mut listener = Self::begin(stack, options, |core| {
             if !core.netdev.has_kernel {
                 return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
             }
@@ -125,6 +125,7 @@ impl TcpListener {
         if let Some(kernel) = &listener.inner.kernel {
             ioctl_fionbio(kernel.as_fd(), true)?;
         }
+        listener.was_blocking = !nonblocking;
         // What it has, nobody has watched it get.
         listener.inner.kernel_input.note();
         Ok(listener)
