@@ -1,5 +1,8 @@
 //! What time, the link and requests do to calls.
 
+use std::ops::Bound;
+use std::time::Duration;
+
 use tidewall_wire::atm::q2931::{
     CallReference, Cause, ConnectionIdentifier, Elements, MESSAGE_MAX, MessageType, Restart,
 };
@@ -7,6 +10,12 @@ use tidewall_wire::atm::q2931::{
 use super::{Call, CallId, Event, Phase, Signalling, because, expired};
 use crate::reassembly::Time;
 use crate::sscop;
+
+/// How many calls' states are asked for at once when the link comes up anew, and how long
+/// after that those of more: each message is kept until the other end has it, and the link's
+/// queue is for others, too.
+const ASKED_AT_ONCE: usize = 256;
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 impl Signalling {
     /// Does what is due.
@@ -22,6 +31,9 @@ impl Signalling {
         {
             self.timers.pop_first();
             self.call_expired(now, id);
+        }
+        if let Some((_, behind)) = self.asking.take_if(|(at, _)| *at <= now) {
+            self.enquire_behind(now, behind);
         }
         if let Some(restarting) = &mut self.restarting
             && restarting.timer <= now
@@ -61,7 +73,8 @@ impl Signalling {
                 let cause = call.cause;
                 self.end(id, cause);
             }
-            // T322: the other end says nothing of an active call.
+            // T322: the other end says nothing of an active call. Or T313, of one that the
+            // network's side has accepted.
             Phase::Active if !again => {
                 self.arm(id, now + self.config.t322);
                 self.put(now, id, MessageType::StatusEnquiry, &Elements::default());
@@ -88,7 +101,8 @@ impl Signalling {
     }
 
     /// The link is up, or up anew: what was under way may be lost, so each active call's
-    /// state is asked for (§5.6.8, §5.6.9).
+    /// state is asked for (§5.6.8, §5.6.9), soon: a neighbour that begins anew over and over
+    /// has no work done for all calls each time.
     pub(super) fn link_up(&mut self, now: Time) {
         self.up = true;
         self.down_until = None;
@@ -96,19 +110,32 @@ impl Signalling {
         while let Some(message) = self.waiting.pop_front() {
             let _ = self.link.send(&message);
         }
-        let active = self
-            .calls
-            .iter()
-            .filter(|(_, call)| call.phase == Phase::Active);
-        let active: Vec<CallId> = active.map(|(id, _)| *id).collect();
+        let next = self.asking.map_or(now + ASK_AGAIN, |(at, _)| at);
+        self.asking = Some((next, None));
+    }
+
+    /// Asks for the states of some active calls, those behind this one. One that waits for its
+    /// acknowledgment has its timer, which a link that begins anew is not to set back.
+    fn enquire_behind(&mut self, now: Time, mut behind: Option<CallId>) {
+        let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
+        let active = self.calls.range((from, Bound::Unbounded));
+        let active = active.filter(|(_, call)| call.phase == Phase::Active && !call.unacknowledged);
+        let active: Vec<CallId> = active.map(|(id, _)| *id).take(ASKED_AT_ONCE).collect();
+        let mut rest = active.len() == ASKED_AT_ONCE;
         for id in active {
-            self.enquire(now, id);
+            if !self.enquire(now, id) {
+                rest = true;
+                break;
+            }
+            behind = Some(id);
         }
+        self.asking = rest.then_some((now + ASK_AGAIN, behind));
     }
 
     pub(super) fn link_down(&mut self, now: Time) {
         let was_up = std::mem::replace(&mut self.up, false);
         self.waiting.clear();
+        self.asking = None;
         let cause = Cause::new(Cause::DESTINATION_OUT_OF_ORDER);
         self.drop_calls(|call| call.phase != Phase::Active, cause);
         if was_up {
@@ -120,13 +147,16 @@ impl Signalling {
         }
     }
 
-    /// Asks for a call's state (§5.6.10).
-    pub(super) fn enquire(&mut self, now: Time, id: CallId) {
+    /// Asks for a call's state (§5.6.10). False where the link does not take the message.
+    fn enquire(&mut self, now: Time, id: CallId) -> bool {
+        if !self.put(now, id, MessageType::StatusEnquiry, &Elements::default()) {
+            return false;
+        }
         if let Some(call) = self.calls.get_mut(&id) {
             call.again = false;
         }
         self.arm(id, now + self.config.t322);
-        self.put(now, id, MessageType::StatusEnquiry, &Elements::default());
+        true
     }
 
     /// Sets a call's timer.

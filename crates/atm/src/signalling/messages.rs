@@ -81,10 +81,7 @@ impl Signalling {
             // The network's side is active at CONNECT already (§5.2.6). Its owner may want to
             // know that the caller is, too.
             (MessageType::ConnectAcknowledge, Phase::Active) if !id.ours => {
-                if self.config.side == Side::Network {
-                    let event = Event::Connected(id, Box::new(*elements));
-                    self.events.push_back(event);
-                }
+                self.acknowledged(id, elements);
             }
             // A SETUP again, of a call that is known (§5.6.3.2).
             (MessageType::Setup, _) => self.ignored += 1,
@@ -116,6 +113,17 @@ impl Signalling {
                 let cause = Cause::new(Cause::MESSAGE_NOT_COMPATIBLE).with(&[kind as u8]);
                 self.status(now, id, cause);
             }
+        }
+    }
+
+    /// The caller is active, too; of a call that the network's side has accepted that is
+    /// reported, once.
+    fn acknowledged(&mut self, id: CallId, elements: &Elements) {
+        let call = self.calls.get_mut(&id);
+        if call.is_some_and(|call| std::mem::take(&mut call.unacknowledged)) {
+            self.disarm(id);
+            let event = Event::Connected(id, Box::new(*elements));
+            self.events.push_back(event);
         }
     }
 
@@ -213,10 +221,17 @@ impl Signalling {
         phase: Phase,
         elements: &Elements,
     ) {
-        if phase == Phase::Active {
-            self.disarm(id);
-        }
         let state = elements.call_state.unwrap_or(0);
+        if phase == Phase::Active {
+            if state == Phase::Active.number(self.config.side) {
+                self.acknowledged(id, &Elements::default());
+            }
+            // A caller that has no CONNECT is to get no more time by saying so: it is lost.
+            let waits = self.calls.get(&id).is_some_and(|call| call.unacknowledged);
+            if !waits {
+                self.disarm(id);
+            }
+        }
         if state == 0 {
             self.end(
                 id,
@@ -301,6 +316,7 @@ impl Signalling {
                 timer: None,
                 again: false,
                 connection: elements.connection,
+                unacknowledged: false,
                 setup: None,
                 cause: Cause::new(Cause::NORMAL),
             },

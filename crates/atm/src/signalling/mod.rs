@@ -8,7 +8,8 @@
 //!
 //! A call that this end set up and one that the other end did have the same course on
 //! either side; only the numbers of their states differ ([`Phase::number`]), and that the
-//! network waits for no acknowledgment of its CONNECT.
+//! network is active with its CONNECT, and asks for the caller's state if that is not
+//! acknowledged.
 
 mod course;
 mod messages;
@@ -45,7 +46,8 @@ pub struct Config {
     pub t309: Duration,
     /// T310: CONNECT after CALL PROCEEDING.
     pub t310: Duration,
-    /// T313: an answer to CONNECT, at the user's side.
+    /// T313: an answer to CONNECT, without which the user's side releases the call and the
+    /// network's asks for its state.
     pub t313: Duration,
     /// T316: an answer to RESTART; once repeated.
     pub t316: Duration,
@@ -151,7 +153,8 @@ pub enum Event {
     /// The call is on its way; what the message says, the circuit above all.
     Proceeding(CallId, Box<Elements>),
     /// The call is active at both ends. Of one that the network's side has accepted, which is
-    /// active there at once, this comes with the caller's acknowledgment.
+    /// active there at once, this comes with the caller's acknowledgment, or when the caller
+    /// says that it is active.
     Connected(CallId, Box<Elements>),
     /// The other end releases the call: free the circuit, then `release`.
     Releasing(CallId, Cause),
@@ -188,6 +191,8 @@ struct Call {
     timer: Option<Time>,
     again: bool,
     connection: Option<ConnectionIdentifier>,
+    /// CONNECT is sent by the network's side, and the caller has not said that it has it.
+    unacknowledged: bool,
     /// What SETUP said, to say it again; why a release is under way.
     setup: Option<Box<Elements>>,
     cause: Cause,
@@ -215,6 +220,9 @@ pub struct Signalling {
     restarting: Option<Restarting>,
     /// T309.
     down_until: Option<Time>,
+    /// The link came up anew: when the states of some more active calls are asked for, and
+    /// behind which call.
+    asking: Option<(Time, Option<CallId>)>,
     /// Messages until the link is up.
     waiting: VecDeque<Vec<u8>>,
     events: VecDeque<Event>,
@@ -235,6 +243,7 @@ impl Signalling {
             next_value: 0,
             restarting: None,
             down_until: None,
+            asking: None,
             waiting: VecDeque::new(),
             events: VecDeque::new(),
             ignored: 0,
@@ -288,6 +297,7 @@ impl Signalling {
                 timer: None,
                 again: false,
                 connection: elements.connection,
+                unacknowledged: false,
                 setup: Some(Box::new(elements)),
                 cause: Cause::new(Cause::NO_USER_RESPONDING),
             },
@@ -358,7 +368,13 @@ impl Signalling {
                 call.phase = Phase::ConnectSent;
                 self.arm(id, now + self.config.t313);
             }
-            Side::Network => call.phase = Phase::Active,
+            Side::Network => {
+                call.phase = Phase::Active;
+                call.unacknowledged = true;
+                // Where nothing comes, the call's state is asked for.
+                call.again = false;
+                self.arm(id, now + self.config.t313);
+            }
         }
         self.put(now, id, MessageType::Connect, elements);
         Ok(())
@@ -429,7 +445,9 @@ impl Signalling {
     pub fn poll_timeout(&self) -> Option<Time> {
         let call = self.timers.first().map(|(at, _)| *at);
         let restart = self.restarting.as_ref().map(|restarting| restarting.timer);
-        [call, restart, self.down_until, self.link.poll_timeout()]
+        let asking = self.asking.map(|(at, _)| at);
+        let link = self.link.poll_timeout();
+        [call, restart, asking, self.down_until, link]
             .into_iter()
             .flatten()
             .min()

@@ -476,7 +476,10 @@ fn active_calls_outlive_the_link() {
     assert_eq!(user.phase(id), Some(Phase::Active));
     assert_eq!(user.phase(early), None);
     user.link_up(NOW);
-    exchange(NOW, &mut user, &mut network);
+    let due = user.poll_timeout().unwrap();
+    user.handle_timeout(due);
+    assert_eq!(user.timers.len(), 1);
+    exchange(due, &mut user, &mut network);
     assert_eq!(user.phase(id), Some(Phase::Active));
     assert_eq!(user.timers.len(), 0);
     // Down for good.
@@ -484,4 +487,100 @@ fn active_calls_outlive_the_link() {
     user.down_until = Some(NOW);
     user.handle_timeout(NOW);
     assert_eq!(user.calls(), 0);
+}
+
+/// Lets time go by for both ends, up to `end`.
+fn pass(from: Time, end: Time, a: &mut Signalling, b: &mut Signalling) {
+    let mut now = from;
+    while now < end {
+        exchange(now, a, b);
+        let next = [a.poll_timeout(), b.poll_timeout()];
+        let next = next.into_iter().flatten().min().unwrap_or(end);
+        now = next.min(end).max(now);
+        a.handle_timeout(now);
+        b.handle_timeout(now);
+    }
+    exchange(now, a, b);
+}
+
+/// The network's side does not wait for ever for an acknowledgment of its CONNECT.
+#[test]
+fn a_caller_that_does_not_acknowledge_is_asked_and_released() {
+    let id = CallId {
+        ours: false,
+        value: 1,
+    };
+    let state = |number| Elements {
+        call_state: Some(number),
+        ..because(Cause::new(Cause::RESPONSE_TO_STATUS_ENQUIRY))
+    };
+    let accepted = || {
+        let (mut network, id) = in_phase(Side::Network, Phase::SetupReceived);
+        network.accept(NOW, id, &at(circuit(50))).unwrap();
+        assert_eq!(messages(&mut network), [MessageType::Connect as u8]);
+        network
+    };
+    let expire = |network: &mut Signalling| {
+        let (due, _) = *network.timers.first().unwrap();
+        network.call_expired_at(due);
+        messages(network)
+    };
+    // It says nothing, or always that it has not heard of the CONNECT.
+    for answer in [None, Some(3)] {
+        let mut network = accepted();
+        assert_eq!(network.timers.first().unwrap().0, Duration::from_secs(4));
+        let asked = expire(&mut network);
+        assert_eq!(asked, [MessageType::StatusEnquiry as u8]);
+        if let Some(number) = answer {
+            receive(&mut network, id, MessageType::Status, &state(number));
+        }
+        assert_eq!(expire(&mut network), [MessageType::Release as u8]);
+        assert_eq!(network.phase(id), Some(Phase::ReleaseSent));
+        assert_eq!(events(&mut network), []);
+    }
+    // It acknowledges, or says that it is active; that is reported once.
+    for first in [MessageType::ConnectAcknowledge, MessageType::Status] {
+        let mut network = accepted();
+        for kind in [first, MessageType::ConnectAcknowledge, MessageType::Status] {
+            let elements = match kind {
+                MessageType::Status => state(10),
+                _ => Elements::default(),
+            };
+            receive(&mut network, id, kind, &elements);
+        }
+        assert!(network.timers.is_empty());
+        let connected = Event::Connected(id, Box::default());
+        assert_eq!(events(&mut network), [connected]);
+    }
+}
+
+/// More calls than the link's queue takes messages, and a link that comes up anew.
+#[test]
+fn many_active_calls_outlive_a_link_that_comes_up_anew() {
+    const CALLS: usize = 3000;
+    let (mut user, mut network) = pair();
+    for _ in 0..CALLS {
+        user.setup(NOW, setup()).unwrap();
+        exchange(NOW, &mut user, &mut network);
+        let there = called(&mut network);
+        network.accept(NOW, there, &at(circuit(40))).unwrap();
+        exchange(NOW, &mut user, &mut network);
+        events(&mut network);
+    }
+    events(&mut user);
+    user.link.establish(NOW);
+    while let Some(pdu) = user.poll_transmit(NOW) {
+        network.pdu_received(NOW, &pdu);
+    }
+    // A neighbour that begins anew has no work done for each call at once. What is sent here
+    // is lost, so it begins once more.
+    assert_eq!(messages(&mut network), [0; 0]);
+    assert!(network.timers.is_empty());
+    let end = Duration::from_secs(20);
+    pass(NOW, end, &mut user, &mut network);
+    for this in [&mut user, &mut network] {
+        assert_eq!(this.calls(), CALLS);
+        assert!(events(this).iter().all(|event| *event == Event::LinkUp));
+        assert!(this.timers.is_empty() && this.asking.is_none());
+    }
 }
