@@ -153,7 +153,11 @@ pub(super) fn unsupported(elements: &Elements, own: &AtmOptions) -> Option<u8> {
     if wanted.send == 0 || wanted.receive == 0 {
         return Some(Cause::UNSUPPORTED_TRAFFIC);
     }
-    let most = own.rates?;
+    // Without rates of its own a listener has its sockets wait for no rate: the caller's would
+    // have a payload wait for as long as that likes.
+    let Some(most) = own.rates else {
+        return Some(Cause::CELL_RATE_NOT_AVAILABLE);
+    };
     let too_much = wanted.send > most.send || wanted.receive > most.receive;
     too_much.then_some(Cause::CELL_RATE_NOT_AVAILABLE)
 }

@@ -397,6 +397,16 @@ fn a_constant_rate_is_kept_by_who_sends() {
     assert_eq!(failed(call(rates(1, 1 << 24))), libc::EINVAL);
     let refused = call(rates(2001, 1000)).unwrap();
     assert_eq!(failed(refused.finish_connect(None)), libc::EHOSTUNREACH);
+    // A caller does not choose the rate of a listener that has none.
+    let free = listen(&bed.far, number(FAR, 8), 8);
+    let options = CallOptions {
+        circuit: rates(1, 1),
+        ..CallOptions::default()
+    };
+    let refused = AtmSocket::connect_nonblocking(&bed.near, free.sap(), &options).unwrap();
+    run(&bed);
+    let outcome = refused.finish_connect(Some(Duration::ZERO));
+    assert_eq!(failed(outcome), libc::EHOSTUNREACH);
     let caller = call(rates(2000, 500)).unwrap();
     caller.set_nonblocking(true).unwrap();
     let called = accept(&listener);
