@@ -276,6 +276,7 @@ impl Posix {
         if let Some(stream) = stream_of(&*self.file(accepted)?) {
             state.options.begin(stream);
         }
+        self.begin_circuit(accepted, &socket)?;
         self.enter(accepted, socket.domain, socket.kind, state);
         Ok((accepted, peer.map(|peer| shown(peer, socket.domain))))
     }

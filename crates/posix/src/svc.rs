@@ -268,7 +268,7 @@ impl Posix {
     }
 
     /// What was set of a socket before it had a circuit.
-    fn begin_circuit(&self, fd: i32, socket: &Socket) -> Result<()> {
+    pub(crate) fn begin_circuit(&self, fd: i32, socket: &Socket) -> Result<()> {
         let (low_priority, read_timeout) = {
             let state = lock(&socket.state);
             (state.atm.low_priority, state.options.read_timeout)

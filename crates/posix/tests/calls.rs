@@ -5,10 +5,10 @@ mod processes;
 use libc::{AF_ATMPVC, AF_ATMSVC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, SOL_ATM};
 use processes::{CLIENT, SERVER, processes};
 use tidewall_posix::{
-    Errno, PollFd, Posix, PvcAddress, SO_ATMPVC, SO_ATMQOS, SO_ATMSAP, SvcAddress,
+    Errno, PollFd, Posix, PvcAddress, SO_ATMPVC, SO_ATMQOS, SO_ATMSAP, SO_SETCLP, SvcAddress,
 };
 use tidewall_socket::readiness::Events;
-use tidewall_socket::{AtmControl, Nsap, Side};
+use tidewall_socket::{AtmControl, AtmSocket, CallOptions, Nsap, Side};
 
 fn address(system: u8, selector: u8) -> SvcAddress {
     let mut number = Nsap([0x47; 20]);
@@ -134,6 +134,33 @@ fn a_call_between_two_processes() {
     assert_eq!(nobody, Err(Errno(libc::ECONNREFUSED)));
     let nobody = client.connect_service(caller, address(3, 7));
     assert_eq!(nobody, Err(Errno(libc::EADDRNOTAVAIL)));
+}
+
+#[test]
+fn an_accepted_call_has_what_was_set_of_its_listener() {
+    let (client, server) = controlled();
+    let service = address(2, 7);
+    let listener = listening(&server, service);
+    let low = 1_i32.to_ne_bytes();
+    server
+        .setsockopt(listener, SOL_ATM, SO_SETCLP, &low)
+        .unwrap();
+    // 1 ms, as a C `struct timeval`.
+    let timeout = [0_i64, 1000].map(i64::to_ne_bytes).concat();
+    let set = server.setsockopt(listener, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeout);
+    set.unwrap();
+    let options = CallOptions::default();
+    let caller = AtmSocket::connect_nonblocking(client.stack(), service.number, &options).unwrap();
+    assert_eq!(ready(&server, listener, Events::IN), Events::IN);
+    let (called, _) = server.accept4(listener, 0).unwrap();
+    caller.finish_connect(None).unwrap();
+    assert_eq!(server.send(called, b"x", 0), Ok(1));
+    let mut low_priority = Vec::new();
+    let received = caller.recv_batch(1, |it| low_priority.push(it.low_priority));
+    assert_eq!(received.unwrap(), 1);
+    assert_eq!(low_priority, [true]);
+    let waited = server.recv(called, &mut [0; 8], 0);
+    assert_eq!(waited, Err(Errno(libc::EAGAIN)));
 }
 
 #[test]
