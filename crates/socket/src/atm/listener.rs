@@ -109,10 +109,12 @@ impl AtmListener {
         core.tcp.helper.application_is_here();
         let mut polled = false;
         loop {
-            if let Some(inner) = core.atm.accept(core, &self.inner)? {
-                if self.inner.has_calls() {
-                    self.inner.wait_queue.wake_one();
-                }
+            let accepted = core.atm.accept(core, &self.inner);
+            // One thread may have been woken for several calls, whatever comes of this one.
+            if !matches!(accepted, Ok(None)) && self.inner.has_calls() {
+                self.inner.wait_queue.wake_one();
+            }
+            if let Some(inner) = accepted? {
                 let peer = inner.peer();
                 return Ok((AtmSocket::of(inner, &self.stack, false), peer));
             }
