@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -252,9 +253,19 @@ impl Atm {
     }
 
     /// The socket of a call is closed.
-    pub(super) fn hang_up(&self, core: &Core, call: &Call) {
-        let Some(&id) = call.id.get() else { return };
-        self.with_control(core, |control| control.let_go(core, id, Cause::NORMAL));
+    pub(super) fn hang_up(&self, core: &Core, inner: &CircuitInner) {
+        let Some(&id) = inner.call.as_ref().and_then(|call| call.id.get()) else {
+            return;
+        };
+        self.with_control(core, |control| {
+            // Of a call that has ended the reference may be another's.
+            let own = control.calls.get(&id).is_some_and(
+                |held| matches!(&held.holder, Holder::Socket(it) if ptr::eq(&**it, inner)),
+            );
+            if own {
+                control.let_go(core, id, Cause::NORMAL);
+            }
+        });
     }
 
     /// True for a circuit that a call has, or has not been released by both ends.

@@ -444,9 +444,7 @@ impl Drop for AtmSocket {
         let Ok(core) = self.stack.here() else { return };
         let inner = &self.inner;
         inner.wait_queue.close();
-        if let Some(call) = &inner.call {
-            core.atm.hang_up(core, call);
-        }
+        core.atm.hang_up(core, inner);
         core.atm.close(core, inner);
     }
 }

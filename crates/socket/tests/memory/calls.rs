@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tidewall_atm::signalling::{Config, Event, Signalling};
 use tidewall_device::memory::{Impairments, Side as End};
 use tidewall_socket::descriptor::{Descriptors, Flags};
 use tidewall_socket::readiness::{Events, PollFd};
@@ -13,6 +14,7 @@ use tidewall_socket::{
     AtmControl, AtmListener, AtmOptions, AtmSocket, CallOptions, Circuit, Nsap, Opaque, Rates, Sap,
     Side, Stack,
 };
+use tidewall_wire::atm::q2931::{Aal, Bearer, Cause, Elements, QosClasses, TrafficDescriptor};
 
 use super::support::*;
 use super::tcp::stacks;
@@ -354,6 +356,95 @@ fn who_is_not_answered_gives_up_in_time() {
     let [caller, called] = connected(&bed, &listener);
     called.send(b"again").unwrap();
     assert_eq!(received(&caller), b"again");
+}
+
+/// An end that signals without being a stack that does.
+struct Peer {
+    signalling: Signalling,
+    link: AtmSocket,
+}
+
+impl Peer {
+    /// One that has just begun, whose first call has value 1.
+    fn begin(&mut self, life: u8) {
+        let mut config = Config::new(Side::User);
+        config.link.first_sequence = life;
+        self.signalling = Signalling::new(config);
+    }
+
+    /// Until nobody has anything to say; what happened.
+    fn run(&mut self, bed: &Bed) -> Vec<Event> {
+        let mut events = Vec::new();
+        for _ in 0..20 {
+            let now = bed.near.age();
+            while let Some(pdu) = self.signalling.poll_transmit(now) {
+                self.link.send(&pdu).unwrap();
+            }
+            run(bed);
+            let signalling = &mut self.signalling;
+            let _ = self.link.recv_batch(64, |received| {
+                signalling.pdu_received(now, received.payload);
+            });
+            events.extend(std::iter::from_fn(|| self.signalling.poll_event()));
+        }
+        events
+    }
+}
+
+#[test]
+fn an_old_socket_does_not_end_a_call_with_its_reference() {
+    let bed = Bed::new();
+    bed.near.attach_atm(FAR4.into()).unwrap();
+    bed.far.attach_atm(NEAR4.into()).unwrap();
+    control(&bed.far, FAR, Side::Network);
+    let listener = listen(&bed.far, number(FAR, 7), 8);
+    let link = AtmSocket::bind(&bed.near, Circuit::SIGNALLING).unwrap();
+    link.set_nonblocking(true).unwrap();
+    let mut peer = Peer {
+        signalling: Signalling::new(Config::new(Side::User)),
+        link,
+    };
+    let setup = Elements {
+        aal: Some(Aal::Five {
+            forward_max: Some(9180),
+            backward_max: Some(9180),
+        }),
+        traffic: Some(TrafficDescriptor::best_effort()),
+        qos: Some(QosClasses::default()),
+        bearer: Some(Bearer::data()),
+        called: Some(number(FAR, 7).into()),
+        ..Elements::default()
+    };
+    let called = [1, 2].map(|life| {
+        // A process that is started again.
+        peer.begin(life);
+        let now = bed.near.age();
+        let id = peer.signalling.setup(now, setup).unwrap();
+        assert_eq!(id.value, 1);
+        peer.run(&bed);
+        let called = accept(&listener);
+        let events = peer.run(&bed);
+        assert!(
+            matches!(events[..], [.., Event::Connected(of, _)] if of == id),
+            "{events:?}"
+        );
+        if life == 1 {
+            let normal = Cause::new(Cause::NORMAL);
+            peer.signalling.release(bed.near.age(), id, normal).unwrap();
+            peer.run(&bed);
+            assert!(called.is_released());
+        }
+        called
+    });
+    let [old, new] = called;
+    drop(old);
+    let events = peer.run(&bed);
+    assert!(events.is_empty(), "{events:?}");
+    assert!(!new.is_released());
+    new.send(b"goes on").unwrap();
+    drop(new);
+    let events = peer.run(&bed);
+    assert!(matches!(events[..], [Event::Releasing(..)]), "{events:?}");
 }
 
 #[test]
