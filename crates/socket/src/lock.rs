@@ -77,6 +77,8 @@ order! {
     Binding,
     /// What waits to be received by a UDP socket or of a circuit.
     UdpReceive,
+    /// A circuit's constant rate.
+    CircuitRate,
     /// Connections in TIME-WAIT.
     TimeWait,
     /// A queue's receiving half.

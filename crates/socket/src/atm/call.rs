@@ -10,11 +10,10 @@ use tidewall_atm::rate::RATE_MAX;
 use tidewall_atm::signalling::CallId;
 use tidewall_wire::atm::Nsap;
 use tidewall_wire::atm::aal5::PAYLOAD_MAX;
-use tidewall_wire::atm::pseudowire::Label;
 
 use super::circuit::CircuitInner;
 use super::elements::Sap;
-use super::{AtmOptions, AtmSocket, Rates, errno};
+use super::{AtmOptions, AtmSocket, Rates, errno, timed_out};
 use crate::readiness::Events;
 use crate::stack::{Core, Stack};
 use crate::timeout::Timeout;
@@ -80,9 +79,9 @@ pub struct CallOptions {
 }
 
 /// Somebody who waits until a call is in another state than these.
-struct Until<'a> {
-    inner: &'a CircuitInner,
-    not: Progress,
+pub(super) struct Until<'a> {
+    pub(super) inner: &'a CircuitInner,
+    pub(super) not: Progress,
 }
 
 impl Waitable for Until<'_> {
@@ -161,8 +160,7 @@ impl AtmSocket {
             // The error was taken by an earlier call.
             Ok(Progress::Ended) => Err(errno(libc::ECONNREFUSED)),
             Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(errno(libc::ETIMEDOUT)),
-            Err(error) => Err(error),
+            Err(error) => Err(timed_out(error)),
         }
     }
 
@@ -197,25 +195,29 @@ impl AtmSocket {
         self.inner.peer()
     }
 
-    /// What payloads go behind. Waits for the acknowledgment of a call that was accepted.
-    pub(super) fn sending_label(&self, core: &Core, at_once: bool) -> io::Result<Label> {
+    /// That something can be sent. Waits for the acknowledgment of a call that was accepted.
+    ///
+    /// # Errors
+    /// ENOTCONN before the call is answered, EPIPE once it is released; EAGAIN at the end of
+    /// waiting, ENODEV.
+    pub(super) fn await_connected(
+        &self,
+        core: &Core,
+        nonblocking: bool,
+        timeout: Option<Duration>,
+    ) -> io::Result<()> {
         let inner = &*self.inner;
         if inner.progress() == Progress::Accepted {
             let not = Progress::Accepted;
-            let nonblocking = at_once || self.is_nonblocking();
             let waiting = Until { inner, not };
-            self.attempt(&waiting, nonblocking, None, |_| {
+            self.attempt(&waiting, nonblocking, timeout, |_| {
                 (inner.progress() != not).then_some(())
             })?;
         }
         match inner.progress() {
             Progress::Connecting => Err(errno(libc::ENOTCONN)),
             Progress::Ended => Err(errno(libc::EPIPE)),
-            _ => {
-                core.netdev.check()?;
-                let place = inner.place().ok_or_else(|| errno(libc::ENOTCONN))?;
-                Ok(place.label)
-            }
+            _ => core.netdev.check(),
         }
     }
 }

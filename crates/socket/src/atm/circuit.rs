@@ -4,9 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use tidewall_atm::rate::Bucket;
 use tidewall_device::demux::ChannelId;
 use tidewall_receive::poller::Channel;
 use tidewall_wire::atm::aal5::pdu_len;
@@ -15,6 +13,7 @@ use tidewall_wire::atm::{Circuit, Nsap};
 
 use super::call::{Call, Progress};
 use super::receive::Owned;
+use super::sending::Rate;
 use super::{Atm, AtmOptions, DEFAULT_RECEIVE_LIMIT, errno};
 use crate::channels::ChannelSet;
 use crate::endpoint::Endpoint;
@@ -36,7 +35,7 @@ pub(crate) struct CircuitInner {
     /// Bytes of the longest payload that is sent: of a call what both ends agreed on.
     pub(super) send_max: AtomicUsize,
     /// Of a constant rate: when the next payload may go.
-    pub(super) bucket: Option<Mutex<Bucket, rank::Leaf>>,
+    pub(super) rate: Option<Rate>,
     /// Bytes of the longest PDU received.
     pub(super) pdu_max: usize,
     pub(super) wait_queue: WaitQueue,
@@ -78,7 +77,8 @@ pub(super) struct Waiting {
 }
 
 impl CircuitInner {
-    pub(super) fn new(set: ChannelSet, options: AtmOptions, call: Option<Call>) -> Self {
+    /// `timer` is its own, for its rate if it has one.
+    fn new(set: ChannelSet, options: AtmOptions, call: Option<Call>, timer: Option<u32>) -> Self {
         CircuitInner {
             id: set.id,
             place: OnceLock::new(),
@@ -86,7 +86,7 @@ impl CircuitInner {
             call,
             options,
             send_max: AtomicUsize::new(options.send_max),
-            bucket: (options.rates).map(|it| Mutex::new(Bucket::new(it.send, Duration::ZERO))),
+            rate: (options.rates).map(|it| Rate::new(it.send, timer)),
             pdu_max: pdu_len(options.receive_max),
             wait_queue: WaitQueue::default(),
             waiting: Mutex::new(Waiting {
@@ -110,6 +110,13 @@ impl CircuitInner {
 
     pub(super) fn place(&self) -> Option<Place> {
         self.place.get().copied()
+    }
+
+    /// Its place while that is its own: until it is closed, after which it may be another's.
+    /// It is closed before the locks of reassembly and of each queue's sending half are taken
+    /// once more: what is done behind one of these, having looked there, is done before.
+    pub(super) fn open_place_now(&self) -> Option<Place> {
+        self.place().filter(|_| self.placed.load(Ordering::Relaxed))
     }
 
     /// The circuit, once it has one.
@@ -153,6 +160,10 @@ impl CircuitInner {
             .place()
             .filter(|_| self.placed.swap(false, Ordering::Relaxed));
         if let Some(Place { circuit, label }) = place {
+            // Who sends has looked before, and is done, or does not send any more.
+            for queue in core.receiver.queues.iter() {
+                drop(lock(&queue.transmitter));
+            }
             // Before the label is another's.
             core.tables.close_circuit(label);
             drop(lock(&core.atm.circuits).remove(&circuit));
@@ -271,7 +282,13 @@ impl Atm {
         let queues = &core.receiver.queues;
         let id = core.channels.allocate()?;
         let set = core.channels.open(queues, id, DEFAULT_RECEIVE_LIMIT)?;
-        let inner = Arc::new(CircuitInner::new(set, options, call));
+        let inner = match options.rates {
+            None => Arc::new(CircuitInner::new(set, options, call, None)),
+            Some(_) => core
+                .tcp
+                .timers
+                .add(|timer| Arc::new(CircuitInner::new(set, options, call, Some(timer)))),
+        };
         core.channels.set_endpoint(id.index(), Some(inner.clone()));
         match place.map_or(Ok(()), |place| inner.open_place(core, place)) {
             Ok(()) => Ok(inner),
@@ -290,6 +307,9 @@ impl Atm {
 
     fn close_bound(&self, core: &Core, inner: &CircuitInner) {
         inner.close_place(core);
+        if let Some(rate) = &inner.rate {
+            rate.close(core);
+        }
         core.channels.set_endpoint(inner.id().index(), None);
         let set = ChannelSet {
             id: inner.id(),
@@ -347,6 +367,12 @@ impl Endpoint for CircuitInner {
         self.wait_queue.notify_one(Events::DATA_CAME);
     }
 
+    fn on_timer(self: Arc<Self>, core: &Core) {
+        if self.rate.as_ref().is_some_and(|it| it.expired(core)) {
+            self.wait_queue.notify_registrations(Events::SPACE_CAME);
+        }
+    }
+
     fn copy_out(self: Arc<Self>, core: &Core) {
         self.keep_waiting(core);
     }
@@ -357,12 +383,13 @@ impl Pollable for CircuitInner {
         &self.wait_queue
     }
 
-    // Sending waits for a frame at worst.
+    // Sending waits for a frame at worst, where the rate allows it.
     fn events(&self) -> Events {
         let failed = self.pending_error.load(Ordering::Relaxed) != 0;
         let progress = self.progress();
         let ended = progress == Progress::Ended;
-        let writable = ended || progress == Progress::Connected;
+        let held_back = self.rate.as_ref().is_some_and(Rate::holds_back);
+        let writable = ended || (progress == Progress::Connected && !held_back);
         Events::NONE
             .with_if(Events::WRITABLE | Events::WRBAND, writable)
             .with_if(Events::ERR, failed)

@@ -625,11 +625,9 @@ impl Control {
 
 impl CircuitInner {
     fn send_pdu(&self, core: &Core, pdu: &[u8]) -> io::Result<()> {
-        let place = self.place().ok_or_else(|| errno(libc::ENOTCONN))?;
         let neighbour = core.atm.neighbour(core)?;
-        let header = FrameHeader::whole(place.label);
-        self.transmit(core, |transmitter| {
-            transmitter.queue_pdu(neighbour, &header, pdu)
+        self.transmit(core, |transmitter, label| {
+            transmitter.queue_pdu(neighbour, &FrameHeader::whole(label), pdu)
         })
     }
 

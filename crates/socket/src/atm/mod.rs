@@ -17,6 +17,8 @@ mod listener;
 mod options;
 mod receive;
 mod sending;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,6 +37,7 @@ use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
 use crate::readiness::registration::Handle;
 use crate::stack::{Core, Stack};
+use crate::tcp::helper::Helper;
 use crate::timeout::Timeout;
 use crate::wait_queue::Waitable;
 use circuit::{CircuitInner, Pinging, Receiving};
@@ -207,6 +210,14 @@ fn errno(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
+/// What waiting came to, where its end is a timeout's.
+fn timed_out(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => errno(libc::ETIMEDOUT),
+        _ => error,
+    }
+}
+
 impl Stack {
     /// Makes the interface one of ATM, whose circuits lead to `next_hop`, a neighbour on its
     /// link: another stack, a switch of cells, a router. Frames go to its link address,
@@ -266,6 +277,10 @@ impl AtmSocket {
         let core = stack.here()?;
         core.netdev.check()?;
         call::check(&options)?;
+        if options.rates.is_some() {
+            // Its timer says when a payload may go.
+            Helper::start(core)?;
+        }
         // Another call's, or not released by both ends.
         if core.atm.is_held(circuit) {
             return Err(errno(libc::EADDRINUSE));
@@ -350,19 +365,22 @@ impl AtmSocket {
     /// ETIMEDOUT when no answer came in time; as [`AtmSocket::send`].
     pub fn ping(&self, timeout: Duration) -> io::Result<Duration> {
         let core = self.stack.here()?;
+        self.await_connected(core, false, Some(timeout))
+            .map_err(timed_out)?;
         let began = core.instant_now();
         let tag = self.inner.send_loopback(core)?;
         let inner = &*self.inner;
         let waiting = Pinging { inner, tag };
         let answered = self.attempt(&waiting, false, Some(timeout), |core| {
             self.inner.keep_waiting(core);
-            self.inner.take_answer(tag).then(|| core.instant_now())
+            match self.inner.take_answer(tag) {
+                true => Some(Ok(core.instant_now())),
+                // Nothing comes any more.
+                false => inner.has_ended().then(|| Err(errno(libc::EPIPE))),
+            }
         });
-        match answered {
-            Ok(answered) => Ok(answered.saturating_duration_since(began)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(errno(libc::ETIMEDOUT)),
-            Err(error) => Err(error),
-        }
+        let answered = answered.map_err(timed_out)??;
+        Ok(answered.saturating_duration_since(began))
     }
 
     /// Repeats `attempt`, with rounds of receiving between, until it has something.

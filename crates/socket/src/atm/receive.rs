@@ -20,6 +20,9 @@ use crate::udp::receive::BETWEEN_LOOKS;
 /// Answers to loopback cells that are kept for who asked.
 const ANSWERS_MAX: usize = 16;
 
+/// The circuit that no socket binds.
+const NEVER_OPEN: Circuit = Circuit { vpi: 0, vci: 0 };
+
 /// Frames that a call takes although they yield nothing, at least.
 const FRAMES_MAX: usize = 128;
 
@@ -215,13 +218,16 @@ impl CircuitInner {
             Ok((_, part)) => {
                 waiting.in_parts = !part.header.last;
                 let (now, last) = (core.now(), part.header.last);
-                // Copied in the statement that holds the lock: nothing else is locked with it,
-                // and a trace locks.
-                // A frame came by the label of its place.
-                let circuit = self.circuit().unwrap_or(Circuit::SIGNALLING);
-                let came = lock(&core.atm.reassembly)
+                // Copied while the lock is held: nothing else is locked with it, and a trace
+                // locks.
+                let mut reassembly = lock(&core.atm.reassembly);
+                // A part that was not taken before its place was closed is of no circuit, as 0.0
+                // is, which is never open: the place may be another's.
+                let circuit = self.open_place_now().map_or(NEVER_OPEN, |it| it.circuit);
+                let came = reassembly
                     .part(now, circuit, part.bytes, last)
                     .map(|pdu| pdu.map(|it| Owned::copy(&AtmReceived::new(&it, &part.header))));
+                drop(reassembly);
                 match came {
                     Ok(Some(owned)) => {
                         described.trace(core, "delivered", || delivered(&owned.borrow()));

@@ -1,19 +1,22 @@
 //! Sending on a circuit.
 
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tidewall_atm::rate::Bucket;
 use tidewall_wire::atm::oam::Loopback;
-use tidewall_wire::atm::pseudowire::{CircuitCell, FrameHeader};
+use tidewall_wire::atm::pseudowire::{CircuitCell, FrameHeader, Label};
 use tidewall_wire::atm::{CELL_PAYLOAD_LEN, PayloadType, aal5};
+use tidewall_wire::ethernet::MacAddress;
 
 #[cfg(doc)]
 use super::AtmOptions;
+use super::call::{Progress, Until};
 use super::circuit::CircuitInner;
 use super::{AtmSocket, errno};
 use crate::ip::transmit::Transmitter;
-use crate::lock::lock;
+use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
 use crate::receiver::QueueHandle;
 use crate::stack::Core;
@@ -72,32 +75,35 @@ impl AtmSocket {
         }
         let core = self.stack.here()?;
         core.netdev.check()?;
-        let label = self.sending_label(core, at_once)?;
+        let nonblocking = at_once || self.is_nonblocking();
+        self.await_connected(core, nonblocking, None)?;
         if payload.len() > self.inner.send_max.load(Ordering::Relaxed) {
             return Err(errno(libc::EMSGSIZE));
         }
-        self.await_rate(core, payload.len(), at_once)?;
-        let header = FrameHeader {
-            low_priority: self.inner.low_priority.load(Ordering::Relaxed),
-            ..FrameHeader::whole(label)
-        };
-        let began = Instant::now();
+        let mut began = Instant::now();
         loop {
-            let sent = core.atm.neighbour(core).and_then(|neighbour| {
-                let queue = |transmitter: &mut Transmitter| {
-                    transmitter.queue_pdu(neighbour, &header, payload)
-                };
-                self.inner.transmit(core, queue)
-            });
-            let Err(error) = sent else {
-                return Ok(payload.len());
+            if self.await_rate(core, nonblocking)? {
+                began = Instant::now();
+            }
+            let sent = (core.atm.neighbour(core))
+                .and_then(|neighbour| self.inner.send_at_rate(core, neighbour, payload));
+            let error = match sent {
+                Ok(true) => {
+                    if nonblocking && let Some(rate) = &self.inner.rate {
+                        rate.hold_back(core);
+                    }
+                    return Ok(payload.len());
+                }
+                // Another thread's went before.
+                Ok(false) => continue,
+                Err(error) => error,
             };
             let (limit, at_last) = match error.raw_os_error() {
                 Some(libc::EAGAIN) => (NEIGHBOUR_TIMEOUT, libc::EHOSTUNREACH),
                 Some(libc::ENOBUFS) => (FRAME_TIMEOUT, libc::ENOBUFS),
                 _ => return Err(error),
             };
-            if at_once || self.is_nonblocking() {
+            if nonblocking {
                 // Nobody says when that ends, which is soon: an edge-triggered caller may
                 // try again.
                 self.inner
@@ -117,31 +123,91 @@ impl AtmSocket {
 }
 
 impl AtmSocket {
-    /// Waits until a payload may go at the circuit's rate, and takes its cells.
-    fn await_rate(&self, core: &Core, length: usize, at_once: bool) -> io::Result<()> {
-        let Some(bucket) = &self.inner.bucket else {
-            return Ok(());
+    /// Waits until a payload may go at the circuit's rate. True where it had to.
+    ///
+    /// # Errors
+    /// EAGAIN for `nonblocking`, EPIPE as soon as the call is released, EINTR, ENODEV.
+    fn await_rate(&self, core: &Core, nonblocking: bool) -> io::Result<bool> {
+        let inner = &*self.inner;
+        let Some(rate) = &inner.rate else {
+            return Ok(false);
         };
+        let mut waited = false;
         loop {
             let now = core.now();
-            let next = {
-                let mut bucket = lock(bucket);
-                if bucket.next() <= now {
-                    bucket.take(now, aal5::pdu_len(length) / CELL_PAYLOAD_LEN);
-                    return Ok(());
-                }
-                bucket.next()
-            };
-            if at_once || self.is_nonblocking() {
-                // As for a frame.
-                let queue = &self.inner.wait_queue;
-                queue.notify_registrations(Events::SPACE_CAME);
+            let next = lock(&rate.pace).bucket.next();
+            if next <= now {
+                return Ok(waited);
+            }
+            if nonblocking {
+                rate.hold_back(core);
                 return Err(errno(libc::EAGAIN));
             }
+            waited = true;
             // What was queued before is not to wait.
-            self.inner.flush(core)?;
+            inner.flush(core)?;
             let until = core.instant_now() + (next - now);
-            core.receiver.sleep(core, &[], Some(until))?;
+            let not = Progress::Connected;
+            core.receiver
+                .sleep(core, &[&Until { inner, not }], Some(until))?;
+            self.await_connected(core, nonblocking, None)?;
+        }
+    }
+}
+
+/// A constant rate of what is sent, and who waits for it without sleeping.
+pub(super) struct Rate {
+    /// Locked while a payload is queued: of two threads one is too early.
+    pace: Mutex<Pace, rank::CircuitRate>,
+    /// The circuit is not writable until its timer has expired.
+    holds_back: AtomicBool,
+}
+
+struct Pace {
+    bucket: Bucket,
+    /// `None` once the circuit is closed.
+    timer: Option<u32>,
+}
+
+impl Rate {
+    /// In cells a second.
+    pub(super) fn new(rate: u32, timer: Option<u32>) -> Self {
+        let bucket = Bucket::new(rate, Duration::ZERO);
+        Rate {
+            pace: Mutex::new(Pace { bucket, timer }),
+            holds_back: AtomicBool::new(false),
+        }
+    }
+
+    /// The circuit is not writable until the next payload may go.
+    fn hold_back(&self, core: &Core) {
+        let pace = lock(&self.pace);
+        if let Some(timer) = pace.timer {
+            self.holds_back.store(true, Ordering::Relaxed);
+            core.tcp.arm(timer, pace.bucket.next());
+        }
+    }
+
+    pub(super) fn holds_back(&self) -> bool {
+        self.holds_back.load(Ordering::Relaxed)
+    }
+
+    /// Its timer has expired. True where a payload may go; otherwise others went before, and
+    /// the timer is armed again.
+    pub(super) fn expired(&self, core: &Core) -> bool {
+        let pace = lock(&self.pace);
+        let due = pace.bucket.next() <= core.now();
+        match pace.timer {
+            Some(timer) if !due => core.tcp.arm(timer, pace.bucket.next()),
+            _ => self.holds_back.store(false, Ordering::Relaxed),
+        }
+        due
+    }
+
+    /// Gives its timer back.
+    pub(super) fn close(&self, core: &Core) {
+        if let Some(timer) = lock(&self.pace).timer.take() {
+            core.tcp.timers.remove(timer);
         }
     }
 }
@@ -154,13 +220,45 @@ impl CircuitInner {
         found.ok_or_else(|| errno(libc::ENETDOWN))
     }
 
+    /// Queues something behind the label of its place.
+    ///
+    /// # Errors
+    /// ENOTCONN before it has a place, EPIPE once that is closed; ENETDOWN, and those of
+    /// `queue`.
     pub(super) fn transmit<V>(
         &self,
         core: &Core,
-        queue: impl FnOnce(&mut Transmitter) -> io::Result<V>,
+        queue: impl FnOnce(&mut Transmitter, Label) -> io::Result<V>,
     ) -> io::Result<V> {
         let (_, handle) = self.transmit_queue(core)?;
-        queue(&mut lock(&handle.transmitter))
+        let mut transmitter = lock(&handle.transmitter);
+        let place = self.open_place_now().ok_or_else(|| match self.place() {
+            Some(_) => errno(libc::EPIPE),
+            None => errno(libc::ENOTCONN),
+        })?;
+        queue(&mut transmitter, place.label)
+    }
+
+    /// Queues a payload if its rate allows that now, which only one that is queued is counted
+    /// for. False where it does not.
+    fn send_at_rate(&self, core: &Core, neighbour: MacAddress, payload: &[u8]) -> io::Result<bool> {
+        let mut pace = self.rate.as_ref().map(|rate| lock(&rate.pace));
+        let now = core.now();
+        if (pace.as_ref()).is_some_and(|pace| pace.bucket.next() > now) {
+            return Ok(false);
+        }
+        self.transmit(core, |transmitter, label| {
+            let header = FrameHeader {
+                low_priority: self.low_priority.load(Ordering::Relaxed),
+                ..FrameHeader::whole(label)
+            };
+            transmitter.queue_pdu(neighbour, &header, payload)
+        })?;
+        if let Some(pace) = &mut pace {
+            let cells = aal5::pdu_len(payload.len()) / CELL_PAYLOAD_LEN;
+            pace.bucket.take(now, cells);
+        }
+        Ok(true)
     }
 
     pub(super) fn flush(&self, core: &Core) -> io::Result<()> {
@@ -196,14 +294,16 @@ impl CircuitInner {
         payload_type: PayloadType,
         loopback: &Loopback,
     ) -> io::Result<()> {
-        let cell = CircuitCell {
-            label: self.place().ok_or_else(|| errno(libc::ENOTCONN))?.label,
-            payload_type,
-            low_priority: false,
-            payload: &loopback.bytes(),
-        };
         let neighbour = core.atm.neighbour(core)?;
-        self.transmit(core, |transmitter| transmitter.queue_cell(neighbour, &cell))?;
+        self.transmit(core, |transmitter, label| {
+            let cell = CircuitCell {
+                label,
+                payload_type,
+                low_priority: false,
+                payload: &loopback.bytes(),
+            };
+            transmitter.queue_cell(neighbour, &cell)
+        })?;
         self.flush(core)
     }
 }

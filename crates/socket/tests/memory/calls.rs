@@ -135,6 +135,7 @@ fn a_call_is_set_up_carries_payloads_and_is_released() {
         assert!(caller.is_connecting());
         assert_eq!(failed(caller.send(b"early")), libc::ENOTCONN);
         assert_eq!(failed(caller.recv(&mut [0])), libc::ENOTCONN);
+        assert_eq!(failed(caller.ping(Duration::ZERO)), libc::ENOTCONN);
         run(&bed);
         // Only an accepted call is answered.
         assert!(caller.is_connecting());
@@ -167,6 +168,7 @@ fn a_call_is_set_up_carries_payloads_and_is_released() {
         assert_eq!(received(&called), b"last");
         assert_eq!(called.recv(&mut buffer).unwrap(), 0);
         assert_eq!(failed(called.send(b"late")), libc::EPIPE);
+        assert_eq!(failed(called.ping(Duration::ZERO)), libc::EPIPE);
         // The circuit is free although the application has not closed yet.
         assert_idle(&bed);
         assert_eq!(bed.outstanding(), 0);
@@ -533,6 +535,36 @@ fn a_constant_rate_is_kept_by_who_sends() {
 }
 
 #[test]
+fn a_send_that_waits_for_its_rate_ends_with_the_call() {
+    let (near, far) = stacks();
+    near.attach_atm(FAR4.into()).unwrap();
+    far.attach_atm(NEAR4.into()).unwrap();
+    control(&near, NEAR, Side::User);
+    control(&far, FAR, Side::Network);
+    let listener = AtmListener::bind(&far, number(FAR, 7), 8, AtmOptions::default()).unwrap();
+    let taking = thread::spawn(move || {
+        let (socket, _) = listener.accept().unwrap();
+        let mut buffer = [0; 9180];
+        assert_eq!(socket.recv(&mut buffer).unwrap(), buffer.len());
+    });
+    let options = CallOptions {
+        circuit: AtmOptions {
+            rates: Some(Rates {
+                send: 1,
+                receive: 1,
+            }),
+            ..AtmOptions::default()
+        },
+        ..CallOptions::default()
+    };
+    let caller = AtmSocket::connect_with(&near, number(FAR, 7), &options).unwrap();
+    caller.send(&[7; 9180]).unwrap();
+    // For 192 s, were it not for the release.
+    assert_eq!(failed(caller.send(b"too late")), libc::EPIPE);
+    taking.join().unwrap();
+}
+
+#[test]
 fn calls_wait_in_threads() {
     let (near, far) = stacks();
     near.attach_atm(FAR4.into()).unwrap();
@@ -592,6 +624,41 @@ fn calls_are_descriptors_as_other_sockets_are() {
     let refused = call(&bed.near, number(FAR, 8));
     let refused = near.open(refused, Flags::NONBLOCK).unwrap();
     assert_eq!(ready(&near, refused), ended | Events::ERR);
+}
+
+#[test]
+fn a_circuit_is_writable_when_its_rate_allows_it() {
+    let bed = controlled(Side::Network);
+    let rated = AtmOptions {
+        rates: Some(Rates {
+            send: 1000,
+            receive: 1000,
+        }),
+        ..AtmOptions::default()
+    };
+    let circuit = Circuit { vpi: 0, vci: 100 };
+    let bound = AtmSocket::bind_with(&bed.near, circuit, rated).unwrap();
+    let near = Descriptors::new(&bed.near, 16);
+    let fd = near.open(bound, Flags::NONBLOCK).unwrap();
+    let ready = || {
+        run(&bed);
+        let mut set = [PollFd::new(fd, Events::OUT)];
+        near.poll(&mut set, Some(Duration::ZERO)).unwrap();
+        Events::from_bits(u32::from(set[0].revents as u16))
+    };
+    // Ten cells, 10 ms.
+    let send = || near.send(fd, &[7; 10 * 48 - 8], 0);
+    for _ in 0..3 {
+        assert_eq!(ready(), Events::OUT);
+        send().unwrap();
+        assert_eq!(ready(), Events::NONE);
+        assert_eq!(failed(send()), libc::EAGAIN);
+        pass(&bed, Duration::from_millis(9));
+        assert_eq!(ready(), Events::NONE);
+        pass(&bed, Duration::from_millis(2));
+    }
+    near.close(fd).unwrap();
+    assert_idle(&bed);
 }
 
 /// What a test does, at either end.

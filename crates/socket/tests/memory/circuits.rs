@@ -12,7 +12,7 @@ use tidewall_device::demux::layout::Counter;
 use tidewall_device::memory::{LinkConfig, Rings, Side};
 use tidewall_socket::descriptor::{Descriptors, Flags};
 use tidewall_socket::readiness::{Events, PollFd};
-use tidewall_socket::{AtmOptions, AtmSocket, Circuit, Stack};
+use tidewall_socket::{AtmOptions, AtmSocket, Circuit, Rates, Stack};
 use tidewall_wire::atm::oam::Loopback;
 use tidewall_wire::atm::pseudowire::{CircuitCell, FrameHeader, Label, Packet};
 use tidewall_wire::atm::{PayloadType, aal5};
@@ -568,6 +568,20 @@ fn a_payload_of_more_frames_than_there_are_is_too_long() {
     let error = near.send(&bytes(65_535)).unwrap_err();
     assert_eq!(errno(error), libc::EMSGSIZE);
     near.send(&bytes(9180)).unwrap();
+    // It takes nothing of a constant rate, either.
+    let options = AtmOptions {
+        rates: Some(Rates {
+            send: 1,
+            receive: 1,
+        }),
+        ..options
+    };
+    let near = AtmSocket::bind_with(&bed.near, OTHER, options).unwrap();
+    near.set_nonblocking(true).unwrap();
+    let error = near.send(&bytes(65_535)).unwrap_err();
+    assert_eq!(errno(error), libc::EMSGSIZE);
+    near.send(b"x").unwrap();
+    assert_eq!(errno(near.send(b"x").unwrap_err()), libc::EAGAIN);
 }
 
 #[test]
