@@ -7,8 +7,10 @@
 //! that RFC 2225 gives the tables of clients and servers). Packets to a neighbour go by its
 //! circuit, others by that of the neighbour that the longest matching route names.
 //!
-//! ATMARP requests are answered for the interface's own address and, by a server, for every
-//! neighbour whose ATM address it has heard. Nobody asks a server yet: its answer is an ATM
+//! InATMARP finds hosts of the interface's own subnetwork alone, so that nobody at the end of a
+//! circuit takes what a route has go by another. ATMARP requests are answered for the
+//! interface's own address and, by a server, for every neighbour that has said its ATM address,
+//! by its own circuit and of itself. Nobody asks a server yet: its answer is an ATM
 //! address, which is of use to who sets circuits up.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,6 +21,7 @@ use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::arp::{self, Number, Operation, Packet, Party};
 use tidewall_wire::atm::llc::{self, Payload};
 use tidewall_wire::ethernet::EtherType;
+use tidewall_wire::ipv4;
 
 /// Time since any fixed moment.
 pub type Time = Duration;
@@ -33,14 +36,14 @@ const REFRESH: Duration = Duration::from_secs(15 * 60);
 const LIFETIME: Duration = Duration::from_secs(20 * 60);
 /// Answers and requests that wait to be sent, at most.
 const WAITING_MAX: usize = 256;
-/// ATM addresses that a server keeps, at most.
-const NUMBERS_MAX: usize = 10_000;
 
 /// Who the interface is.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Its address.
     pub address: Ipv4Addr,
+    /// Bits of the subnetwork's prefix, 0 to 32: InATMARP finds neighbours in it alone.
+    pub prefix_len: u8,
     /// Its ATM address; [`Number::None`] where it has permanent circuits alone.
     pub number: Number,
     /// It answers ATMARP requests for others.
@@ -54,10 +57,11 @@ pub struct Counters {
     pub received: u64,
     /// Packets of ATMARP and InATMARP that came and were understood.
     pub arp: u64,
-    /// Dropped: no IPv4 and no ATMARP behind a header of RFC 2684, or a damaged ATMARP.
+    /// Dropped: neither a whole IPv4 packet nor a sound one of ATMARP behind a header of RFC
+    /// 2684.
     pub malformed: u64,
-    /// Not believed: an address that is our own, another circuit's, of no host, or not the
-    /// one that was said of the circuit.
+    /// Not believed: an address that is our own, another circuit's, of no host of the
+    /// subnetwork, or not the one that was said of the circuit.
     pub conflicts: u64,
     /// Dropped: no circuit leads to the destination.
     pub no_circuit: u64,
@@ -68,6 +72,8 @@ pub struct Counters {
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     address: Option<Ipv4Addr>,
+    /// Its ATM address, as it said.
+    number: Number,
     /// It was said, and stays.
     fixed: bool,
     /// When InATMARP asks next, and when what it found is forgotten.
@@ -109,8 +115,6 @@ pub struct Subnetwork {
     neighbours: BTreeMap<Ipv4Addr, Circuit>,
     /// Prefix, its length and the neighbour that it leads to, the longest first.
     routes: Vec<(Ipv4Addr, u8, Ipv4Addr)>,
-    /// ATM addresses that were heard, of a server.
-    numbers: BTreeMap<Ipv4Addr, Number>,
     waiting: VecDeque<(Circuit, Packet)>,
     counters: Counters,
 }
@@ -124,7 +128,6 @@ impl Subnetwork {
             circuits: BTreeMap::new(),
             neighbours: BTreeMap::new(),
             routes: Vec::new(),
-            numbers: BTreeMap::new(),
             waiting: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -151,6 +154,7 @@ impl Subnetwork {
         }
         let peer = Peer {
             address: neighbour,
+            number: Number::None,
             fixed: neighbour.is_some(),
             asks: now,
             expires: now,
@@ -199,10 +203,14 @@ impl Subnetwork {
         payload: &'a [u8],
     ) -> Option<&'a [u8]> {
         match Payload::parse(payload) {
-            Ok(Payload::Routed(EtherType::IPV4, packet)) => {
-                self.counters.received += 1;
-                return Some(packet);
-            }
+            // What is no IPv4 would be IPv6 to a kernel that looks at the first bits.
+            Ok(Payload::Routed(EtherType::IPV4, bytes)) => match ipv4::Packet::new(bytes) {
+                Ok(packet) => {
+                    self.counters.received += 1;
+                    return bytes.get(..usize::from(packet.total_length()));
+                }
+                Err(_) => self.counters.malformed += 1,
+            },
             Ok(Payload::Routed(EtherType::ARP, packet)) => match Packet::parse(packet) {
                 Ok(packet) => {
                     self.counters.arp += 1;
@@ -230,15 +238,15 @@ impl Subnetwork {
                 self.learn(now, circuit, &packet.source);
             }
             Operation::Request => {
-                self.hear(&packet.source);
+                self.hear(circuit, &packet.source);
                 let asked = packet.target.address;
                 let known = asked.filter(|_| self.config.server);
-                let known = known.and_then(|address| self.numbers.get(&address));
+                let known = known.and_then(|address| self.number(address));
                 match (asked, known) {
                     (Some(address), _) if address == self.config.address => {
                         self.put(circuit, Operation::Reply, own, packet.source);
                     }
-                    (Some(_), Some(&number)) => {
+                    (Some(_), Some(number)) => {
                         let source = Party {
                             number,
                             address: asked,
@@ -262,7 +270,9 @@ impl Subnetwork {
         let Some(peer) = self.circuits.get_mut(&circuit) else {
             return false;
         };
-        let Some(address) = source.address.filter(|it| is_host(*it)) else {
+        let (config, fixed) = (self.config, peer.fixed);
+        let possible = |it: &Ipv4Addr| fixed || config.is_neighbour(*it);
+        let Some(address) = source.address.filter(possible) else {
             self.counters.conflicts += 1;
             return false;
         };
@@ -276,26 +286,36 @@ impl Subnetwork {
             return false;
         }
         if !peer.fixed {
-            if let Some(before) = peer.address.replace(address) {
+            if let Some(before) = peer.address.replace(address)
+                && before != address
+            {
                 self.neighbours.remove(&before);
+                peer.number = Number::None;
             }
             self.neighbours.insert(address, circuit);
             peer.asks = now + REFRESH;
             peer.expires = now + LIFETIME;
         }
-        self.hear(source);
+        self.hear(circuit, source);
         true
     }
 
-    /// Keeps an ATM address for who asks for it.
-    fn hear(&mut self, party: &Party) {
-        if let Some(address) = party.address
-            && self.config.server
-            && party.number != Number::None
-            && (self.numbers.len() < NUMBERS_MAX || self.numbers.contains_key(&address))
+    /// Keeps a neighbour's ATM address, if that is what the other end of the circuit says of
+    /// itself.
+    fn hear(&mut self, circuit: Circuit, source: &Party) {
+        if let Some(peer) = self.circuits.get_mut(&circuit)
+            && peer.address.is_some()
+            && peer.address == source.address
+            && source.number != Number::None
         {
-            self.numbers.insert(address, party.number);
+            peer.number = source.number;
         }
+    }
+
+    /// A neighbour's ATM address, if it is known.
+    fn number(&self, address: Ipv4Addr) -> Option<Number> {
+        let peer = self.circuits.get(self.neighbours.get(&address)?)?;
+        (peer.number != Number::None).then_some(peer.number)
     }
 
     fn put(&mut self, circuit: Circuit, operation: Operation, source: Party, target: Party) {
@@ -338,6 +358,7 @@ impl Subnetwork {
         for (circuit, peer) in self.circuits.iter_mut().filter(|it| !it.1.fixed) {
             if let Some(address) = peer.address.filter(|_| peer.expires <= now) {
                 peer.address = None;
+                peer.number = Number::None;
                 self.neighbours.remove(&address);
             }
             if peer.asks <= now {
@@ -372,12 +393,20 @@ fn masked(address: Ipv4Addr, length: u8) -> Ipv4Addr {
     Ipv4Addr::from_bits(address.to_bits() & mask.unwrap_or(0))
 }
 
-/// One that a neighbour can have.
-fn is_host(address: Ipv4Addr) -> bool {
-    !(address.is_unspecified()
-        || address.is_multicast()
-        || address.is_broadcast()
-        || address.is_loopback())
+impl Config {
+    /// True for an address that another host of the subnetwork can have: not that of the
+    /// subnetwork, nor its broadcast address where there are such (RFC 3021).
+    fn is_neighbour(&self, address: Ipv4Addr) -> bool {
+        let length = self.prefix_len.min(32);
+        let host_bits = u32::MAX.checked_shr(u32::from(length)).unwrap_or(0);
+        let host = address.to_bits() & host_bits;
+        masked(address, length) == masked(self.address, length)
+            && (length >= 31 || (host != 0 && host != host_bits))
+            && !(address.is_unspecified()
+                || address.is_multicast()
+                || address.is_broadcast()
+                || address.is_loopback())
+    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use tidewall_wire::ipv4;
 
 /// Packets from one side before the other's turn.
 const BATCH: usize = 64;
-/// How long a packet waits for a frame to be sent from.
+/// How long packets wait for frames to be sent from, until one is sent.
 const FRAME_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// What happened that [`Subnetwork::counters`] does not know, packets.
@@ -54,25 +54,21 @@ pub struct IpOverAtm {
     /// The tun first, then the circuits in their order.
     list: Vec<PollFd>,
     buffer: Vec<u8>,
+    /// What is left of [`FRAME_TIMEOUT`].
+    patience: Duration,
     began: Instant,
     counters: Counters,
 }
 
 impl IpOverAtm {
-    /// Makes a tun interface of this name, with this address and prefix and an MTU of 68 to
-    /// 65,527 bytes, which goes with the value or the process, however that ends.
+    /// Makes a tun interface of this name, with the configuration's address and prefix and an
+    /// MTU of 68 to 65,527 bytes, which goes with the value or the process, however that ends.
     ///
     /// # Errors
     /// EBUSY when there is such an interface; EPERM; ENOENT without /dev/net/tun; EINVAL.
-    pub fn open(
-        stack: &Stack,
-        name: &str,
-        (address, prefix): (Ipv4Addr, u8),
-        mtu: u16,
-        config: Config,
-    ) -> io::Result<Self> {
+    pub fn open(stack: &Stack, name: &str, mtu: u16, config: Config) -> io::Result<Self> {
         let tun = interface::open_tun(name)?;
-        interface::set_address(name, address, prefix)?;
+        interface::set_address(name, config.address, config.prefix_len)?;
         interface::set_up(name, mtu)?;
         let descriptors = Descriptors::new(stack, u32::from(u16::MAX));
         let polled = OwnedFd::from(tun.try_clone()?);
@@ -84,6 +80,7 @@ impl IpOverAtm {
             tun,
             list: vec![PollFd::new(polled, Events::IN)],
             buffer: vec![0; HEADER_LEN + usize::from(u16::MAX)],
+            patience: FRAME_TIMEOUT,
             began: Instant::now(),
             counters: Counters::default(),
         })
@@ -213,7 +210,7 @@ impl IpOverAtm {
                 continue;
             };
             last = number;
-            match queue(socket, payload) {
+            match queue(socket, payload, &mut self.patience) {
                 Ok(()) => self.counters.sent += 1,
                 Err(_) => self.counters.not_sent += 1,
             }
@@ -229,16 +226,72 @@ impl IpOverAtm {
 }
 
 /// Queues a payload, and waits a little for frames.
-fn queue(socket: &AtmSocket, payload: &[u8]) -> io::Result<()> {
-    let mut result = socket.queue(payload);
-    let began = Instant::now();
-    while let Err(error) = &result
-        && error.kind() == io::ErrorKind::WouldBlock
-        && began.elapsed() < FRAME_TIMEOUT
-    {
+fn queue(socket: &AtmSocket, payload: &[u8], patience: &mut Duration) -> io::Result<()> {
+    let free = || {
         socket.flush()?;
         std::thread::yield_now();
-        result = socket.queue(payload);
+        Ok(())
+    };
+    patiently(patience, || socket.queue(payload), free)
+}
+
+/// Tries again while there is no place, with `free` before each time and as long as `patience`
+/// lasts. A next hop that does not answer ARP has no place, too: when `patience` has run out,
+/// nothing waits until something is taken again.
+fn patiently(
+    patience: &mut Duration,
+    mut attempt: impl FnMut() -> io::Result<()>,
+    mut free: impl FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    let began = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = patience.saturating_sub(began.elapsed());
+                if left.is_zero() {
+                    *patience = left;
+                    return Err(error);
+                }
+                free()?;
+            }
+            Err(error) => return Err(error),
+            Ok(()) => {
+                *patience = FRAME_TIMEOUT;
+                return Ok(());
+            }
+        }
     }
-    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often something is tried until it is given up, or taken the `taken`-th time.
+    fn tries(patience: &mut Duration, taken: usize) -> (bool, usize) {
+        let mut tries = 0;
+        let attempt = || {
+            tries += 1;
+            match tries == taken {
+                true => Ok(()),
+                false => Err(io::ErrorKind::WouldBlock.into()),
+            }
+        };
+        let result = patiently(patience, attempt, || Ok(()));
+        (result.is_ok(), tries)
+    }
+
+    #[test]
+    fn packets_behind_one_that_waited_in_vain_do_not_wait() {
+        let mut patience = FRAME_TIMEOUT;
+        assert_eq!(tries(&mut patience, 3), (true, 3));
+        let (taken, tried) = tries(&mut patience, usize::MAX);
+        assert!(!taken && tried > 1);
+        for _ in 0..BATCH {
+            assert_eq!(tries(&mut patience, 3), (false, 1));
+        }
+        // One is taken at once, and the next waits again.
+        assert_eq!(tries(&mut patience, 1), (true, 1));
+        assert_eq!(tries(&mut patience, 3), (true, 3));
+    }
 }

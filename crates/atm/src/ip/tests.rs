@@ -17,6 +17,7 @@ fn second(seconds: u64) -> Time {
 fn interface(last: u8, server: bool) -> Subnetwork {
     Subnetwork::new(Config {
         address: host(last),
+        prefix_len: 24,
         number: Number::Nsap(Nsap([last; 20])),
         server,
     })
@@ -107,31 +108,72 @@ fn what_is_said_of_a_circuit_stays() {
     );
     left.add(second(0), B, None).unwrap();
     left.poll_transmit().unwrap();
+    left.add_route(Ipv4Addr::new(10, 20, 0, 0), 16, host(2))
+        .unwrap();
     // Who lies is not believed, and not answered.
     let nobody = Party::default();
+    let at = |address| Party {
+        address: Some(address),
+        ..nobody
+    };
     for (circuit, source) in [
         (A, party(3)),
         (B, party(2)),
         (B, party(1)),
         (B, nobody),
-        (
-            B,
-            Party {
-                address: Some(Ipv4Addr::BROADCAST),
-                ..nobody
-            },
-        ),
+        (B, at(Ipv4Addr::BROADCAST)),
+        (B, party(0)),
+        (B, party(255)),
+        (B, at(Ipv4Addr::new(10, 9, 1, 3))),
+        (B, at(Ipv4Addr::new(10, 20, 0, 5))),
     ] {
         let bytes = packet(Operation::InverseRequest, source, nobody);
         left.received(second(1), circuit, &bytes);
     }
-    assert_eq!(left.counters().conflicts, 5);
+    assert_eq!(left.counters().conflicts, 9);
     assert_eq!(left.poll_transmit(), None);
+    assert_eq!(left.circuit(Ipv4Addr::new(10, 20, 0, 5)), Some(A));
     assert_eq!(left.circuit(host(2)), Some(A));
     // A circuit that there is not.
     let bytes = packet(Operation::InverseReply, party(4), nobody);
     left.received(second(1), Circuit { vpi: 3, vci: 3 }, &bytes);
     assert_eq!(left.circuit(host(4)), None);
+}
+
+#[test]
+fn a_neighbour_is_a_host_of_the_subnetwork() {
+    let own = Ipv4Addr::new(10, 9, 0, 6);
+    for (prefix_len, inside, outside) in [
+        (
+            0,
+            vec![[8, 8, 8, 8]],
+            vec![[0; 4], [255; 4], [127, 0, 0, 1], [224, 0, 0, 1]],
+        ),
+        (
+            24,
+            vec![[10, 9, 0, 1], [10, 9, 0, 254]],
+            vec![[10, 9, 0, 0], [10, 9, 0, 255], [10, 9, 1, 1]],
+        ),
+        (
+            30,
+            vec![[10, 9, 0, 5]],
+            vec![[10, 9, 0, 4], [10, 9, 0, 7], [10, 9, 0, 8]],
+        ),
+        (31, vec![[10, 9, 0, 7]], vec![[10, 9, 0, 5], [10, 9, 0, 8]]),
+        (32, vec![], vec![[10, 9, 0, 7]]),
+    ] {
+        let config = Config {
+            address: own,
+            prefix_len,
+            number: Number::None,
+            server: false,
+        };
+        for (addresses, is) in [(inside, true), (outside, false)] {
+            for address in addresses.into_iter().map(Ipv4Addr::from) {
+                assert_eq!(config.is_neighbour(address), is, "{address}/{prefix_len}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -167,6 +209,11 @@ fn a_server_answers_for_others() {
         A,
         &packet(Operation::InverseReply, party(2), nobody),
     );
+    server.received(
+        second(0),
+        B,
+        &packet(Operation::InverseReply, party(3), nobody),
+    );
     let asked = |server: &mut Subnetwork, last| {
         let target = Party {
             address: Some(host(last)),
@@ -186,8 +233,37 @@ fn a_server_answers_for_others() {
     assert_eq!(unknown.source, party(3));
     assert_eq!(unknown.target.address, Some(host(9)));
     assert_eq!(asked(&mut server, 1).unwrap().source, party(1));
-    // Who asked was heard, too.
     assert_eq!(asked(&mut server, 3).unwrap().source, party(3));
+    // What one end says of another's address, or of one that nobody has, is not kept.
+    for address in [host(2), host(8)] {
+        let lie = Party {
+            address: Some(address),
+            ..party(66)
+        };
+        server.received(second(1), B, &packet(Operation::Request, lie, party(1)));
+        assert!(server.poll_transmit().is_some());
+    }
+    assert_eq!(asked(&mut server, 2).unwrap().source, party(2));
+    let unknown = asked(&mut server, 8).unwrap();
+    assert_eq!(unknown.operation, Operation::Unknown);
+    // What it says of itself is.
+    let moved = Party {
+        address: Some(host(3)),
+        ..party(66)
+    };
+    server.received(second(1), B, &packet(Operation::Request, moved, party(1)));
+    assert!(server.poll_transmit().is_some());
+    assert_eq!(server.number(host(3)), Some(moved.number));
+    // Who is replaced or silent is forgotten, with that.
+    let reply = |last| packet(Operation::InverseReply, party(last), nobody);
+    server.received(second(2), A, &reply(4));
+    let unknown = asked(&mut server, 2).unwrap();
+    assert_eq!(unknown.operation, Operation::Unknown);
+    assert_eq!(asked(&mut server, 4).unwrap().source, party(4));
+    server.handle_timeout(second(2 + 20 * 60));
+    while server.poll_transmit().is_some() {}
+    let unknown = asked(&mut server, 4).unwrap();
+    assert_eq!(unknown.operation, Operation::Unknown);
     let mut other = interface(1, false);
     other.add(second(0), B, Some(host(3))).unwrap();
     assert_eq!(asked(&mut other, 2), None);
@@ -198,13 +274,24 @@ fn a_server_answers_for_others() {
 fn packets_are_ipv4_behind_llc_and_answers_have_a_limit() {
     let mut left = interface(1, false);
     left.add(second(0), A, Some(host(2))).unwrap();
-    let mut bytes = vec![7; HEADER_LEN + 20];
+    let mut bytes = vec![0; HEADER_LEN + 40];
     llc::emit_routed(EtherType::IPV4, &mut bytes).unwrap();
-    assert_eq!(left.received(second(0), A, &bytes), Some(&[7; 20][..]));
+    bytes[HEADER_LEN] = 0x45;
+    bytes[HEADER_LEN + 3] = 20;
+    let whole = bytes[HEADER_LEN..HEADER_LEN + 20].to_vec();
+    assert_eq!(left.received(second(0), A, &bytes), Some(&whole[..]));
+    // No IPv4 behind IPv4's header: IPv6, half a packet, nothing.
+    let mut other = bytes.clone();
+    other[HEADER_LEN] = 0x60;
+    assert_eq!(left.received(second(0), A, &other), None);
+    for length in [HEADER_LEN, HEADER_LEN + 19] {
+        assert_eq!(left.received(second(0), A, &bytes[..length]), None);
+    }
     llc::emit_routed(EtherType::IPV6, &mut bytes).unwrap();
     assert_eq!(left.received(second(0), A, &bytes), None);
     assert_eq!(left.received(second(0), A, &bytes[..3]), None);
-    assert_eq!(left.counters().malformed, 2);
+    assert_eq!(left.counters().received, 1);
+    assert_eq!(left.counters().malformed, 5);
     let request = packet(Operation::InverseRequest, party(2), Party::default());
     for _ in 0..WAITING_MAX + 5 {
         left.received(second(0), A, &request);

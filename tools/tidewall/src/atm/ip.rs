@@ -21,7 +21,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Carry IP over circuits: an interface for any program of this host
 ///
 /// Makes a tun interface whose IPv4 packets go over permanent circuits, in AAL5 behind LLC/SNAP
-/// (RFC 2225). Who is at the other end of a circuit is found by InATMARP, or said as 0.100=ADDRESS.
+/// (RFC 2225). Who is at the other end of a circuit is found by InATMARP, if it is a host of the
+/// interface's subnetwork, or said as 0.100=ADDRESS.
 /// The interface goes, with its address and routes, when the command ends, however it does.
 #[derive(clap::Args)]
 #[command(after_help = "Examples, on two hosts of a link:\n  \
@@ -56,7 +57,7 @@ pub struct Arguments {
     /// The host's own ATM address, if it has one
     #[arg(long, value_name = "NSAP")]
     nsap: Option<Nsap>,
-    /// Answer ATMARP requests for the neighbours whose ATM addresses are known
+    /// Answer ATMARP requests for the neighbours that have said their ATM addresses
     #[arg(long)]
     server: bool,
 }
@@ -108,11 +109,11 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Outcome {
     stack.attach_atm(arguments.next_hop).map_err(opening)?;
     let config = Config {
         address: address.addr(),
+        prefix_len: address.prefix_len(),
         number: arguments.nsap.map_or(Number::None, Number::Nsap),
         server: arguments.server,
     };
-    let own = (address.addr(), address.prefix_len());
-    let mut served = IpOverAtm::open(&stack, name, own, mtu, config)
+    let mut served = IpOverAtm::open(&stack, name, mtu, config)
         .map_err(|error| Failure::io(&format!("making {name}"), &error))?;
     for (circuit, neighbour) in &arguments.circuits {
         let what = format!("opening circuit {circuit} of {interface}");
