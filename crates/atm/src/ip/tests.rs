@@ -242,6 +242,7 @@ fn a_server_answers_for_others() {
         };
         server.received(second(1), B, &packet(Operation::Request, lie, party(1)));
         assert!(server.poll_transmit().is_some());
+        assert_eq!(server.number(host(3)), Some(party(3).number));
     }
     assert_eq!(asked(&mut server, 2).unwrap().source, party(2));
     let unknown = asked(&mut server, 8).unwrap();
