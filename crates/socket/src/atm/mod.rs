@@ -65,7 +65,7 @@ pub struct AtmOptions {
     /// Constant rates (CBR) in cells of 48 bytes a second, 1 to 16,777,215; by default none:
     /// what is sent goes as it may (UBR). With rates, sending waits as long as the cells before
     /// take at that of sending; a call is set up with both. Of a listener they are the most of
-    /// such a call.
+    /// such a call; one without takes none.
     pub rates: Option<Rates>,
 }
 
