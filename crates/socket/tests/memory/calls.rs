@@ -541,20 +541,21 @@ fn a_send_that_waits_for_its_rate_ends_with_the_call() {
     far.attach_atm(NEAR4.into()).unwrap();
     control(&near, NEAR, Side::User);
     control(&far, FAR, Side::Network);
-    let listener = AtmListener::bind(&far, number(FAR, 7), 8, AtmOptions::default()).unwrap();
+    let slow = AtmOptions {
+        rates: Some(Rates {
+            send: 1,
+            receive: 1,
+        }),
+        ..AtmOptions::default()
+    };
+    let listener = AtmListener::bind(&far, number(FAR, 7), 8, slow).unwrap();
     let taking = thread::spawn(move || {
         let (socket, _) = listener.accept().unwrap();
         let mut buffer = [0; 9180];
         assert_eq!(socket.recv(&mut buffer).unwrap(), buffer.len());
     });
     let options = CallOptions {
-        circuit: AtmOptions {
-            rates: Some(Rates {
-                send: 1,
-                receive: 1,
-            }),
-            ..AtmOptions::default()
-        },
+        circuit: slow,
         ..CallOptions::default()
     };
     let caller = AtmSocket::connect_with(&near, number(FAR, 7), &options).unwrap();
