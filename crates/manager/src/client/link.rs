@@ -23,10 +23,6 @@ use crate::protocol::{Answer, BLOCK_PORTS, Block, Blocks, Port, Present, Request
 /// applications.
 const FIND_WITHIN: Duration = Duration::from_secs(6);
 
-/// How long a thread that receives waits for an answer: the manager may be waiting for the
-/// kernel, which changes interfaces for somebody else.
-const ANSWER_WITHIN: Duration = Duration::from_millis(1);
-
 /// A connection, and the thread that finds the manager again.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -59,8 +55,6 @@ pub(super) struct State {
     /// There will be none any more, and why.
     ended: Option<String>,
     lent: Arc<AtomicU32>,
-    /// Id of a request whose answer was waited for no longer, and has not come yet.
-    late: Option<u32>,
 }
 
 impl Link {
@@ -119,23 +113,6 @@ impl Link {
             true => Err(io::ErrorKind::NotConnected.into()),
             false => Ok(state),
         }
-    }
-
-    /// Asks, if nobody uses the connection and the manager is there, and waits no longer
-    /// than [`ANSWER_WITHIN`].
-    ///
-    /// # Errors
-    /// TimedOut: it may be done all the same; WouldBlock, also until the answer to what has
-    /// timed out has come; NotConnected; what the manager answers.
-    pub(super) fn ask_now(&self, request: &Request) -> io::Result<(Answer, Received)> {
-        let mut state = self.now()?;
-        if state.late.is_some() {
-            state.take_unasked();
-            if state.late.is_some() {
-                return Err(io::ErrorKind::WouldBlock.into());
-            }
-        }
-        state.ask_within(request, &[], Some(ANSWER_WITHIN))
     }
 
     /// Asks for something to be taken back that is forgotten here. A manager that is gone
@@ -255,7 +232,6 @@ impl Shared {
             return Ok(());
         }
         state.connection = Connection::connect(&self.path)?;
-        state.late = None;
         let presented = self.present(state);
         match &presented {
             Ok(()) => state.lost = false,
@@ -296,7 +272,6 @@ impl State {
             lost: false,
             ended: None,
             lent: Arc::default(),
-            late: None,
         }
     }
 
@@ -316,36 +291,27 @@ impl State {
         self.lost |= poll(&mut descriptors, Some(&now)) == Ok(1);
     }
 
-    /// True where there is a message, or the end of them, within a time.
-    fn has_message(&self, within: Duration) -> bool {
+    /// True where there is a message.
+    fn has_message(&self) -> bool {
         let mut descriptors = [PollFd::new(&self.connection, PollFlags::IN)];
-        let within = rustix::event::Timespec {
-            tv_sec: within.as_secs() as i64,
-            tv_nsec: within.subsec_nanos().into(),
-        };
-        rustix::io::retry_on_intr(|| poll(&mut descriptors, Some(&within))) == Ok(1)
+        let now = rustix::event::Timespec::default();
+        let polled = poll(&mut descriptors, Some(&now));
+        polled == Ok(1) && descriptors[0].revents().contains(PollFlags::IN)
     }
 
-    /// Takes what the manager has said by itself, and answers that nobody waits for any
-    /// more; others are taken by who asks, who holds the state as long.
+    /// Takes what the manager has said by itself; answers are taken by who asks, who holds
+    /// the state as long.
     fn take_unasked(&mut self) {
-        while !self.lost && self.has_message(Duration::ZERO) {
+        while !self.lost && self.has_message() {
             match self.connection.receive() {
                 Ok(Some(received)) => {
                     if let Ok((_, Answer::Polling(polling))) = Answer::parse(&received.bytes) {
                         self.note_polling(polling.lent != 0);
                     }
-                    self.note_late(&received);
                 }
                 _ => self.lost = true,
             }
         }
-    }
-
-    /// An answer that nobody waits for any more may be what came.
-    fn note_late(&mut self, received: &Received) {
-        let id = header(&received.bytes).map(|header| header.id);
-        self.late = self.late.filter(|late| Some(*late) != id);
     }
 
     fn note_polling(&self, lent: bool) {
@@ -373,16 +339,7 @@ impl State {
         request: &Request,
         beside: &[BorrowedFd<'_>],
     ) -> io::Result<(Answer, Received)> {
-        self.ask_within(request, beside, None)
-    }
-
-    fn ask_within(
-        &mut self,
-        request: &Request,
-        beside: &[BorrowedFd<'_>],
-        within: Option<Duration>,
-    ) -> io::Result<(Answer, Received)> {
-        let asked = self.exchange(request, beside, within);
+        let asked = self.exchange(request, beside);
         self.lost |= asked.as_ref().is_err_and(is_gone);
         asked
     }
@@ -391,18 +348,12 @@ impl State {
         &mut self,
         request: &Request,
         beside: &[BorrowedFd<'_>],
-        within: Option<Duration>,
     ) -> io::Result<(Answer, Received)> {
         let id = self.next;
         self.next = self.next.wrapping_add(1);
         self.connection.send(&request.emit(id), beside)?;
         loop {
-            if within.is_some_and(|within| !self.has_message(within)) {
-                self.late = Some(id);
-                return Err(io::ErrorKind::TimedOut.into());
-            }
             let received = self.connection.receive()?.ok_or_else(gone)?;
-            self.note_late(&received);
             // An answer to nothing was refused entry.
             if header(&received.bytes).is_some_and(|header| ![id, 0].contains(&header.id)) {
                 continue;
@@ -458,29 +409,4 @@ pub(super) fn unexpected() -> io::Error {
         io::ErrorKind::InvalidData,
         "the manager answered something else",
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::protocol::Empty;
-
-    #[test]
-    fn an_answer_that_is_late_is_not_missed_by_who_asks_next() {
-        let (ours, managers) = Connection::pair().unwrap();
-        let mut state = State::new(ours);
-        let request = Request::GetHelpers(Empty {});
-        let asked = state.ask_within(&request, &[], Some(Duration::ZERO));
-        assert_eq!(asked.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!(state.late, Some(1));
-        // The next one waits as long as it takes, and is answered after that.
-        for id in [1, 2] {
-            managers
-                .send(&Answer::Done(Empty {}).emit(id), &[])
-                .unwrap();
-        }
-        let (answer, _) = state.ask(&request, &[]).unwrap();
-        assert!(matches!(answer, Answer::Done(_)));
-        assert_eq!(state.late, None);
-    }
 }

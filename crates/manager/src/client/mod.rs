@@ -253,7 +253,7 @@ impl Client {
     /// What it answers, and what the connection reports.
     pub fn napi_probe(&self, queue: u32) -> io::Result<Option<NapiProbe>> {
         let request = Request::GetProbe(QueueNumber { queue });
-        match self.link.ask_now(&request)? {
+        match self.link.now()?.ask(&request, &[])? {
             (Answer::Probed(probed), _) => Ok((probed.found != 0).then_some(NapiProbe {
                 port: probed.port,
                 source: probed.source,
@@ -286,13 +286,13 @@ impl Client {
     /// What it answers, and what the connection reports.
     pub fn helpers(&self) -> io::Result<[UdpSocket; 2]> {
         let request = Request::GetHelpers(Empty {});
-        let (_, received) = self.link.ask_now(&request)?;
+        let (_, received) = self.link.now()?.ask(&request, &[])?;
         let helpers: Vec<UdpSocket> = received.descriptors.into_iter().map(Into::into).collect();
         helpers.try_into().map_err(|_| unexpected())
     }
 
     /// Of a thread that receives, which waits for nobody.
     fn done_now(&self, request: &Request) -> io::Result<()> {
-        self.link.ask_now(request).map(drop)
+        self.link.now()?.ask(request, &[]).map(drop)
     }
 }

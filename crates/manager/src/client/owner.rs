@@ -31,28 +31,13 @@ struct Moderated {
     lent: u32,
     /// `None`: interrupts are not deferred.
     to: Option<InterruptModeration>,
-    /// Something else was asked for since, and is not known to be done or not.
-    unsure: bool,
 }
 
 impl Moderated {
     /// As it begins. While the device is not lent its settings are nobody's to change.
     fn new(lent: u32) -> Self {
         let to = is_lent(lent).then_some(InterruptModeration::Enabled);
-        Moderated {
-            lent,
-            to,
-            unsure: false,
-        }
-    }
-
-    /// Notes what was answered. True if it is done.
-    fn note(&mut self, to: Option<InterruptModeration>, asked: &io::Result<()>) -> bool {
-        match asked {
-            Ok(()) => (self.to, self.unsure) = (to, false),
-            Err(error) => self.unsure |= error.kind() == io::ErrorKind::TimedOut,
-        }
-        asked.is_ok()
+        Moderated { lent, to }
     }
 }
 
@@ -85,20 +70,28 @@ impl Owner for Manager {
 
     fn set_moderation(&self, moderation: InterruptModeration) -> bool {
         let mut set = self.moderation();
-        if set.to.is_none() || (set.to == Some(moderation) && !set.unsure) {
+        if set.to.is_none() || set.to == Some(moderation) {
             return false;
         }
         // Without a manager it stays as it is, which the next call finds.
-        set.note(Some(moderation), &self.client.moderate(Some(moderation)))
+        let done = self.client.moderate(Some(moderation)).is_ok();
+        if done {
+            set.to = Some(moderation);
+        }
+        done
     }
 
     fn set_deferral(&self, deferred: bool) -> bool {
         let mut set = self.moderation();
-        if !self.lets_poll() || (set.to.is_some() == deferred && !set.unsure) {
+        if !self.lets_poll() || set.to.is_some() == deferred {
             return true;
         }
         let wanted = deferred.then_some(InterruptModeration::Enabled);
-        set.note(wanted, &self.client.moderate(wanted))
+        let done = self.client.moderate(wanted).is_ok();
+        if done {
+            set.to = wanted;
+        }
+        done
     }
 
     fn probe_napi(&self, queue: u32, port: u16, source: u16) {
