@@ -5,7 +5,7 @@
 //! of them hold has a limit: above three quarters of it no PDU is begun (*early packet
 //! discard*, Romanow and Floyd, JSAC 1995), at the limit the PDU that needs more is given
 //! up, and in both cases its further cells are passed over to its last. A PDU that has not
-//! ended after [`Limits::patience`] is given up at the next cell of any circuit, or by
+//! ended after [`Limits::timeout`] is given up at the next cell of any circuit, or by
 //! [`Reassembly::expire`], so that cells without an end hold memory for no longer.
 
 use std::collections::{BTreeSet, HashMap};
@@ -29,7 +29,7 @@ pub struct Limits {
     /// Circuits open at a time.
     pub circuits: usize,
     /// Time from a PDU's first cell in which its last must come.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for Limits {
@@ -38,7 +38,7 @@ impl Default for Limits {
         Self {
             memory: 4 << 20,
             circuits: 10_000,
-            patience: Duration::from_secs(1),
+            timeout: Duration::from_secs(1),
         }
     }
 }
@@ -315,7 +315,7 @@ impl Reassembly {
     /// Gives up PDUs whose time is over. Each cell that comes does so, too.
     pub fn expire(&mut self, now: Time) {
         while let Some(&(began, circuit)) = self.under_way.first()
-            && now.saturating_sub(began) >= self.limits.patience
+            && now.saturating_sub(began) >= self.limits.timeout
         {
             self.under_way.pop_first();
             if let Some(partial) = self.circuits.get_mut(&circuit) {
@@ -331,7 +331,7 @@ impl Reassembly {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let (began, _) = self.under_way.first()?;
-        Some(*began + self.limits.patience)
+        Some(*began + self.limits.timeout)
     }
 
     /// Bytes of PDUs under way.

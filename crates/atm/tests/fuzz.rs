@@ -50,7 +50,7 @@ fn cells(bytes: &[u8]) {
     let limits = Limits {
         memory: 48 * 16,
         circuits: 4,
-        patience: Duration::from_millis(40),
+        timeout: Duration::from_millis(40),
     };
     let circuit = |number: u8| Circuit {
         vpi: 0,
@@ -67,7 +67,7 @@ fn cells(bytes: &[u8]) {
         let _ = reassembly.cell(now, circuit(byte & 3), payload_type, &[*byte; 48]);
         assert!(reassembly.held() <= limits.memory);
     }
-    reassembly.expire(now + limits.patience);
+    reassembly.expire(now + limits.timeout);
     assert_eq!(reassembly.held(), 0);
     // At the latest behind the last cell of what is passed over.
     let mut pdu = [0; 96];

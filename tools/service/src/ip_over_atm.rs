@@ -55,7 +55,7 @@ pub struct IpOverAtm {
     list: Vec<PollFd>,
     buffer: Vec<u8>,
     /// What is left of [`FRAME_TIMEOUT`].
-    patience: Duration,
+    left: Duration,
     began: Instant,
     counters: Counters,
 }
@@ -80,7 +80,7 @@ impl IpOverAtm {
             tun,
             list: vec![PollFd::new(polled, Events::IN)],
             buffer: vec![0; HEADER_LEN + usize::from(u16::MAX)],
-            patience: FRAME_TIMEOUT,
+            left: FRAME_TIMEOUT,
             began: Instant::now(),
             counters: Counters::default(),
         })
@@ -210,7 +210,7 @@ impl IpOverAtm {
                 continue;
             };
             last = number;
-            match queue(socket, payload, &mut self.patience) {
+            match queue(socket, payload, &mut self.left) {
                 Ok(()) => self.counters.sent += 1,
                 Err(_) => self.counters.not_sent += 1,
             }
@@ -226,20 +226,20 @@ impl IpOverAtm {
 }
 
 /// Queues a payload, and waits a little for frames.
-fn queue(socket: &AtmSocket, payload: &[u8], patience: &mut Duration) -> io::Result<()> {
+fn queue(socket: &AtmSocket, payload: &[u8], left: &mut Duration) -> io::Result<()> {
     let free = || {
         socket.flush()?;
         std::thread::yield_now();
         Ok(())
     };
-    patiently(patience, || socket.queue(payload), free)
+    retry(left, || socket.queue(payload), free)
 }
 
-/// Tries again while there is no place, with `free` before each time and as long as `patience`
-/// lasts. A next hop that does not answer ARP has no place, too: when `patience` has run out,
+/// Tries again while there is no place, with `free` before each time and as long as `left`
+/// lasts. A next hop that does not answer ARP has no place, too: when `left` has run out,
 /// nothing waits until something is taken again.
-fn patiently(
-    patience: &mut Duration,
+fn retry(
+    left: &mut Duration,
     mut attempt: impl FnMut() -> io::Result<()>,
     mut free: impl FnMut() -> io::Result<()>,
 ) -> io::Result<()> {
@@ -247,16 +247,15 @@ fn patiently(
     loop {
         match attempt() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let left = patience.saturating_sub(began.elapsed());
-                if left.is_zero() {
-                    *patience = left;
+                if began.elapsed() >= *left {
+                    *left = Duration::ZERO;
                     return Err(error);
                 }
                 free()?;
             }
             Err(error) => return Err(error),
             Ok(()) => {
-                *patience = FRAME_TIMEOUT;
+                *left = FRAME_TIMEOUT;
                 return Ok(());
             }
         }
@@ -268,7 +267,7 @@ mod tests {
     use super::*;
 
     /// How often something is tried until it is given up, or taken the `taken`-th time.
-    fn tries(patience: &mut Duration, taken: usize) -> (bool, usize) {
+    fn tries(left: &mut Duration, taken: usize) -> (bool, usize) {
         let mut tries = 0;
         let attempt = || {
             tries += 1;
@@ -277,21 +276,21 @@ mod tests {
                 false => Err(io::ErrorKind::WouldBlock.into()),
             }
         };
-        let result = patiently(patience, attempt, || Ok(()));
+        let result = retry(left, attempt, || Ok(()));
         (result.is_ok(), tries)
     }
 
     #[test]
     fn packets_behind_one_that_waited_in_vain_do_not_wait() {
-        let mut patience = FRAME_TIMEOUT;
-        assert_eq!(tries(&mut patience, 3), (true, 3));
-        let (taken, tried) = tries(&mut patience, usize::MAX);
+        let mut left = FRAME_TIMEOUT;
+        assert_eq!(tries(&mut left, 3), (true, 3));
+        let (taken, tried) = tries(&mut left, usize::MAX);
         assert!(!taken && tried > 1);
         for _ in 0..BATCH {
-            assert_eq!(tries(&mut patience, 3), (false, 1));
+            assert_eq!(tries(&mut left, 3), (false, 1));
         }
         // One is taken at once, and the next waits again.
-        assert_eq!(tries(&mut patience, 1), (true, 1));
-        assert_eq!(tries(&mut patience, 3), (true, 3));
+        assert_eq!(tries(&mut left, 1), (true, 1));
+        assert_eq!(tries(&mut left, 3), (true, 3));
     }
 }

@@ -156,15 +156,15 @@ fn a_pdu_that_never_ends_holds_memory_for_its_time_only() {
     let mut reassembly = opened(Limits::default());
     let cell = [0; 48];
     reassembly.cell(NOW, A, PayloadType::USER, &cell).unwrap();
-    let patience = Limits::default().patience;
-    assert_eq!(reassembly.poll_timeout(), Some(patience));
-    reassembly.expire(patience - Duration::from_nanos(1));
+    let timeout = Limits::default().timeout;
+    assert_eq!(reassembly.poll_timeout(), Some(timeout));
+    reassembly.expire(timeout - Duration::from_nanos(1));
     assert_eq!(reassembly.held(), 48);
-    reassembly.expire(patience);
+    reassembly.expire(timeout);
     assert_eq!((reassembly.held(), reassembly.poll_timeout()), (0, None));
     assert_eq!(reassembly.dropped(DropReason::TimedOut), 1);
     let error = reassembly
-        .cell(patience, A, PayloadType::USER_LAST, &cell)
+        .cell(timeout, A, PayloadType::USER_LAST, &cell)
         .unwrap_err();
     assert_eq!(error, DropReason::Rest);
     assert!(put(&mut reassembly, A, &pdu(b"next")).unwrap().is_some());
@@ -290,7 +290,7 @@ proptest! {
                 }
             }
         }
-        reassembly.expire(limits.patience);
+        reassembly.expire(limits.timeout);
         prop_assert_eq!(reassembly.held(), 0);
     }
 }

@@ -2,8 +2,8 @@
 //! whose circuits are sockets.
 //!
 //! Everything happens with the calls locked: what signalling says is done (circuits opened
-//! and closed, sockets woken) before its answers leave. Frames are dealt with by whoever
-//! makes a round, timers with those of TCP; where no thread is in the stack the helper
+//! and closed, sockets woken) before its answers leave. Frames are dealt with by the
+//! thread that makes a round, timers with those of TCP; where no thread is in the stack the helper
 //! thread does both.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -509,7 +509,7 @@ impl Control {
             }
         };
         self.enter(id, Some(place), Holder::Listener(listener.clone()));
-        // Or the caller would ask once more after T303, whoever accepts late.
+        // Or the caller would ask once more after T303, when a listener accepts late.
         let _ = self.signalling.proceeding(core.now(), id, named);
         lock(&listener.waiting).push_back(Incoming {
             id,

@@ -16,8 +16,8 @@ impl Stack {
     /// and where the driver program runs; there are neither threads that receive nor
     /// traffic classes. The process serves no `tidewall stat` by itself. In private mode
     /// policy and spin of `config` hold while the application is alone on the device, which
-    /// it then polls itself; otherwise a thread of the kernel's does, and whoever waits
-    /// sleeps.
+    /// it then polls itself; otherwise a thread of the kernel's does, and a thread that
+    /// waits sleeps.
     ///
     /// # Errors
     /// `NotFound`, `ConnectionRefused` where no manager listens; EPERM for a user that it

@@ -403,23 +403,23 @@ fn ping_waits_for_its_answer_and_keeps_what_comes_meanwhile() {
         AtmSocket::bind(&far, CIRCUIT).unwrap(),
     );
     answering.send(b"before").unwrap();
-    let patience = Duration::from_millis(50);
-    let error = asking.ping(patience).unwrap_err();
+    let timeout = Duration::from_millis(50);
+    let error = asking.ping(timeout).unwrap_err();
     assert_eq!(errno(error), libc::ETIMEDOUT);
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            answering.set_read_timeout(Some(patience)).unwrap();
+            answering.set_read_timeout(Some(timeout)).unwrap();
             while !ended.load(Ordering::Relaxed) {
                 let _ = answering.recv(&mut [0; 8]);
             }
         });
-        let patience = [
+        let timeouts = [
             Duration::from_secs(10),
             Duration::MAX,
             Duration::from_secs(10),
         ];
-        let pinged = patience.into_iter().map(|it| asking.ping(it));
+        let pinged = timeouts.into_iter().map(|it| asking.ping(it));
         let pinged: Vec<_> = pinged.collect();
         ended.store(true, Ordering::Relaxed);
         assert!(pinged.iter().all(Result::is_ok), "{pinged:?}");

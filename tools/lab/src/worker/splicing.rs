@@ -273,8 +273,8 @@ mod tests {
         // Closed with bytes that were not read: RST.
         assert_eq!(end.peek(&mut [0]).unwrap(), 1);
         drop(end);
-        let patience = Some(Duration::from_secs(10));
-        peer.set_read_timeout(patience).unwrap();
+        let timeout = Some(Duration::from_secs(10));
+        peer.set_read_timeout(timeout).unwrap();
         let ended = peer.read(&mut [0]).map_err(|error| error.kind());
         assert!(
             matches!(ended, Ok(0) | Err(io::ErrorKind::ConnectionReset)),

@@ -14,7 +14,7 @@ use super::explain::{Counts, Entry, Place};
 use Counts::{Loss, Way};
 use Place::{Device, Driver, Kernel, Protocol, Reassembly, Ring, Socket, Switch, Transmit};
 
-const fn entry(
+pub(super) const fn entry(
     place: Place,
     name: &'static str,
     counts: Counts,

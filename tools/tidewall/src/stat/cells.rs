@@ -3,26 +3,12 @@
 use tidewall_socket::snapshot::CellSwitchSnapshot;
 
 use super::Pair;
-use super::explain::Counts::{self, Loss, Way};
+use super::causes::entry;
+use super::explain::Counts::{Loss, Way};
 use super::explain::Place::Cells;
 use super::explain::{self, Entry};
 use crate::table::Table;
 use crate::units::{count, per_second};
-
-const fn entry(
-    name: &'static str,
-    counts: Counts,
-    meaning: &'static str,
-    advice: &'static str,
-) -> Entry {
-    Entry {
-        place: Cells,
-        name,
-        counts,
-        meaning,
-        advice,
-    }
-}
 
 const CONGESTED: &str = "The outgoing link is slower than what comes for it: a higher priority for what must \
      not wait, or a longer queue for short bursts.";
@@ -30,61 +16,77 @@ const CONGESTED: &str = "The outgoing link is slower than what comes for it: a h
 /// Of a switch of cells.
 pub(super) const CELLS: &[Entry] = &[
     entry(
+        Cells,
         "cells-marked",
         Way,
         "User cells marked (EFCI) as they met a queue half full.",
         CONGESTED,
     ),
     entry(
+        Cells,
         "cells-in-place",
         Way,
         "Cells that went on in the frame that they came in.",
         "",
     ),
     entry(
+        Cells,
         "dropped-malformed",
         Loss,
         "Packets that are none of their port's mode.",
         "The neighbour uses another mode or label: the file's port must say the same as it.",
     ),
-    entry("dropped-hec", Loss, "Cells with a damaged header.", ""),
     entry(
+        Cells,
+        "dropped-hec",
+        Loss,
+        "Cells with a damaged header.",
+        "",
+    ),
+    entry(
+        Cells,
         "dropped-no-circuit",
         Loss,
         "Cells of a circuit that leads nowhere.",
         "The neighbour has a circuit that the file has not.",
     ),
     entry(
+        Cells,
         "dropped-early-discard",
         Loss,
         "First cells of PDUs that were not begun, as the queue was short.",
         CONGESTED,
     ),
     entry(
+        Cells,
         "dropped-queue-full",
         Loss,
         "Cells within a PDU, or of none, for which the queue had no room.",
         CONGESTED,
     ),
     entry(
+        Cells,
         "dropped-rest",
         Loss,
         "Further cells of PDUs that were refused.",
         "See why they were, among the others.",
     ),
     entry(
+        Cells,
         "dropped-removed",
         Loss,
         "Cells that waited when their circuit was taken out of the file.",
         "",
     ),
     entry(
+        Cells,
         "not-sent-unreachable",
         Loss,
         "Packets for a next hop to which no route leads by the port's interface.",
         "next-hop must be a neighbour on the link: see ip route get.",
     ),
     entry(
+        Cells,
         "not-sent-refused",
         Loss,
         "Packets longer than the outgoing interface's MTU, which became smaller.",
