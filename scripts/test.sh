@@ -17,6 +17,9 @@ if [ -n "${CI:-}" ] || [ ! -d target ]; then
 fi
 
 began=$(date +%s)
+# What was there before is not the tests'.
+namespaces() { ip netns list 2>/dev/null | sed -n 's/^\(tw-[^ ]*\).*/\1/p' | sort; }
+before=$(namespaces)
 step() { printf '\n== %s (after %s s)\n' "$*" $(($(date +%s) - began)); }
 
 # Every test that skips writes a line here (tools/skip).
@@ -67,5 +70,5 @@ TIDEWALL=target/debug/tidewall scripts/kernels.sh load
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 step "nothing left behind"
-left=$(ip netns list 2>/dev/null | grep -c '^tw-' || true)
-[ "$left" = 0 ] || { echo "$left tw- namespaces were left behind"; ip netns list; exit 1; }
+left=$(namespaces | { [ -n "$before" ] && grep -vxF "$before" || cat; })
+[ -z "$left" ] || { echo "namespaces were left behind:"; echo "$left"; exit 1; }
