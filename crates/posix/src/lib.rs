@@ -18,6 +18,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod adopt;
 mod atm;
 mod control;
 mod info;
@@ -37,6 +38,7 @@ use std::time::Duration;
 
 use tidewall_socket::{Descriptors, OpenFile, Stack};
 
+pub use adopt::Accepted;
 pub use atm::{PvcAddress, SO_ATMPVC, SO_ATMQOS, SO_SETCLP};
 pub use info::TcpInfo;
 pub use message::{ControlMessage, ExtendedError, Received, TCP_CM_INQ};
@@ -103,7 +105,7 @@ impl core::fmt::Debug for Posix {
 }
 
 /// The error number of an error.
-pub(crate) fn errno(error: io::Error) -> Errno {
+pub fn errno(error: io::Error) -> Errno {
     let number = error.raw_os_error().unwrap_or(match error.kind() {
         io::ErrorKind::WouldBlock => libc::EAGAIN,
         io::ErrorKind::InvalidInput => libc::EINVAL,

@@ -419,7 +419,7 @@ impl Posix {
 }
 
 /// Changes an option.
-fn set(
+pub(crate) fn set(
     state: &mut State,
     file: &OpenFile,
     fast_client: bool,

@@ -136,7 +136,7 @@ impl Posix {
         Ok(fd)
     }
 
-    fn enter(&self, fd: i32, domain: i32, kind: i32, state: State) {
+    pub(crate) fn enter(&self, fd: i32, domain: i32, kind: i32, state: State) {
         let socket = Socket {
             domain,
             kind,

@@ -3,78 +3,17 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::bed::Bed;
+use common::host::Host;
 use common::{PROGRAM, Running, Service, signal, text};
 
 /// Nobody's on this host.
 const USER: &str = "12345";
-/// What an administrator has set before: not what a device begins with.
-const SET: &str = "3 70000";
-
-/// A bed whose server keeps its mounts.
-struct Host {
-    bed: Bed,
-    keeper: Running,
-}
-
 impl Host {
-    fn or_skip(test: &str, name: &str) -> Option<Self> {
-        if !tidewall_skip::has_programs(test, &["setpriv", "nsenter"]) {
-            return None;
-        }
-        let bed = Bed::or_skip(test, name)?;
-        let script = format!(
-            "mount -t bpf bpf /sys/fs/bpf && mount -t tmpfs tmpfs /run \
-             && echo 3 > /sys/class/net/{0}/napi_defer_hard_irqs \
-             && echo 70000 > /sys/class/net/{0}/gro_flush_timeout \
-             && echo ready && exec sleep 600",
-            bed.interface
-        );
-        let mut keeper = Bed::other(&bed.server, "sh", &["-c", &script])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = String::new();
-        let mut lines = BufReader::new(keeper.stdout.take().unwrap());
-        lines.read_line(&mut said).unwrap();
-        let keeper = Running(keeper);
-        if said.trim() != "ready" {
-            tidewall_skip::missing(test, "a bpffs of its own (CAP_SYS_ADMIN)");
-            return None;
-        }
-        Some(Host { bed, keeper })
-    }
-
-    fn command(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new("nsenter");
-        let keeper = self.keeper.0.id().to_string();
-        command
-            .args(["-t", &keeper, "-n", "-m", program])
-            .args(arguments)
-            .stdin(Stdio::null());
-        command
-    }
-
-    /// `tidewall run` of a program, on the bed's interface.
-    fn run(&self, options: &[&str], program: &[&str]) -> Command {
-        let interface = ["run", "--interface", &self.bed.interface];
-        self.command(PROGRAM, &[&interface, options, &["--"], program].concat())
-    }
-
-    fn output(&self, program: &str, arguments: &[&str]) -> String {
-        text(&self.command(program, arguments).output().unwrap().stdout)
-    }
-
-    /// Exit code and what it says of errors.
-    fn ends(&self, options: &[&str], program: &[&str]) -> (Option<i32>, String) {
-        let output = self.run(options, program).output().unwrap();
-        (output.status.code(), text(&output.stderr))
-    }
-
     /// What a service answers to a datagram from the peer.
     fn echo(&self, port: u16, words: &str) -> String {
         let script = format!(
@@ -97,25 +36,6 @@ impl Host {
                 "{refused}"
             );
         }
-    }
-
-    /// That nothing is left of a manager.
-    fn check_clean(&self) {
-        let interface = &self.bed.interface;
-        let link = self.output("ip", &["-d", "link", "show", "dev", interface]);
-        assert!(!link.contains("xdp"), "{link}");
-        let pins = self.output("ls", &["/sys/fs/bpf/tidewall-run"]);
-        assert_eq!(pins, "");
-        let sockets = self.output("sh", &["-c", "ls /run/tidewall | grep manager"]);
-        assert_eq!(sockets, "");
-        let script = format!(
-            "cd /sys/class/net/{interface}; echo $(cat napi_defer_hard_irqs gro_flush_timeout)"
-        );
-        assert_eq!(self.output("sh", &["-c", &script]).trim(), SET);
-        let reserved = "/proc/sys/net/ipv4/ip_local_reserved_ports";
-        assert_eq!(self.output("cat", &[reserved]).trim(), "");
-        let pairs = self.output("sh", &["-c", "ls /sys/class/net | grep -c ^twD"]);
-        assert_eq!(pairs.trim(), "0");
     }
 }
 

@@ -432,6 +432,15 @@ impl Stack {
         StackSnapshot::take(core)
     }
 
+    /// The process is about to end, and with it all sockets, of which none is used any
+    /// more: connections that were closed send what they have, for a while. In a forked
+    /// child it does nothing.
+    pub fn linger(&self) {
+        if let Ok(core) = self.here() {
+            core.tcp.linger(core);
+        }
+    }
+
     /// What its threads share, where that is.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod bed;
+pub mod host;
 pub mod star;
 
 use std::fs;

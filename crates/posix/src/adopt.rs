@@ -1,0 +1,247 @@
+//! Numbers that the kernel gives out, and sockets that a program has made with it.
+//!
+//! The kernel's table of descriptors stays the only one that gives numbers out: each
+//! number that is open here is open there, too, and is closed here first.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use tidewall_socket::descriptor::Flags;
+use tidewall_socket::readiness::EpollSet;
+use tidewall_socket::{OpenFile, TcpListener, TcpStream, UdpSocket};
+use tidewall_sys::option_bytes;
+
+use crate::address::{canonical, shown};
+use crate::option::{self, Options};
+use crate::socket::{State, kernel_socket, stream_of};
+use crate::{Errno, Posix, Result, errno, lock};
+
+/// Where a connection that was accepted is.
+#[derive(Debug)]
+pub enum Accepted {
+    /// In the stack, by the number that was given for it.
+    Here,
+    /// In the kernel, whose socket this is; the number names nothing here.
+    Kernel(OwnedFd),
+}
+
+/// Options that a program may have set before a socket came here.
+const CARRIED: [(i32, i32); 18] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDBUF),
+    (libc::SOL_SOCKET, libc::SO_RCVBUF),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_CORK),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
+    (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+];
+
+/// The longest of their values.
+const VALUE_BYTES: usize = 16;
+
+fn value_of(socket: impl AsFd, (level, name): (i32, i32)) -> Option<Vec<u8>> {
+    let mut value = [0; VALUE_BYTES];
+    let length = option_bytes(socket, level, name, &mut value).ok()?;
+    value.get(..length).map(<[u8]>::to_vec)
+}
+
+fn domain_of(socket: &OwnedFd) -> Result<i32> {
+    tidewall_sys::option(socket, libc::SOL_SOCKET, libc::SO_DOMAIN).map_err(errno)
+}
+
+impl Posix {
+    /// Has a number of the kernel's name a listener: its socket, of which the caller gives a
+    /// duplicate, listens already ([`TcpListener::adopt`]). Options that the program has set
+    /// are the listener's.
+    ///
+    /// # Errors
+    /// As [`TcpListener::adopt`]; EBADF for a number above the limit. Nothing has changed
+    /// then.
+    pub fn adopt_listener(&self, fd: i32, socket: OwnedFd) -> Result<()> {
+        let domain = domain_of(&socket)?;
+        let mut state = self.carried(&socket, domain, libc::SOCK_STREAM)?;
+        state.options.backlog = backlog_of(&socket).unwrap_or_default().max(1) + 1;
+        let options = state.options.listen(&self.stack().sysctl());
+        let listener = TcpListener::adopt(self.stack(), socket, options).map_err(errno)?;
+        state.bound = Some(listener.local_addr().map_err(errno)?);
+        self.install(fd, listener.into())?;
+        self.enter(fd, domain, libc::SOCK_STREAM, state);
+        Ok(())
+    }
+
+    /// Has a number of the kernel's name a datagram socket: its own, of which the caller
+    /// gives a duplicate, is bound ([`UdpSocket::adopt`]).
+    ///
+    /// # Errors
+    /// As [`UdpSocket::adopt`]; EBADF for a number above the limit. Nothing has changed then.
+    pub fn adopt_datagrams(&self, fd: i32, socket: OwnedFd) -> Result<()> {
+        let domain = domain_of(&socket)?;
+        let timeout = value_of(&socket, (libc::SOL_SOCKET, libc::SO_RCVTIMEO));
+        let datagrams = UdpSocket::adopt(self.stack(), socket).map_err(errno)?;
+        let state = State {
+            bound: Some(datagrams.local_addr().map_err(errno)?),
+            ..State::default()
+        };
+        self.install(fd, datagrams.into())?;
+        self.enter(fd, domain, libc::SOCK_DGRAM, state);
+        if let Some(timeout) = timeout {
+            // It was the kernel's, so it is well-formed.
+            let _ = self.setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeout);
+        }
+        Ok(())
+    }
+
+    /// Begins a connection for a number of the kernel's whose socket, of which the caller
+    /// gives a duplicate, is not connected: as [`Posix::connect`] of a nonblocking stream, or
+    /// of one that waits. False where the way to the address is not by the stack's interface:
+    /// nothing was done, and the number names nothing here.
+    ///
+    /// # Errors
+    /// As [`Posix::connect`]: with EINPROGRESS, or where the handshake failed, the number
+    /// names the connection.
+    pub fn adopt_connecting(
+        &self,
+        fd: i32,
+        socket: OwnedFd,
+        address: SocketAddr,
+        nonblocking: bool,
+    ) -> Result<bool> {
+        let domain = domain_of(&socket)?;
+        let mut state = self.carried(&socket, domain, libc::SOCK_STREAM)?;
+        let options = tidewall_socket::ConnectOptions {
+            stream: state.options.stream_options(),
+            ..tidewall_socket::ConnectOptions::default()
+        };
+        let remote = canonical(address);
+        let stream = TcpStream::connect_adopting(self.stack(), remote, socket, &options);
+        let Some(stream) = stream.map_err(errno)? else {
+            return Ok(false);
+        };
+        state.options.begin(&stream);
+        state.connecting = true;
+        let local = stream.local_addr().map_err(errno)?;
+        state.bound = Some(shown(local, domain));
+        stream.set_nonblocking(nonblocking).map_err(errno)?;
+        self.install(fd, stream.into())?;
+        self.enter(fd, domain, libc::SOCK_STREAM, state);
+        if nonblocking {
+            return Err(Errno(libc::EINPROGRESS));
+        }
+        let socket = self.socket_of(fd)?;
+        self.finish_connect(fd, &socket, -1).map(|()| true)
+    }
+
+    /// `accept4(2)` for a number of the kernel's, which names nothing yet.
+    ///
+    /// # Errors
+    /// As [`Posix::accept4`] but EMFILE; the number names nothing then.
+    pub fn accept_as(
+        &self,
+        fd: i32,
+        number: i32,
+        nonblocking: bool,
+    ) -> Result<(Accepted, Option<SocketAddr>)> {
+        let listener = self.file(fd)?;
+        let socket = self.socket_of(fd)?;
+        let (file, peer) = listener.accept().map_err(errno)?;
+        let peer = peer.map(|peer| shown(peer, socket.domain));
+        if let Some(kernel) = stream_of(&file).and_then(TcpStream::kernel_socket) {
+            let kernel = kernel.try_clone_to_owned().map_err(errno)?;
+            return Ok((Accepted::Kernel(kernel), peer));
+        }
+        let state = {
+            let state = lock(&socket.state);
+            State {
+                bound: state.bound,
+                options: state.options.inherited(),
+                ..State::default()
+            }
+        };
+        if let Some(stream) = stream_of(&file) {
+            state.options.begin(stream);
+        }
+        if nonblocking {
+            file.set_nonblocking(true).map_err(errno)?;
+        }
+        self.install(number, file)?;
+        self.enter(number, socket.domain, socket.kind, state);
+        Ok((Accepted::Here, peer))
+    }
+
+    /// Has a number of the kernel's name an epoll set beside the kernel's own
+    /// ([`EpollSet::beside`]), of which the caller gives a duplicate.
+    ///
+    /// # Errors
+    /// As [`EpollSet::beside`]; EBADF for a number above the limit.
+    pub fn adopt_epoll(&self, fd: i32, set: OwnedFd) -> Result<()> {
+        let set = EpollSet::beside(self.stack(), set).map_err(errno)?;
+        self.install(fd, set.into())
+    }
+
+    /// Has another number of the kernel's name the same open file, as `dup2(2)`; what it
+    /// named here is closed.
+    ///
+    /// # Errors
+    /// EBADF, ENOMEM.
+    pub fn duplicate_as(&self, fd: i32, number: i32) -> Result<()> {
+        let socket = lock(&self.sockets).get(&fd).cloned();
+        self.descriptors.dup2(fd, number).map_err(errno)?;
+        let mut sockets = lock(&self.sockets);
+        match socket {
+            Some(socket) => sockets.insert(number, socket),
+            None => sockets.remove(&number),
+        };
+        Ok(())
+    }
+
+    fn install(&self, fd: i32, file: OpenFile) -> Result<()> {
+        let installed = self.descriptors.install(fd, file, Flags::NONE);
+        installed.map_err(errno)
+    }
+
+    /// The options that differ from those of a socket that was just made.
+    fn carried(&self, socket: &OwnedFd, domain: i32, kind: i32) -> Result<State> {
+        let mut state = State {
+            options: Options::new(&self.stack().sysctl()),
+            ..State::default()
+        };
+        let fresh = kernel_socket(domain, kind).map_err(errno)?;
+        let defaults = CARRIED.map(|which| value_of(&fresh, which));
+        let fresh = OpenFile::from(fresh);
+        for (which, default) in CARRIED.into_iter().zip(defaults) {
+            let Some(mut value) = value_of(socket, which).filter(|it| Some(it) != default.as_ref())
+            else {
+                continue;
+            };
+            if let (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) = which
+                && let Some(bytes) = value.first_chunk_mut::<4>()
+            {
+                // What is read is twice what was set.
+                *bytes = (i32::from_ne_bytes(*bytes) / 2).to_ne_bytes();
+            }
+            // What the engine has not, the connection has not.
+            let _ = option::set(&mut state, &fresh, false, which, &value);
+        }
+        Ok(state)
+    }
+}
+
+/// How many connections may wait for a listener, which Linux says in `tcpi_sacked`.
+fn backlog_of(socket: &OwnedFd) -> Option<u32> {
+    const SACKED: usize = 28;
+    let mut info = [0; 256];
+    let length = option_bytes(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()?;
+    let sacked = info.get(..length)?.get(SACKED..)?.first_chunk()?;
+    Some(u32::from_ne_bytes(*sacked))
+}

@@ -1,0 +1,56 @@
+//! Sockets of the kernel's that may become a stack's: a byte a number.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Numbers are below this; sockets above stay with the kernel. Pages that no number is in
+/// take no memory.
+const NUMBERS: usize = 1 << 20;
+
+static KINDS: [AtomicU8; NUMBERS] = [const { AtomicU8::new(0) }; NUMBERS];
+
+/// What a number may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A TCP socket, which listens, connects, or does neither yet.
+    Stream,
+    /// A UDP socket.
+    Datagram,
+}
+
+fn place(fd: i32) -> Option<&'static AtomicU8> {
+    KINDS.get(usize::try_from(fd).ok()?)
+}
+
+/// What the number may become, if anything.
+#[inline]
+pub(crate) fn kind(fd: i32) -> Option<Kind> {
+    match place(fd)?.load(Ordering::Relaxed) {
+        0 => None,
+        1 => Some(Kind::Stream),
+        _ => Some(Kind::Datagram),
+    }
+}
+
+/// Says what a number may become.
+pub(crate) fn set(fd: i32, kind: Option<Kind>) {
+    if let Some(place) = place(fd) {
+        let byte = match kind {
+            None => 0,
+            Some(Kind::Stream) => 1,
+            Some(Kind::Datagram) => 2,
+        };
+        place.store(byte, Ordering::Relaxed);
+    }
+}
+
+/// What the kernel has just made of the arguments of socket(2) may become.
+pub(crate) fn of_call(domain: i32, kind: i32, protocol: i32) -> Option<Kind> {
+    if domain != libc::AF_INET && domain != libc::AF_INET6 {
+        return None;
+    }
+    match (kind & 0xf, protocol) {
+        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Some(Kind::Stream),
+        (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Some(Kind::Datagram),
+        _ => None,
+    }
+}

@@ -1,0 +1,90 @@
+//! The stack of this process, and who is inside it.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tidewall_posix::{Errno, Posix, Result};
+
+thread_local! {
+    /// Calls of this thread that are inside the stack, or between vfork and exec: what
+    /// they call of the C library goes to the C library.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+}
+
+static STACK: OnceLock<Posix> = OnceLock::new();
+/// There is a stack, and this is its process: a forked child has none.
+static PRESENT: AtomicBool = AtomicBool::new(false);
+/// This process was forked off one that has a stack.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// The stack of this process.
+#[inline]
+pub(crate) fn posix() -> Option<&'static Posix> {
+    match PRESENT.load(Ordering::Acquire) {
+        true => STACK.get(),
+        false => None,
+    }
+}
+
+/// The process has a stack from now on.
+pub(crate) fn set(posix: Posix) -> &'static Posix {
+    let posix = STACK.get_or_init(|| posix);
+    PRESENT.store(true, Ordering::Release);
+    posix
+}
+
+/// In a forked child: of the parent's stack nothing is here. Async-signal-safe.
+pub(crate) fn forget() {
+    if PRESENT.swap(false, Ordering::AcqRel) {
+        FORKED.store(true, Ordering::Release);
+    }
+}
+
+/// True in a child that was forked while its parent had a stack: it makes none.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Acquire)
+}
+
+/// True while this thread is inside the stack.
+#[inline]
+pub(crate) fn is_inside() -> bool {
+    INSIDE.try_with(|depth| depth.get() > 0).unwrap_or(true)
+}
+
+/// From now on (true), or no longer, calls of this thread go to the C library.
+/// Async-signal-safe.
+pub(crate) fn note_inside(inside: bool) {
+    let change = |depth: &Cell<u32>| match inside {
+        true => depth.set(depth.get() + 1),
+        false => depth.set(depth.get().saturating_sub(1)),
+    };
+    // In a thread that ends nothing is ours any more.
+    let _ = INSIDE.try_with(change);
+}
+
+/// The stack, if the number is one of ours.
+#[inline]
+pub(crate) fn ours(fd: i32) -> Option<&'static Posix> {
+    let posix = posix()?;
+    (posix.owns(fd) && !is_inside()).then_some(posix)
+}
+
+/// Calls `call` with this thread inside the stack.
+pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            note_inside(false);
+        }
+    }
+    note_inside(true);
+    let _leave = Leave;
+    call()
+}
+
+/// An error of the C library or the kernel.
+pub(crate) fn last_error<T>() -> Result<T> {
+    let number = std::io::Error::last_os_error().raw_os_error();
+    Err(Errno(number.unwrap_or(libc::EIO)))
+}

@@ -1,0 +1,306 @@
+//! Which sockets become the stack's, and when.
+//!
+//! A socket is the kernel's until the process pays attention to it: who only makes, binds
+//! and hands on sockets gets no stack. The stack is made for the first that can be promoted.
+
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use rustix::fs::{OFlags, fcntl_getfl};
+use tidewall_manager::places;
+use tidewall_posix::{Errno, Posix, PosixConfig, Result, errno};
+use tidewall_socket::{EmbeddedConfig, Stack};
+use tidewall_sys::{RawAddress, SignalSet, option};
+
+use crate::candidates::{self, Kind};
+use crate::process::{self, inside, is_inside, ours};
+use crate::raw;
+use crate::report::{Verdict, record};
+
+/// Interface of a stack of the process's own, where there is no manager.
+const INTERFACE: &str = "TIDEWALL_INTERFACE";
+
+/// Held while a socket is promoted.
+static PROMOTING: Mutex<()> = Mutex::new(());
+
+/// Where a stack may come from.
+struct Source {
+    manager: Option<std::path::PathBuf>,
+    interface: String,
+}
+
+/// `None`: nowhere, so nothing is ever promoted.
+static SOURCE: OnceLock<Option<Source>> = OnceLock::new();
+/// Why no stack could be made.
+static REFUSED: OnceLock<String> = OnceLock::new();
+
+/// Reads the environment, before the program changes it.
+pub(crate) fn begin() {
+    SOURCE.get_or_init(|| {
+        let manager = places::of_environment();
+        let interface = match &manager {
+            Some(path) => path.file_stem()?.to_str()?.to_owned(),
+            None => std::env::var(INTERFACE).ok().filter(|it| !it.is_empty())?,
+        };
+        Some(Source { manager, interface })
+    });
+}
+
+fn source() -> Option<&'static Source> {
+    if process::is_forked() {
+        return None;
+    }
+    SOURCE.get()?.as_ref()
+}
+
+/// The stack, if the number is one of ours, or becomes one now that attention is paid to it.
+#[inline]
+pub(crate) fn attended(fd: i32) -> Option<&'static Posix> {
+    match candidates::kind(fd) {
+        None => ours(fd),
+        Some(kind) => promote(fd, kind),
+    }
+}
+
+#[cold]
+fn promote(fd: i32, kind: Kind) -> Option<&'static Posix> {
+    if is_inside() {
+        return None;
+    }
+    if source().is_none() || REFUSED.get().is_some() {
+        candidates::set(fd, None);
+        return ours(fd);
+    }
+    // Handlers wait: one that called into the stack would find its locks held.
+    let blocked = SignalSet::full().block();
+    inside(|| {
+        let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
+        match kind {
+            _ if candidates::kind(fd).is_none() => (),
+            Kind::Stream => promote_listener(fd),
+            Kind::Datagram => promote_datagrams(fd),
+        }
+    });
+    blocked.set();
+    ours(fd)
+}
+
+/// It stays the kernel's, for good.
+fn keep(fd: i32, what: &str, address: impl Display, why: impl Display) {
+    candidates::set(fd, None);
+    record(Verdict::Kernel, what, address, why);
+}
+
+fn promote_listener(fd: i32) {
+    let Some(socket) = raw::borrow(fd) else {
+        return candidates::set(fd, None);
+    };
+    match option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) {
+        Ok(1) => {}
+        // It may listen or connect later.
+        Ok(_) => return,
+        Err(_) => return candidates::set(fd, None),
+    }
+    let Some(local) = local_address(socket) else {
+        return candidates::set(fd, None);
+    };
+    if let Err(why) = reaches(local.ip()) {
+        return keep(fd, "listener", local, why);
+    }
+    adopt(fd, socket, "listener", local, |posix, copy| {
+        posix.adopt_listener(fd, copy)
+    });
+}
+
+fn promote_datagrams(fd: i32) {
+    let Some(socket) = raw::borrow(fd) else {
+        return candidates::set(fd, None);
+    };
+    let Some(local) = local_address(socket) else {
+        return candidates::set(fd, None);
+    };
+    if local.port() == 0 {
+        // Nothing can come.
+        return;
+    }
+    if let Err(why) = reaches(local.ip()) {
+        return keep(fd, "datagrams", local, why);
+    }
+    if let Some(name) = asks_for_messages(socket) {
+        let why = format!("it asks for control messages ({name})");
+        return keep(fd, "datagrams", local, why);
+    }
+    adopt(fd, socket, "datagrams", local, |posix, copy| {
+        posix.adopt_datagrams(fd, copy)
+    });
+}
+
+fn adopt(
+    fd: i32,
+    socket: BorrowedFd<'_>,
+    what: &str,
+    address: SocketAddr,
+    adopt: impl FnOnce(&'static Posix, OwnedFd) -> Result<()>,
+) {
+    let Some(posix) = stack() else {
+        return keep(fd, what, address, "there is no stack");
+    };
+    let copy = socket.try_clone_to_owned();
+    let copy = copy.map_err(errno);
+    match copy.and_then(|copy| adopt(posix, copy)) {
+        Ok(()) => {
+            candidates::set(fd, None);
+            record(Verdict::Promoted, what, address, "");
+        }
+        Err(error) => keep(fd, what, address, words(error)),
+    }
+}
+
+fn words(error: Errno) -> String {
+    std::io::Error::from_raw_os_error(error.0).to_string()
+}
+
+/// Begins a connection by the stack, if the way to the address is by its interface.
+/// `None`: the connection is the kernel's to make.
+pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
+    if candidates::kind(fd) != Some(Kind::Stream) || is_inside() {
+        return None;
+    }
+    if source().is_none() || REFUSED.get().is_some() {
+        candidates::set(fd, None);
+        return None;
+    }
+    let ip = to.ip().to_canonical();
+    if ip.is_loopback() || ip.is_unspecified() {
+        candidates::set(fd, None);
+        return None;
+    }
+    let blocked = SignalSet::full().block();
+    let prepared = inside(|| {
+        let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
+        if process::posix().is_none()
+            && let Err(why) = leads(to)
+        {
+            keep(fd, "connection", to, why);
+            return None;
+        }
+        let socket = raw::borrow(fd)?;
+        let Some(posix) = stack() else {
+            keep(fd, "connection", to, "there is no stack");
+            return None;
+        };
+        let nonblocking = fcntl_getfl(socket).ok()?.contains(OFlags::NONBLOCK);
+        Some((posix, socket.try_clone_to_owned().ok()?, nonblocking))
+    });
+    blocked.set();
+    let (posix, copy, nonblocking) = prepared?;
+    let result = inside(|| posix.adopt_connecting(fd, copy, to, nonblocking));
+    match result {
+        Ok(false) => {
+            inside(|| keep(fd, "connection", to, "another interface leads there"));
+            None
+        }
+        result => {
+            if posix.owns(fd) {
+                candidates::set(fd, None);
+                inside(|| record(Verdict::Promoted, "connections", "", ""));
+            }
+            Some(result.map(drop))
+        }
+    }
+}
+
+fn local_address(socket: impl AsFd) -> Option<SocketAddr> {
+    let address = rustix::net::getsockname(socket).ok()?;
+    SocketAddr::try_from(address).ok()
+}
+
+/// Whether what comes to an own address may come by the stack's interface, or why not.
+fn reaches(local: IpAddr) -> core::result::Result<(), String> {
+    let local = local.to_canonical();
+    if local.is_unspecified() {
+        return Ok(());
+    }
+    if local.is_loopback() {
+        return Err("loopback".to_owned());
+    }
+    let interface = source().map_or("", |source| &source.interface);
+    match raw::addresses(interface).contains(&local) {
+        true => Ok(()),
+        false => Err(format!("it is no address of {interface}")),
+    }
+}
+
+/// Whether the way to an address is by the stack's interface, or why not: the kernel says
+/// which of its addresses it would send from.
+fn leads(to: SocketAddr) -> core::result::Result<(), String> {
+    let any = match to {
+        SocketAddr::V4(_) => "0.0.0.0:0",
+        SocketAddr::V6(_) => "[::]:0",
+    };
+    let from = UdpSocket::bind(any).and_then(|probe| {
+        probe.connect(to)?;
+        probe.local_addr()
+    });
+    match from {
+        Ok(from) => reaches(from.ip()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// An option that has control messages come with each datagram, which the stack has not.
+fn asks_for_messages(socket: BorrowedFd<'_>) -> Option<&'static str> {
+    let asked = [
+        (libc::IPPROTO_IP, libc::IP_PKTINFO, "IP_PKTINFO"),
+        (
+            libc::IPPROTO_IPV6,
+            libc::IPV6_RECVPKTINFO,
+            "IPV6_RECVPKTINFO",
+        ),
+        (libc::IPPROTO_IP, libc::IP_RECVERR, "IP_RECVERR"),
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, "IPV6_RECVERR"),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMP, "SO_TIMESTAMP"),
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, "SO_TIMESTAMPNS"),
+    ];
+    let is_on = |(level, name, _): &(i32, i32, &str)| {
+        option(socket, *level, *name).is_ok_and(|value| value != 0)
+    };
+    asked.into_iter().find(is_on).map(|(_, _, name)| name)
+}
+
+/// The stack, made if there is none yet; `None` where none can be.
+fn stack() -> Option<&'static Posix> {
+    if let Some(posix) = process::posix() {
+        return Some(posix);
+    }
+    let source = source()?;
+    let config = EmbeddedConfig::new(&source.interface);
+    let made = match &source.manager {
+        Some(path) => Stack::managed(path, config),
+        None => Stack::embedded(config),
+    };
+    match made {
+        Ok(stack) => {
+            // Its clock has just begun.
+            let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            let config = PosixConfig::default().epoch(epoch.unwrap_or_default());
+            let posix = process::set(Posix::new(&stack, config));
+            raw::prepare();
+            record(Verdict::Stack, "", &source.interface, "");
+            Some(posix)
+        }
+        Err(error) => {
+            record(Verdict::NoStack, "", &source.interface, &error);
+            let _ = REFUSED.set(error.to_string());
+            None
+        }
+    }
+}
+
+/// What a call with an address argument is given, as bytes.
+pub(crate) fn address_of(bytes: &[u8]) -> Option<SocketAddr> {
+    RawAddress::parse(bytes)
+}

@@ -1,0 +1,192 @@
+//! What the C library's callers call, and what that does to their memory.
+
+mod data;
+mod numbers;
+mod options;
+mod originals;
+mod readiness;
+mod sockets;
+
+use std::ffi::{CStr, c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::{ptr, slice};
+
+use libc::{sockaddr, socklen_t};
+use tidewall_posix::{Errno, Result};
+use tidewall_sys::RawAddress;
+
+use crate::process::{self, inside, last_error};
+use crate::{promote, report};
+
+/// What the dynamic linker calls when it has loaded the library.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
+/// What it calls when the program ends.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+extern "C" fn begin() {
+    originals::resolve();
+    // SAFETY: looks at the auxiliary vector alone.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        // Of a setuid program: who started it decides nothing.
+        return;
+    }
+    report::begin();
+    promote::begin();
+}
+
+extern "C" fn end() {
+    if let Some(posix) = process::posix() {
+        inside(|| {
+            // What the kernel does to a process's sockets when it exits.
+            let _ = posix.descriptors().close_range(0, u32::MAX, 0);
+            posix.stack().linger();
+        });
+    }
+}
+
+extern "C" fn forked() {
+    process::forget();
+}
+
+/// What a process with a stack needs beside.
+pub(crate) fn prepare() {
+    // SAFETY: the handler does only what is async-signal-safe, and is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+}
+
+/// Sets errno.
+pub(super) fn fail(errno: i32) {
+    // SAFETY: errno is this thread's, and always there.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// What a call returns for a number of bytes or of descriptors.
+fn answer<N: TryInto<isize>>(result: Result<N>) -> isize {
+    match result {
+        Ok(value) => value.try_into().unwrap_or(isize::MAX),
+        Err(Errno(number)) => {
+            fail(number);
+            -1
+        }
+    }
+}
+
+/// What a call returns for a number, or for nothing but that it is done.
+fn number(result: Result<c_int>) -> c_int {
+    match result {
+        Ok(value) => value,
+        Err(Errno(errno)) => {
+            fail(errno);
+            -1
+        }
+    }
+}
+
+fn done(result: Result<()>) -> c_int {
+    number(result.map(|()| 0))
+}
+
+/// A result of the C library's as one of ours.
+fn checked(value: c_int) -> Result<c_int> {
+    match value {
+        -1 => last_error(),
+        value => Ok(value),
+    }
+}
+
+/// A number that the program has open, for the length of a call.
+pub(crate) fn borrow<'a>(fd: i32) -> Option<BorrowedFd<'a>> {
+    // SAFETY: not −1; that it stays open during the call is the program's to see to, and
+    // one that is closed meanwhile is EBADF, or another of the program's own.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Memory of the caller's.
+///
+/// # Safety
+/// As read(2) has it: so many bytes that the call may read.
+unsafe fn bytes<'a>(buffer: *const c_void, length: usize) -> Result<&'a [u8]> {
+    match (length.min(isize::MAX as usize), buffer.is_null()) {
+        (0, _) => Ok(&[]),
+        (_, true) => Err(Errno(libc::EFAULT)),
+        // SAFETY: the caller's.
+        (length, false) => Ok(unsafe { slice::from_raw_parts(buffer.cast(), length) }),
+    }
+}
+
+/// Memory of the caller's, to write.
+///
+/// # Safety
+/// As write(2) has it: so many bytes that nobody else has meanwhile.
+unsafe fn room<'a>(buffer: *mut c_void, length: usize) -> Result<&'a mut [u8]> {
+    match (length.min(isize::MAX as usize), buffer.is_null()) {
+        (0, _) => Ok(&mut []),
+        (_, true) => Err(Errno(libc::EFAULT)),
+        // SAFETY: the caller's; the stack does not read what it has not written.
+        (length, false) => Ok(unsafe { slice::from_raw_parts_mut(buffer.cast(), length) }),
+    }
+}
+
+/// An address argument; `None` for none, or one of another family.
+///
+/// # Safety
+/// As connect(2) has it.
+unsafe fn address(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
+    // SAFETY: the caller's.
+    let bytes = unsafe { bytes(address.cast(), length as usize) }.ok()?;
+    promote::address_of(bytes)
+}
+
+/// Writes an address as far as there is room, and its length, where the caller asks for it.
+///
+/// # Safety
+/// As accept(2) has it.
+unsafe fn put_address(from: SocketAddr, to: *mut sockaddr, length: *mut socklen_t) {
+    if to.is_null() || length.is_null() {
+        return;
+    }
+    let (raw, used) = RawAddress::new(from);
+    // SAFETY: the caller's: as many bytes as the length says, which is not null.
+    unsafe {
+        let room = (*length).min(used) as usize;
+        ptr::copy_nonoverlapping(raw.0.as_ptr(), to.cast(), room);
+        *length = used;
+    }
+}
+
+/// The addresses of an interface.
+pub(crate) fn addresses(interface: &str) -> Vec<IpAddr> {
+    let mut first = ptr::null_mut();
+    // SAFETY: gives a list, or nothing.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut next = first;
+    // SAFETY: elements of the list, until it is given back.
+    while let Some(element) = unsafe { next.as_ref() } {
+        next = element.ifa_next;
+        // SAFETY: each has a name, and null or an address that is as long as its family's.
+        unsafe {
+            if CStr::from_ptr(element.ifa_name).to_bytes() != interface.as_bytes()
+                || element.ifa_addr.is_null()
+            {
+                continue;
+            }
+            let length = match i32::from((*element.ifa_addr).sa_family) {
+                libc::AF_INET => size_of::<libc::sockaddr_in>(),
+                libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+                _ => continue,
+            };
+            found.extend(address(element.ifa_addr, length as socklen_t).map(|it| it.ip()));
+        }
+    }
+    // SAFETY: what getifaddrs gave.
+    unsafe { libc::freeifaddrs(first) };
+    found
+}

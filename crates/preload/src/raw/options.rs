@@ -1,0 +1,168 @@
+//! Options and flags.
+
+use std::ffi::{c_int, c_ulong, c_void};
+
+use libc::socklen_t;
+use tidewall_posix::{Errno, Posix, Result, errno};
+use tidewall_socket::OpenFile;
+
+use super::{bytes, done, number, originals, room};
+use crate::process::{inside, ours};
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    let Some(posix) = ours(fd) else {
+        // SAFETY: the caller's.
+        return unsafe { originals::setsockopt(fd, level, name, value, length) };
+    };
+    // SAFETY: the caller's.
+    let set = unsafe { bytes(value, length as usize) }
+        .and_then(|value| inside(|| posix.setsockopt(fd, level, name, value)));
+    match set {
+        // The socket that holds the port has what the stack has not.
+        Err(Errno(libc::ENOPROTOOPT)) if holds_port(posix, fd) => {
+            // SAFETY: the caller's.
+            unsafe { originals::setsockopt(fd, level, name, value, length) }
+        }
+        set => done(set),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    let Some(posix) = ours(fd) else {
+        // SAFETY: the caller's.
+        return unsafe { originals::getsockopt(fd, level, name, value, length) };
+    };
+    match inside(|| posix.getsockopt(fd, level, name)) {
+        Err(Errno(libc::ENOPROTOOPT)) if holds_port(posix, fd) => {
+            // SAFETY: the caller's.
+            unsafe { originals::getsockopt(fd, level, name, value, length) }
+        }
+        found => {
+            // SAFETY: the caller's.
+            done(found.and_then(|found| unsafe { put_option(&found, value, length) }))
+        }
+    }
+}
+
+/// # Safety
+/// As getsockopt(2) has it.
+unsafe fn put_option(found: &[u8], value: *mut c_void, length: *mut socklen_t) -> Result<()> {
+    // SAFETY: the caller's.
+    let length = unsafe { length.as_mut() }.ok_or(Errno(libc::EFAULT))?;
+    // SAFETY: the caller's.
+    let place = unsafe { room(value, *length as usize) }?;
+    let used = place.len().min(found.len());
+    if let (Some(place), Some(found)) = (place.get_mut(..used), found.get(..used)) {
+        place.copy_from_slice(found);
+    }
+    *length = used as socklen_t;
+    Ok(())
+}
+
+/// True where the kernel has a socket of the program's under the number.
+fn holds_port(posix: &Posix, fd: c_int) -> bool {
+    let file = posix.descriptors().file(fd);
+    file.is_ok_and(|file| matches!(&*file, OpenFile::Listener(_) | OpenFile::Datagram(_)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    match ours(fd) {
+        Some(posix) => control(posix, fd, command, argument),
+        // SAFETY: the caller's.
+        None => super::numbers::copied(fd, command, unsafe {
+            originals::fcntl(fd, command, argument)
+        }),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    match ours(fd) {
+        Some(posix) => control(posix, fd, command, argument),
+        // SAFETY: the caller's.
+        None => super::numbers::copied(fd, command, unsafe {
+            originals::fcntl64(fd, command, argument)
+        }),
+    }
+}
+
+fn control(posix: &Posix, fd: c_int, command: c_int, argument: usize) -> c_int {
+    let is_set = || {
+        let file = posix.descriptors().file(fd);
+        file.is_ok_and(|file| matches!(&*file, OpenFile::Epoll(_)))
+    };
+    match command {
+        libc::F_GETFL if !is_set() => {
+            let flags = inside(|| posix.descriptors().is_nonblocking(fd));
+            number(
+                flags.map_err(errno).map(|nonblocking| {
+                    libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 }
+                }),
+            )
+        }
+        libc::F_SETFL if !is_set() => {
+            let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
+            let set = inside(|| posix.descriptors().set_nonblocking(fd, nonblocking));
+            done(set.map_err(errno))
+        }
+        _ => {
+            // SAFETY: of the number, which is the kernel's, as the caller has it.
+            let result = unsafe { originals::fcntl(fd, command, argument) };
+            super::numbers::copied(fd, command, result)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    let Some(posix) = ours(fd) else {
+        // SAFETY: the caller's.
+        return unsafe { originals::ioctl(fd, request, argument) };
+    };
+    let place = argument as *mut c_int;
+    match request {
+        libc::FIONBIO => {
+            // SAFETY: the caller's.
+            let Some(&nonblocking) = (unsafe { place.as_ref() }) else {
+                return done(Err(Errno(libc::EFAULT)));
+            };
+            let set = inside(|| posix.descriptors().set_nonblocking(fd, nonblocking != 0));
+            done(set.map_err(errno))
+        }
+        libc::FIONREAD => {
+            let unread = inside(|| match &*posix.descriptors().file(fd).ok()? {
+                OpenFile::Stream(stream) => Some(stream.unread()?.0),
+                _ => None,
+            });
+            match unread {
+                // SAFETY: the caller's.
+                Some(bytes) => match unsafe { place.as_mut() } {
+                    Some(place) => {
+                        *place = bytes as c_int;
+                        0
+                    }
+                    None => done(Err(Errno(libc::EFAULT))),
+                },
+                // SAFETY: the caller's.
+                None => unsafe { originals::ioctl(fd, request, argument) },
+            }
+        }
+        // SAFETY: the caller's.
+        _ => unsafe { originals::ioctl(fd, request, argument) },
+    }
+}

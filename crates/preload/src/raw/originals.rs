@@ -1,0 +1,120 @@
+//! The C library's own functions, under the names that this library takes.
+//!
+//! They are looked for once, when the library is loaded; until then, at the first call,
+//! for constructors of other libraries. The C library's functions, not system calls: they
+//! are cancellation points, and another preloaded library may come next.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{epoll_event, iovec, msghdr, sockaddr, socklen_t, ssize_t};
+
+pub(super) struct Symbol {
+    name: &'static str,
+    address: AtomicPtr<c_void>,
+}
+
+/// In place of a function that the C library has not.
+extern "C" fn missing() -> isize {
+    super::fail(libc::ENOSYS);
+    -1
+}
+
+impl Symbol {
+    const fn new(name: &'static str) -> Self {
+        Symbol {
+            name,
+            address: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    #[inline]
+    pub(super) fn address(&self) -> *mut c_void {
+        let address = self.address.load(Ordering::Relaxed);
+        match address.is_null() {
+            true => self.resolve(),
+            false => address,
+        }
+    }
+
+    #[cold]
+    fn resolve(&self) -> *mut c_void {
+        // SAFETY: the name ends with a zero.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr().cast::<c_char>()) };
+        let address = match found.is_null() {
+            true => missing as *mut c_void,
+            false => found,
+        };
+        self.address.store(address, Ordering::Relaxed);
+        address
+    }
+}
+
+/// Declares functions once: where each is, and a call of it.
+macro_rules! originals {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
+        #[allow(non_upper_case_globals)]
+        mod symbols {
+            use super::Symbol;
+            $(pub(super) static $name: Symbol = Symbol::new(concat!(stringify!($name), "\0"));)*
+            pub(super) static ALL: &[&Symbol] = &[$(&$name),*];
+        }
+        $(
+            /// The C library's.
+            ///
+            /// # Safety
+            /// As the C library has it.
+            #[inline]
+            pub(in crate::raw) unsafe fn $name($($argument: $type),*) -> $result {
+                type Call = unsafe extern "C" fn($($type),*) -> $result;
+                let address = symbols::$name.address();
+                // SAFETY: the C library's function of that name, or one that looks at no
+                // argument and returns −1, which each of these types holds.
+                let call = unsafe { core::mem::transmute::<*mut c_void, Call>(address) };
+                // SAFETY: the caller's.
+                unsafe { call($($argument),*) }
+            }
+        )*
+    };
+}
+
+/// Finds all of them.
+pub(super) fn resolve() {
+    for symbol in symbols::ALL {
+        symbol.resolve();
+    }
+}
+
+originals! {
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
+    fn listen(fd: c_int, backlog: c_int) -> c_int;
+    fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
+    fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
+    fn shutdown(fd: c_int, how: c_int) -> c_int;
+    fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
+    fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int;
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int;
+    fn read(fd: c_int, buffer: *mut c_void, length: usize) -> ssize_t;
+    fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t;
+    fn write(fd: c_int, buffer: *const c_void, length: usize) -> ssize_t;
+    fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t;
+    fn recv(fd: c_int, buffer: *mut c_void, length: usize, flags: c_int) -> ssize_t;
+    fn recvfrom(fd: c_int, buffer: *mut c_void, length: usize, flags: c_int, address: *mut sockaddr, address_length: *mut socklen_t) -> ssize_t;
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    fn send(fd: c_int, buffer: *const c_void, length: usize, flags: c_int) -> ssize_t;
+    fn sendto(fd: c_int, buffer: *const c_void, length: usize, flags: c_int, address: *const sockaddr, address_length: socklen_t) -> ssize_t;
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    fn close(fd: c_int) -> c_int;
+    fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int;
+    fn ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
+    fn dup(fd: c_int) -> c_int;
+    fn dup2(fd: c_int, number: c_int) -> c_int;
+    fn dup3(fd: c_int, number: c_int, flags: c_int) -> c_int;
+    fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    fn epoll_wait(set: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int;
+    fn epoll_pwait(set: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, signals: *const libc::sigset_t) -> c_int;
+}

@@ -1,0 +1,181 @@
+//! From `socket` to `shutdown`.
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use libc::{sockaddr, socklen_t};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use tidewall_posix::{Accepted, Errno, PollFd, Posix, Result};
+use tidewall_socket::readiness::Events;
+
+use super::{address, checked, done, number, originals, put_address};
+use crate::candidates;
+use crate::process::{inside, is_inside, ours};
+use crate::promote::{self, attended};
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: the caller's.
+    let fd = unsafe { originals::socket(domain, kind, protocol) };
+    if fd >= 0 && !is_inside() {
+        candidates::set(fd, candidates::of_call(domain, kind, protocol));
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
+    // SAFETY: the caller's.
+    let remote = unsafe { address(to, length) };
+    let connected = match (ours(fd), remote) {
+        (Some(posix), Some(remote)) => Some(inside(|| posix.connect(fd, remote))),
+        (None, Some(remote)) => promote::connect(fd, remote),
+        _ => None,
+    };
+    match connected {
+        Some(result) => done(result),
+        // SAFETY: the caller's.
+        None => unsafe { originals::connect(fd, to, length) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    // SAFETY: the caller's. A listener of ours has its backlog from the first time.
+    unsafe { originals::listen(fd, backlog) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    match attended(fd) {
+        // SAFETY: the caller's.
+        Some(posix) => unsafe { accept_here(posix, fd, from, length, 0) },
+        // SAFETY: the caller's.
+        None => unsafe { originals::accept(fd, from, length) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn accept4(
+    fd: c_int,
+    from: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    match attended(fd) {
+        // SAFETY: the caller's.
+        Some(posix) => unsafe { accept_here(posix, fd, from, length, flags) },
+        // SAFETY: the caller's.
+        None => unsafe { originals::accept4(fd, from, length, flags) },
+    }
+}
+
+/// # Safety
+/// As accept4(2) has it.
+unsafe fn accept_here(
+    posix: &Posix,
+    fd: c_int,
+    from: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    number(
+        inside(|| accepted(posix, fd, flags)).map(|(accepted, peer)| {
+            if let Some(peer) = peer {
+                // SAFETY: the caller's.
+                unsafe { put_address(peer, from, length) };
+            }
+            accepted
+        }),
+    )
+}
+
+fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<SocketAddr>)> {
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    let waits = |file: &tidewall_socket::OpenFile| !file.is_nonblocking().unwrap_or(true);
+    if posix.descriptors().file(fd).is_ok_and(|file| waits(&file)) {
+        // So that no number is taken while it waits.
+        posix.poll(&mut [PollFd::new(fd, Events::IN)], -1)?;
+    }
+    let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
+    let cloexec = flags & libc::SOCK_CLOEXEC != 0;
+    let number = placeholder(cloexec)?;
+    match posix.accept_as(fd, number, nonblocking) {
+        Ok((Accepted::Here, peer)) => Ok((number, peer)),
+        Ok((Accepted::Kernel(socket), peer)) => {
+            let how = if cloexec { libc::O_CLOEXEC } else { 0 };
+            // SAFETY: two numbers, of which the second is ours to give.
+            checked(unsafe { originals::dup3(socket.as_raw_fd(), number, how) })?;
+            let _ = rustix::io::ioctl_fionbio(&socket, nonblocking);
+            Ok((number, peer))
+        }
+        Err(error) => {
+            // SAFETY: nobody knows the number.
+            unsafe { originals::close(number) };
+            Err(error)
+        }
+    }
+}
+
+/// The next number of the kernel's, for a connection: it names a socket that is not
+/// connected, so that what passes us by fails.
+fn placeholder(cloexec: bool) -> Result<c_int> {
+    static UNCONNECTED: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    let socket = UNCONNECTED.get_or_init(|| {
+        let flags = SocketFlags::CLOEXEC;
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()
+    });
+    let socket = socket.as_ref().ok_or(Errno(libc::EMFILE))?;
+    let command = match cloexec {
+        true => libc::F_DUPFD_CLOEXEC,
+        false => libc::F_DUPFD,
+    };
+    // SAFETY: duplicates a descriptor.
+    checked(unsafe { originals::fcntl(socket.as_raw_fd(), command, 0) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    match ours(fd) {
+        Some(posix) => done(inside(|| posix.shutdown(fd, how))),
+        // SAFETY: the caller's.
+        None => unsafe { originals::shutdown(fd, how) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    match ours(fd) {
+        // SAFETY: the caller's.
+        Some(posix) => unsafe { name(inside(|| posix.getsockname(fd)), to, length) },
+        // SAFETY: the caller's.
+        None => unsafe { originals::getsockname(fd, to, length) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    match ours(fd) {
+        // SAFETY: the caller's.
+        Some(posix) => unsafe { name(inside(|| posix.getpeername(fd)), to, length) },
+        // SAFETY: the caller's.
+        None => unsafe { originals::getpeername(fd, to, length) },
+    }
+}
+
+/// # Safety
+/// As getsockname(2) has it.
+unsafe fn name(result: Result<SocketAddr>, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    done(result.and_then(|address| {
+        if to.is_null() || length.is_null() {
+            return Err(Errno(libc::EFAULT));
+        }
+        // SAFETY: the caller's.
+        unsafe { put_address(address, to, length) };
+        Ok(())
+    }))
+}

@@ -1,0 +1,94 @@
+//! A host in a network namespace, with a bpffs and a /run of its own.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use super::bed::Bed;
+use super::{PROGRAM, Running, text};
+
+/// What an administrator has set before: not what a device begins with.
+const SET: &str = "3 70000";
+
+/// A bed whose server keeps its mounts.
+pub struct Host {
+    pub bed: Bed,
+    keeper: Running,
+}
+
+impl Host {
+    /// Set up where the rights and programs are there; says that `test` is skipped and
+    /// returns `None` otherwise.
+    pub fn or_skip(test: &str, name: &str) -> Option<Self> {
+        if !tidewall_skip::has_programs(test, &["setpriv", "nsenter"]) {
+            return None;
+        }
+        let bed = Bed::or_skip(test, name)?;
+        let script = format!(
+            "mount -t bpf bpf /sys/fs/bpf && mount -t tmpfs tmpfs /run \
+             && echo 3 > /sys/class/net/{0}/napi_defer_hard_irqs \
+             && echo 70000 > /sys/class/net/{0}/gro_flush_timeout \
+             && echo ready && exec sleep 600",
+            bed.interface
+        );
+        let mut keeper = Bed::other(&bed.server, "sh", &["-c", &script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        let mut lines = BufReader::new(keeper.stdout.take().unwrap());
+        lines.read_line(&mut said).unwrap();
+        let keeper = Running(keeper);
+        if said.trim() != "ready" {
+            tidewall_skip::missing(test, "a bpffs of its own (CAP_SYS_ADMIN)");
+            return None;
+        }
+        Some(Host { bed, keeper })
+    }
+
+    /// A program there.
+    pub fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        let keeper = self.keeper.0.id().to_string();
+        command
+            .args(["-t", &keeper, "-n", "-m", program])
+            .args(arguments)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// `tidewall run` of a program, on the bed's interface.
+    pub fn run(&self, options: &[&str], program: &[&str]) -> Command {
+        let interface = ["run", "--interface", &self.bed.interface];
+        self.command(PROGRAM, &[&interface, options, &["--"], program].concat())
+    }
+
+    /// What a program there prints.
+    pub fn output(&self, program: &str, arguments: &[&str]) -> String {
+        text(&self.command(program, arguments).output().unwrap().stdout)
+    }
+
+    /// Exit code and what it says of errors.
+    pub fn ends(&self, options: &[&str], program: &[&str]) -> (Option<i32>, String) {
+        let output = self.run(options, program).output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    }
+
+    /// That nothing is left of a manager.
+    pub fn check_clean(&self) {
+        let interface = &self.bed.interface;
+        let link = self.output("ip", &["-d", "link", "show", "dev", interface]);
+        assert!(!link.contains("xdp"), "{link}");
+        let pins = self.output("ls", &["/sys/fs/bpf/tidewall-run"]);
+        assert_eq!(pins, "");
+        let sockets = self.output("sh", &["-c", "ls /run/tidewall | grep manager"]);
+        assert_eq!(sockets, "");
+        let script = format!(
+            "cd /sys/class/net/{interface}; echo $(cat napi_defer_hard_irqs gro_flush_timeout)"
+        );
+        assert_eq!(self.output("sh", &["-c", &script]).trim(), SET);
+        let reserved = "/proc/sys/net/ipv4/ip_local_reserved_ports";
+        assert_eq!(self.output("cat", &[reserved]).trim(), "");
+        let pairs = self.output("sh", &["-c", "ls /sys/class/net | grep -c ^twD"]);
+        assert_eq!(pairs.trim(), "0");
+    }
+}
