@@ -2,7 +2,8 @@
 # Installs what this machine lacks: clang and the kernel headers for the driver
 # program, iproute2 and ethtool for the test beds, tshark as judge of captures,
 # nft for the kernel's SYN proxy, curl, wrk, ab and h2load as clients of the web
-# server, Squid and nginx for the lab to compare with, Redis behind a switch, perf, valgrind to count
+# server, servers that run unmodified (Redis, memcached, HAProxy, Unbound, nginx, Squid, Node, sshd for
+# its client) and dnsperf, musl for a program that cannot, perf, valgrind to count
 # instructions, Python for the lane of kernels, and Rust where there is none.
 # Without root only what building needs is asked for: the tests that need more are
 # skipped, by name.
@@ -36,6 +37,14 @@ if [ "$(id -u)" = 0 ]; then
 	want nginx nginx-light
 	want redis-server redis-server
 	want redis-cli redis-tools
+	want memcached memcached
+	want haproxy haproxy
+	want unbound unbound
+	want dnsperf dnsperf
+	want node nodejs
+	want ssh openssh-client
+	want sshd openssh-server
+	want musl-gcc musl-tools
 	want setpriv util-linux
 	want perf linux-perf
 	want python3 python3
@@ -57,6 +66,6 @@ if [ ! -e "$policy" ]; then
 	chmod +x "$policy"
 fi
 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $need >/dev/null
-for service in squid nginx redis-server; do
+for service in squid nginx redis-server memcached haproxy unbound ssh; do
 	case "$need " in *" $service"[\ -]*) systemctl disable -q "$service" 2>/dev/null || : ;; esac
 done

@@ -5,30 +5,14 @@ mod common;
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-use std::sync::Once;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use common::bed::Bed;
-use common::host::Host;
+use common::host::{Host, library};
 use common::{PROGRAM, Running, text};
 
 const HERE: &str = "10.99.0.2";
-
-/// The library that belongs to the program.
-fn library() -> PathBuf {
-    static BUILT: Once = Once::new();
-    let library = PathBuf::from(PROGRAM).with_file_name("libtidewall.so");
-    BUILT.call_once(|| {
-        if !library.exists() {
-            let mut build = Command::new(env!("CARGO"));
-            build.args(["build", "--locked", "-p", "tidewall-preload"]);
-            assert!(build.status().unwrap().success());
-        }
-    });
-    assert!(library.exists(), "{}", library.display());
-    library
-}
 
 /// A program that runs under `tidewall run` with the library, and its report.
 struct Preloaded {

@@ -8,9 +8,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::bed::Bed;
-use common::host::Host;
+use common::host::{Host, LIBRARY};
 use common::{PROGRAM, Running, Service, signal, text};
 
+/// A library that can be loaded, and does nothing there.
+const HARMLESS: &str = "/lib/x86_64-linux-gnu/libm.so.6";
 /// Nobody's on this host.
 const USER: &str = "12345";
 impl Host {
@@ -198,12 +200,59 @@ fn a_run_ends_as_its_program_does() {
     host.check_clean();
 
     // Without a manager there is none to join.
-    let output = host
-        .command(PROGRAM, &["run", "--", "true"])
-        .output()
-        .unwrap();
+    let mut run = host.command(PROGRAM, &["run", "--", "true"]);
+    let output = run.env(LIBRARY, "").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("--interface IF"));
+}
+
+#[test]
+fn what_cannot_work_is_said_and_runs_on_the_kernel() {
+    let test = "what_cannot_work_is_said_and_runs_on_the_kernel";
+    let Some(host) = Host::or_skip(test, "rx") else {
+        return;
+    };
+    let interface = &host.bed.interface;
+    let ends_on = |interface: &str, options: &[&str], program: &[&str]| {
+        let mut run = host.run_on(interface, options, program);
+        run.env(LIBRARY, HARMLESS).env("LD_PRELOAD", "libdl.so.2");
+        let output = run.output().unwrap();
+        let (code, said) = (output.status.code(), text(&output.stderr));
+        (code, text(&output.stdout), said)
+    };
+    let show = ["sh", "-c", "echo $LD_PRELOAD $TIDEWALL_POLICY; exit 3"];
+
+    let (code, shown, said) = ends_on(interface, &["--policy", "napi"], &show);
+    assert_eq!(shown.trim(), format!("{HARMLESS}:libdl.so.2 napi"));
+    assert_eq!((code, said), (Some(3), String::new()));
+
+    // What was preloaded before stays, without the library in front.
+    let shown_without = |on: &str, options: &[&str], why: &str| {
+        let (code, shown, said) = ends_on(on, options, &show);
+        assert!(said.contains(why), "{said}");
+        assert_eq!((code, shown.trim()), (Some(3), "libdl.so.2"));
+        said
+    };
+    shown_without("tw-no-such", &[], "no interface tw-no-such");
+    let flush = ["address", "flush", "dev", interface];
+    assert!(host.command("ip", &flush).status().unwrap().success());
+    let said = shown_without(interface, &["--report"], "has no address");
+    assert!(
+        said.contains("all sockets stayed with the kernel"),
+        "{said}"
+    );
+    host.check_clean();
+
+    // ldconfig(8) is static, for the day on which no library can be loaded.
+    let (code, _, said) = ends_on(interface, &[], &["/sbin/ldconfig", "--version"]);
+    assert!(said.contains("linked statically"), "{said}");
+    assert_eq!(code, Some(0));
+
+    let mut run = host.run(&[], &["true"]);
+    let output = run.env(LIBRARY, "/tw/none.so").output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("no such file"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]

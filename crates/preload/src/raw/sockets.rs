@@ -10,14 +10,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_posix::{Accepted, Errno, PollFd, Posix, Result};
 use tidewall_socket::readiness::Events;
 
-use super::signals::restarting;
 use super::{address, checked, done, number, originals, put_address};
 use crate::candidates;
 use crate::process::{inside, is_inside, ours};
 use crate::promote::{self, attended};
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the caller's.
     let fd = unsafe { originals::socket(domain, kind, protocol) };
     if fd >= 0 && !is_inside() {
@@ -27,15 +26,11 @@ pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn connect(
-    fd: c_int,
-    to: *const sockaddr,
-    length: socklen_t,
-) -> c_int {
+unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
     // SAFETY: the caller's.
     let remote = unsafe { address(to, length) };
     let connected = match (ours(fd), remote) {
-        (Some(posix), Some(remote)) => Some(restarting(|| posix.connect(fd, remote))),
+        (Some(posix), Some(remote)) => Some(inside(|| posix.connect(fd, remote))),
         (None, Some(remote)) => promote::connect(fd, remote),
         _ => None,
     };
@@ -53,11 +48,7 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn accept(
-    fd: c_int,
-    from: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
+unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
     match attended(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { accept_here(posix, fd, from, length, 0) },
@@ -67,7 +58,7 @@ pub(super) unsafe extern "C" fn accept(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn accept4(
+unsafe extern "C" fn accept4(
     fd: c_int,
     from: *mut sockaddr,
     length: *mut socklen_t,
@@ -148,7 +139,7 @@ fn placeholder(cloexec: bool) -> Result<c_int> {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match ours(fd) {
         Some(posix) => done(inside(|| posix.shutdown(fd, how))),
         // SAFETY: the caller's.
@@ -157,11 +148,7 @@ pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn getsockname(
-    fd: c_int,
-    to: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
+unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
     match ours(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { name(inside(|| posix.getsockname(fd)), to, length) },
@@ -171,11 +158,7 @@ pub(super) unsafe extern "C" fn getsockname(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn getpeername(
-    fd: c_int,
-    to: *mut sockaddr,
-    length: *mut socklen_t,
-) -> c_int {
+unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
     match ours(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { name(inside(|| posix.getpeername(fd)), to, length) },
@@ -195,14 +178,4 @@ unsafe fn name(result: Result<SocketAddr>, to: *mut sockaddr, length: *mut sockl
         unsafe { put_address(address, to, length) };
         Ok(())
     }))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
-    match ours(fd) {
-        // There is no mark (RFC 6093).
-        Some(_) => 0,
-        // SAFETY: the caller's.
-        None => unsafe { originals::sockatmark(fd) },
-    }
 }

@@ -1,6 +1,9 @@
 //! `tidewall run`: the manager of one program, for as long as that runs.
 
+mod executable;
+mod library;
 mod program;
+mod report;
 
 use std::ffi::OsString;
 use std::fs;
@@ -21,13 +24,23 @@ use tidewall_manager::daemon::{Limits, Trust};
 use tidewall_manager::pinned::PinDirectory;
 use tidewall_manager::places;
 use tidewall_manager::view::View;
+use tidewall_socket::tuning::PolicyKind;
 
 use crate::end::{Failure, Outcome, check_interface};
+use crate::serve::policy;
 use program::Program;
+use report::Report;
 
-/// Run a program as an application of a manager that lives as long as it does; nothing is installed.
+/// Variable by which the library learns of `--policy`.
+const POLICY: &str = "TIDEWALL_POLICY";
+/// What fails where signals cannot be caught.
+const CATCHING: &str = "catching signals";
+
+/// Run a program on Tidewall, unchanged, with a manager that lives as long as it does; nothing is installed.
 ///
-/// The manager (as tidewalld, docs/manager.md) is this process: it takes the interface,
+/// A library (libtidewall.so, by LD_PRELOAD) takes the place of the C library's socket calls
+/// in the program and what it starts; sockets that the interface does not reach stay with the
+/// kernel. The manager (as tidewalld, docs/manager.md) is this process: it takes the interface,
 /// starts the program, and lets it and whatever it starts join, also under another user id.
 /// They find it by TIDEWALL_MANAGER. When the program ends, however it ends, the interface
 /// is as before. Where a tidewalld has the interface, the program becomes that one's
@@ -35,13 +48,17 @@ use program::Program;
 /// CAP_BPF and CAP_PERFMON.
 #[derive(clap::Args)]
 #[command(
-    override_usage = "tidewall run [--interface IF] [--private] [--ports PORTS] [--xdp MODE] -- PROGRAM [ARGUMENT]...",
-    after_help = "Examples:\n  tidewall run --interface eth1 -- tidewall serve echo\n  \
+    override_usage = "tidewall run [--interface IF] [--private] [--ports PORTS] [--policy NAME] [--xdp MODE] [--report] -- PROGRAM [ARGUMENT]...",
+    after_help = "Examples:\n  tidewall run --interface eth1 -- redis-server --protected-mode no\n  \
+    tidewall run --interface eth1 --report -- nginx -g 'daemon off; worker_processes 1;'\n  \
     tidewall run --interface eth1 -- setpriv --reuid 1000 --regid 1000 --clear-groups tidewall serve http /srv/www --port 8080\n  \
     tidewall run -- tidewall serve echo          as an application of the only tidewalld\n\n\
     Signals are passed on to the program. Killed itself by SIGKILL, it leaves the interface to the \
     program, which goes on; the next run on the interface, or tidewalld --interface IF --remove, gives \
-    it back. Programs that know nothing of Tidewall run as ever, on the kernel's sockets.\n\n\
+    it back.\n\nWhat cannot work is said before the start, and all of the program then stays with the \
+    kernel's sockets, behind the driver's limits for them: static programs, Go, musl, setuid and file \
+    capabilities, 32 bits, an interface that is not there or has no address. \
+    TIDEWALL_LIBRARY names another library; empty, it says that programs are written for Tidewall.\n\n\
     Exit codes: the program's; 128 and the signal's number if a signal ended it; 127 no such program; \
     126 it cannot be started; 1 what was changed could not be put back; 2 it could not begin."
 )]
@@ -57,10 +74,18 @@ pub struct Arguments {
     /// Ports that they may own, such as 7,8000-8100 [default: what bind(2) lets them have]
     #[arg(long, value_name = "PORTS", value_parser = ports)]
     ports: Option<Ports>,
+    /// What decides how many frames a round takes and how often the device interrupts: interrupt,
+    /// napi, on-off, aic, qapolling, rhip or adaptive (the default)
+    #[arg(long, value_name = "NAME", value_parser = policy)]
+    policy: Option<PolicyKind>,
     /// Where the driver program runs: native or generic [default: in the driver, or where that
     /// cannot, on hardware, generically]
     #[arg(long, value_name = "MODE")]
     xdp: Option<XdpMode>,
+    /// At the end, say on standard error which sockets Tidewall had, and which stayed with the
+    /// kernel and why
+    #[arg(long)]
+    report: bool,
     /// What to run, and its arguments
     #[arg(value_name = "PROGRAM", required = true, last = true)]
     program: Vec<OsString>,
@@ -86,22 +111,54 @@ fn ports(text: &str) -> Result<Ports, String> {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
-    let interface = match &arguments.interface {
-        Some(interface) => interface,
-        None => return join(arguments, &only_manager()?),
+    let library = library::find()?;
+    let report = arguments.report.then(Report::new).transpose();
+    let report = report.map_err(|error| Failure::io("making a file for the report", &error))?;
+    let (socket, interface) = match &arguments.interface {
+        Some(interface) => (places::socket(interface), interface.clone()),
+        None => only_manager()?,
     };
-    check_interface(interface)?;
+    let mut launch = Launch::new(arguments, &socket);
+    let obstacle = match &library {
+        Some(_) => library::obstacle(&arguments.program, &interface),
+        None => Some("there was no library".to_owned()),
+    };
+    match (&library, &obstacle) {
+        (Some(library), None) => launch.put_library(library, report.as_ref()),
+        (Some(_), Some(why)) => {
+            eprintln!("tidewall: {why}\n  the program runs on the kernel's sockets");
+        }
+        // Said already, or wished.
+        (None, _) => {}
+    }
+    let outcome = launch_on(arguments, launch, &interface, &socket);
+    if let Some(report) = report {
+        report.print(obstacle.as_deref());
+    }
+    outcome
+}
+
+fn launch_on(arguments: &Arguments, launch: Launch, interface: &str, socket: &Path) -> Outcome {
+    if arguments.interface.is_none() {
+        return join(arguments, launch, socket);
+    }
+    if check_interface(interface).is_err() {
+        return ended(launch.supervise()?);
+    }
     let pins = places::ephemeral_pins(interface);
     // What an earlier run left that was killed.
     remove_left(&pins, interface)?;
-    let socket = places::socket(interface);
-    if View::connect(&socket).is_ok() {
-        return join(arguments, &socket);
+    if View::connect(socket).is_ok() {
+        return join(arguments, launch, socket);
     }
-    let ended = manage(arguments, interface, &pins, &socket);
+    let code = manage(arguments, launch, interface, &pins, socket);
     let removed = remove_left(&pins, interface);
-    let code = ended?;
+    let code = code?;
     removed?;
+    ended(code)
+}
+
+fn ended(code: u8) -> Outcome {
     match code {
         0 => Ok(()),
         code => Err(Failure::with_code(code, "")),
@@ -109,13 +166,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// Of those that listen.
-fn only_manager() -> Result<PathBuf, Failure> {
-    let mut live: Vec<PathBuf> = (places::managers().into_iter())
-        .map(|(path, _)| path)
-        .filter(|path| View::connect(path).is_ok())
+fn only_manager() -> Result<(PathBuf, String), Failure> {
+    let mut live: Vec<(PathBuf, String)> = (places::managers().into_iter())
+        .filter(|(path, _)| View::connect(path).is_ok())
         .collect();
     match (live.pop(), live.is_empty()) {
-        (Some(path), true) => Ok(path),
+        (Some(manager), true) => Ok(manager),
         (None, _) => Err(Failure::usage(
             "no tidewalld runs here: name the interface to take with --interface IF",
         )),
@@ -127,14 +183,43 @@ fn only_manager() -> Result<PathBuf, Failure> {
     }
 }
 
-fn command(arguments: &Arguments, manager: &Path) -> Result<Command, Failure> {
-    let mut words = arguments.program.iter();
-    let program = words
-        .next()
-        .ok_or_else(|| Failure::usage("no program is named"))?;
-    let mut command = Command::new(program);
-    command.args(words).env(places::VARIABLE, manager);
-    Ok(command)
+/// The program, before its start.
+struct Launch {
+    command: Command,
+    /// Its end is waited for, also where there is no manager of its own.
+    supervised: bool,
+}
+
+impl Launch {
+    fn new(arguments: &Arguments, manager: &Path) -> Self {
+        // One is required.
+        let (program, words) = arguments.program.split_first().unzip();
+        let mut command = Command::new(program.unwrap_or(&OsString::new()));
+        command.args(words.unwrap_or_default());
+        command.env(places::VARIABLE, manager);
+        if let Some(policy) = arguments.policy {
+            command.env(POLICY, policy.name());
+        }
+        Launch {
+            command,
+            supervised: arguments.report,
+        }
+    }
+
+    fn put_library(&mut self, library: &Path, report: Option<&Report>) {
+        library::put(&mut self.command, library);
+        if let Some(report) = report {
+            self.command.env(report::VARIABLE, report.path());
+        }
+    }
+
+    /// Runs it to its end without a manager of its own; its exit code.
+    fn supervise(mut self) -> Result<u8, Failure> {
+        let program = Program::new().map_err(|error| Failure::io(CATCHING, &error))?;
+        let running = program.start(&mut self.command);
+        let running = running.map_err(|error| not_started(&self.command, &error))?;
+        Ok(running.wait())
+    }
 }
 
 /// As shells and env(1) say it.
@@ -148,7 +233,7 @@ fn not_started(command: &Command, error: &io::Error) -> Failure {
 }
 
 /// Becomes the program, as an application of a manager that is there.
-fn join(arguments: &Arguments, manager: &Path) -> Outcome {
+fn join(arguments: &Arguments, mut launch: Launch, manager: &Path) -> Outcome {
     if arguments.private || arguments.ports.is_some() || arguments.xdp.is_some() {
         return Err(Failure::usage(format!(
             "a tidewalld listens at {}, and decides on modes and ports: leave --private, --ports and \
@@ -156,9 +241,11 @@ fn join(arguments: &Arguments, manager: &Path) -> Outcome {
             manager.display()
         )));
     }
-    let mut command = command(arguments, manager)?;
-    let error = command.exec();
-    Err(not_started(&command, &error))
+    if launch.supervised {
+        return ended(launch.supervise()?);
+    }
+    let error = launch.command.exec();
+    Err(not_started(&launch.command, &error))
 }
 
 fn remove_left(pins: &Path, interface: &str) -> Outcome {
@@ -177,17 +264,17 @@ fn remove_left(pins: &Path, interface: &str) -> Outcome {
 /// [`remove_left`].
 fn manage(
     arguments: &Arguments,
+    mut launch: Launch,
     interface: &str,
     pins: &Path,
     socket: &Path,
 ) -> Result<u8, Failure> {
     // From here on signals are for the program.
-    let program = Program::new().map_err(|error| Failure::io("catching signals", &error))?;
-    let mut command = command(arguments, socket)?;
+    let program = Program::new().map_err(|error| Failure::io(CATCHING, &error))?;
     let mut server = server(arguments, interface, pins, socket)
         .map_err(|error| Failure::io(&format!("taking over {interface}"), &error))?;
     // Who has the pins has the socket.
-    let result = match program.start(&mut command) {
+    let result = match program.start(&mut launch.command) {
         Ok(running) => {
             let ended = server.run(running.end().as_fd(), None, || ());
             if ended.is_err() {
@@ -195,7 +282,7 @@ fn manage(
             }
             Ok(running.wait())
         }
-        Err(error) => Err(not_started(&command, &error)),
+        Err(error) => Err(not_started(&launch.command, &error)),
     };
     let _ = fs::remove_file(socket);
     result

@@ -1,13 +1,32 @@
 //! A host in a network namespace, with a bpffs and a /run of its own.
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Once;
 
 use super::bed::Bed;
 use super::{PROGRAM, Running, text};
 
+/// Variable with the path of the library for unmodified programs.
+pub const LIBRARY: &str = "TIDEWALL_LIBRARY";
 /// What an administrator has set before: not what a device begins with.
 const SET: &str = "3 70000";
+
+/// The library that belongs to the program.
+pub fn library() -> PathBuf {
+    static BUILT: Once = Once::new();
+    let library = PathBuf::from(PROGRAM).with_file_name("libtidewall.so");
+    BUILT.call_once(|| {
+        if !library.exists() {
+            let mut build = Command::new(env!("CARGO"));
+            build.args(["build", "--locked", "-p", "tidewall-preload"]);
+            assert!(build.status().unwrap().success());
+        }
+    });
+    assert!(library.exists(), "{}", library.display());
+    library
+}
 
 /// A bed whose server keeps its mounts.
 pub struct Host {
@@ -56,9 +75,16 @@ impl Host {
         command
     }
 
-    /// `tidewall run` of a program, on the bed's interface.
+    /// `tidewall run` of a program that is written for Tidewall, on the bed's interface.
     pub fn run(&self, options: &[&str], program: &[&str]) -> Command {
-        let interface = ["run", "--interface", &self.bed.interface];
+        let mut command = self.run_on(&self.bed.interface, options, program);
+        command.env(LIBRARY, "");
+        command
+    }
+
+    /// The same of any program.
+    pub fn run_on(&self, interface: &str, options: &[&str], program: &[&str]) -> Command {
+        let interface = ["run", "--interface", interface];
         self.command(PROGRAM, &[&interface, options, &["--"], program].concat())
     }
 

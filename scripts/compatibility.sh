@@ -1,0 +1,23 @@
+#!/bin/sh
+# Writes docs/compatibility.md: runs the programs of tools/tidewall/tests/programs/ on
+# Tidewall and on Linux (as root), and names those whose answers were the same.
+set -eu
+cd "$(dirname "$0")/.."
+rows=$(mktemp -d)
+trap 'rm -rf "$rows"' EXIT
+TIDEWALL_COMPATIBILITY=$rows TIDEWALL_MUST=1 cargo test --locked -p tidewall --test programs -- --test-threads=1
+{
+	cat <<'END'
+# Programs that run unchanged
+
+Written by `scripts/compatibility.sh` from the tests that passed: each program ran by `tidewall run` and on the kernel's sockets, was asked the same by Linux clients beyond a wire (`tools/tidewall/tests/programs/`), and every answer and its exit code were the same on both; what the report of `tidewall run --report` says of its sockets was checked, too. How it works, and what becomes Tidewall's: [preload.md](preload.md).
+
+END
+	printf 'On %s, Linux %s.\n\n' "$(. /etc/os-release && echo "$PRETTY_NAME")" "$(uname -r)"
+	printf '| program | version | what was run | result | not supported |\n|---|---|---|---|---|\n'
+	cat "$rows"/*
+	cat <<'END'
+
+Not reached at all, said by `tidewall run` before the start, and run on the kernel's sockets: static programs, Go, musl, setuid programs and those whose files have capabilities, 32 bits ([manager.md](manager.md#tidewall-run)).
+END
+} >docs/compatibility.md

@@ -1,0 +1,319 @@
+//! What the loader will make of a program: whether a library can be put in front of the C
+//! library there.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::{self, File, Metadata};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use object::elf::{EM_X86_64, FileHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, ReadCache, elf};
+use rustix::process::{geteuid, getgid, getuid};
+
+/// Interpreters that follow each other, as `execve(2)` allows them.
+const INTERPRETERS: usize = 5;
+/// Bytes of a script's first line that the kernel reads (BINPRM_BUF_SIZE).
+const FIRST_LINE: u64 = 256;
+/// Type of the note `.note.go.buildid`, whose name is "Go".
+const GO_BUILD_ID: u32 = 4;
+
+/// Why no library gets in front of a program's C library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Nothing is loaded at its start.
+    Static,
+    /// It makes its system calls itself.
+    Go,
+    /// Another C library than GNU's.
+    Musl,
+    /// The loader ignores LD_PRELOAD where a program gets another user's rights (AT_SECURE).
+    OtherUser,
+    /// The same where it gets capabilities of its file.
+    Capabilities,
+    /// 32 bits, or another processor's.
+    OtherMachine,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Obstacle::Static => "it is linked statically, so that no library can take the C library's place",
+            Obstacle::Go => "it is a Go program, which calls the kernel without the C library",
+            Obstacle::Musl => "it is linked with musl, and the library is for GNU's C library",
+            Obstacle::OtherUser => {
+                "it is setuid or setgid, and the loader then takes no library from the environment \
+                 (start it as its owner)"
+            }
+            Obstacle::Capabilities => {
+                "its file has capabilities, and the loader then takes no library from the environment \
+                 (start it as root, or see setcap -r)"
+            }
+            Obstacle::OtherMachine => "it is not a 64-bit program of this processor",
+        })
+    }
+}
+
+/// The obstacle at the program that these words start, and which file has it: the program,
+/// or an interpreter that its first line names, `/usr/bin/env` included. `None` too for what
+/// cannot be read or found: to start it says so, or it is no obstacle.
+pub fn obstacle(words: &[OsString]) -> Option<(PathBuf, Obstacle)> {
+    let mut path = find(words.first()?)?;
+    for _ in 0..INTERPRETERS {
+        let file = File::open(&path).ok()?;
+        // An interpreter's rights count, not the script's.
+        let Some((interpreter, argument)) = interpreter(&file) else {
+            let found = rights(&path, &file.metadata().ok()?).or_else(|| of_elf(file))?;
+            return Some((path, found));
+        };
+        let of_env = Path::new(&interpreter).file_name() == Some(OsStr::new("env"));
+        path = match argument.filter(|_| of_env) {
+            Some(program) => find(&program)?,
+            None => PathBuf::from(interpreter),
+        };
+    }
+    None
+}
+
+/// As execvp(3) finds it.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Some(PathBuf::from(program));
+    }
+    let executable = |path: &PathBuf| {
+        fs::metadata(path)
+            .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
+    let path = env::var_os("PATH")?;
+    let mut candidates = env::split_paths(&path).map(|directory| directory.join(program));
+    candidates.find(executable)
+}
+
+/// The interpreter that a script's first line names, and its argument.
+fn interpreter(file: &File) -> Option<(OsString, Option<OsString>)> {
+    let mut line = Vec::new();
+    let mut reader = BufReader::new(file.take(FIRST_LINE));
+    reader.read_until(b'\n', &mut line).ok()?;
+    let line = line.strip_prefix(b"#!")?.trim_ascii();
+    let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let end = line.iter().position(blank).unwrap_or(line.len());
+    let (interpreter, rest) = line.split_at(end);
+    let owned = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+    let argument = rest.trim_ascii();
+    (!interpreter.is_empty()).then(|| {
+        (
+            owned(interpreter),
+            (!argument.is_empty()).then(|| owned(argument)),
+        )
+    })
+}
+
+/// Whether the kernel sets AT_SECURE at the program's start (commoncap.c).
+fn rights(path: &Path, metadata: &Metadata) -> Option<Obstacle> {
+    const SETUID: u32 = 0o4000;
+    const SETGID_OF_GROUP: u32 = 0o2010;
+    let mode = metadata.mode();
+    let user = mode & SETUID != 0 && metadata.uid() != getuid().as_raw();
+    let group = mode & SETGID_OF_GROUP == SETGID_OF_GROUP && metadata.gid() != getgid().as_raw();
+    if user || group {
+        return Some(Obstacle::OtherUser);
+    }
+    // Root has them all anyway.
+    let privileged = !geteuid().is_root()
+        && rustix::fs::getxattr(path, c"security.capability", &mut [0_u8; 64]).is_ok();
+    privileged.then_some(Obstacle::Capabilities)
+}
+
+/// `None` of what is no ELF file, or a broken one: it does not start.
+fn of_elf(file: File) -> Option<Obstacle> {
+    let data = ReadCache::new(file);
+    let kind = object::FileKind::parse(&data).ok()?;
+    if kind == object::FileKind::Elf32 {
+        return Some(Obstacle::OtherMachine);
+    }
+    let header = FileHeader64::<Endianness>::parse(&data).ok()?;
+    let endian = header.endian().ok()?;
+    if header.e_machine(endian) != EM_X86_64 {
+        return Some(Obstacle::OtherMachine);
+    }
+    let mut loader = None;
+    for segment in header.program_headers(endian, &data).ok()? {
+        if segment.p_type(endian) == elf::PT_INTERP {
+            loader = segment.interpreter(endian, &data).ok()?;
+        }
+        let Ok(Some(mut notes)) = segment.notes(endian, &data) else {
+            continue;
+        };
+        while let Ok(Some(note)) = notes.next() {
+            if note.name() == b"Go" && note.n_type(endian) == GO_BUILD_ID {
+                return Some(Obstacle::Go);
+            }
+        }
+    }
+    let loader = match loader {
+        Some(loader) => Path::new(OsStr::from_bytes(loader)),
+        None => return Some(Obstacle::Static),
+    };
+    let name = loader.file_name().unwrap_or_default().as_bytes();
+    name.starts_with(b"ld-musl").then_some(Obstacle::Musl)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// A directory with files of a test.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Self {
+            let place =
+                env::temp_dir().join(format!("tw-executable-{}-{name}", std::process::id()));
+            fs::create_dir_all(&place).unwrap();
+            Place(place)
+        }
+
+        fn file(&self, name: &str, content: &[u8], mode: u32) -> OsString {
+            let path = self.0.join(name);
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            path.into_os_string()
+        }
+
+        /// Compiles a program that does nothing.
+        fn compile(&self, name: &str, compiler: &str, options: &[&str]) -> Option<OsString> {
+            let source = self.file(
+                &format!("{name}.c"),
+                b"int main(void) { return 0; }\n",
+                0o644,
+            );
+            let program = self.0.join(name);
+            let mut command = Command::new(compiler);
+            command.args(options).arg("-o").arg(&program).arg(source);
+            command
+                .status()
+                .ok()?
+                .success()
+                .then(|| program.into_os_string())
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn found(program: OsString) -> Option<Obstacle> {
+        obstacle(&[program]).map(|(_, obstacle)| obstacle)
+    }
+
+    #[test]
+    fn what_compilers_make_is_told_apart() {
+        let place = Place::new("compilers");
+        let compile = |name, compiler, options: &[&str]| place.compile(name, compiler, options);
+        assert_eq!(found(compile("dynamic", "cc", &[]).unwrap()), None);
+        for (name, option) in [("static", "-static"), ("static-pie", "-static-pie")] {
+            let program = compile(name, "cc", &[option]).unwrap();
+            assert_eq!(found(program), Some(Obstacle::Static), "{option}");
+        }
+        let Some(program) = compile("musl", "musl-gcc", &[]) else {
+            tidewall_skip::missing(
+                "what_compilers_make_is_told_apart",
+                "musl-gcc (scripts/setup.sh)",
+            );
+            return;
+        };
+        assert_eq!(found(program), Some(Obstacle::Musl));
+    }
+
+    #[test]
+    fn a_note_of_go_is_read() {
+        let place = Place::new("go");
+        let note = ".section .note.go.buildid, \"a\", @note\n\
+            .long 4, 4, 4\n.asciz \"Go\\0\"\n.ascii \"abcd\"\n";
+        let source = place.file("note.s", note.as_bytes(), 0o644);
+        let source = source.to_str().unwrap();
+        let program = place.compile("go", "cc", &[source]).unwrap();
+        assert_eq!(found(program), Some(Obstacle::Go));
+    }
+
+    #[test]
+    fn scripts_are_what_interprets_them() {
+        let place = Place::new("scripts");
+        let program = place.compile("static", "cc", &["-static"]).unwrap();
+        let program = program.to_str().unwrap();
+        for line in [
+            format!("#!{program}\n"),
+            format!("#! {program} -x\nmore"),
+            format!("#!/usr/bin/env {program}\n"),
+        ] {
+            let script = place.file("script", line.as_bytes(), 0o755);
+            let (at, obstacle) = obstacle(&[script]).unwrap();
+            assert_eq!(
+                (at.to_str(), obstacle),
+                (Some(program), Obstacle::Static),
+                "{line}"
+            );
+        }
+        let own = place.0.join("loop");
+        let line = format!("#!{}\n", own.display());
+        assert_eq!(found(place.file("loop", line.as_bytes(), 0o755)), None);
+        assert_eq!(found(place.file("sh", b"#!/bin/sh\n", 0o755)), None);
+    }
+
+    #[test]
+    fn other_users_and_machines_are_said() {
+        let place = Place::new("rights");
+        let program = place.compile("program", "cc", &[]).unwrap();
+        let mut bytes = fs::read(&program).unwrap();
+        // e_machine, then EI_CLASS.
+        bytes[18] = 0xb7;
+        let other = place.file("arm", &bytes, 0o755);
+        assert_eq!(found(other), Some(Obstacle::OtherMachine));
+        bytes[4] = 1;
+        let other = place.file("short", &bytes, 0o755);
+        assert_eq!(found(other), Some(Obstacle::OtherMachine));
+        if !getuid().is_root() {
+            tidewall_skip::missing("other_users_and_machines_are_said", "root");
+            return;
+        }
+        std::os::unix::fs::chown(&program, Some(12345), Some(12345)).unwrap();
+        for (mode, expected) in [
+            (0o4755, Some(Obstacle::OtherUser)),
+            (0o2755, Some(Obstacle::OtherUser)),
+            (0o2745, None),
+            (0o755, None),
+        ] {
+            fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(found(program.clone()), expected, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_program_is_no_obstacle() {
+        let place = Place::new("none");
+        for content in [
+            &b""[..],
+            b"#!",
+            b"#!\n",
+            b"\x7fELF",
+            b"\x7fELF\x02\x01\x01",
+            b"text",
+        ] {
+            let file = place.file("file", content, 0o755);
+            assert!(
+                matches!(found(file), None | Some(Obstacle::OtherMachine)),
+                "{content:?}"
+            );
+        }
+        assert_eq!(found(OsString::from("tw-no-such-program")), None);
+        assert_eq!(found(OsString::from("/")), None);
+    }
+}
