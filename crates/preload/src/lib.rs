@@ -19,8 +19,11 @@
 #![deny(unsafe_code)]
 
 mod candidates;
+mod mixed;
 mod process;
 mod promote;
+mod protected;
 #[allow(unsafe_code)]
 mod raw;
+mod registered;
 mod report;

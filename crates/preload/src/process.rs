@@ -10,11 +10,15 @@ thread_local! {
     /// Calls of this thread that are inside the stack, or between vfork and exec: what
     /// they call of the C library goes to the C library.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
+    /// Of them, those between vfork and exec: a child that shares this memory.
+    static IN_CHILD: Cell<u32> = const { Cell::new(0) };
 }
 
 static STACK: OnceLock<Posix> = OnceLock::new();
 /// There is a stack, and this is its process: a forked child has none.
 static PRESENT: AtomicBool = AtomicBool::new(false);
+/// A stack is being made.
+static MAKING: AtomicBool = AtomicBool::new(false);
 /// This process was forked off one that has a stack.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
@@ -27,6 +31,11 @@ pub(crate) fn posix() -> Option<&'static Posix> {
     }
 }
 
+/// A stack is about to be made, or that has come to its end.
+pub(crate) fn note_making(making: bool) {
+    MAKING.store(making, Ordering::SeqCst);
+}
+
 /// The process has a stack from now on.
 pub(crate) fn set(posix: Posix) -> &'static Posix {
     let posix = STACK.get_or_init(|| posix);
@@ -36,7 +45,7 @@ pub(crate) fn set(posix: Posix) -> &'static Posix {
 
 /// In a forked child: of the parent's stack nothing is here. Async-signal-safe.
 pub(crate) fn forget() {
-    if PRESENT.swap(false, Ordering::AcqRel) {
+    if PRESENT.swap(false, Ordering::AcqRel) || MAKING.swap(false, Ordering::SeqCst) {
         FORKED.store(true, Ordering::Release);
     }
 }
@@ -52,9 +61,24 @@ pub(crate) fn is_inside() -> bool {
     INSIDE.try_with(|depth| depth.get() > 0).unwrap_or(true)
 }
 
+/// True while this thread is inside the stack, and its locks may be its own.
+pub(crate) fn is_in_stack() -> bool {
+    let depth = INSIDE.try_with(Cell::get).unwrap_or(0);
+    depth > IN_CHILD.try_with(Cell::get).unwrap_or(0)
+}
+
+/// A child of vfork begins, or its parent goes on. Async-signal-safe.
+pub(crate) fn note_vfork(begins: bool) {
+    note_inside(begins);
+    let _ = IN_CHILD.try_with(|count| match begins {
+        true => count.set(count.get() + 1),
+        false => count.set(count.get().saturating_sub(1)),
+    });
+}
+
 /// From now on (true), or no longer, calls of this thread go to the C library.
 /// Async-signal-safe.
-pub(crate) fn note_inside(inside: bool) {
+fn note_inside(inside: bool) {
     let change = |depth: &Cell<u32>| match inside {
         true => depth.set(depth.get() + 1),
         false => depth.set(depth.get().saturating_sub(1)),
@@ -76,6 +100,9 @@ pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
     impl Drop for Leave {
         fn drop(&mut self) {
             note_inside(false);
+            if !is_inside() {
+                crate::raw::run_waiting();
+            }
         }
     }
     note_inside(true);

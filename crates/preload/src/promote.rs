@@ -6,6 +6,7 @@
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
@@ -17,7 +18,9 @@ use tidewall_sys::{RawAddress, SignalSet, option};
 
 use crate::candidates::{self, Kind};
 use crate::process::{self, inside, is_inside, ours};
+use crate::protected::{open_numbers, protecting};
 use crate::raw;
+use crate::registered;
 use crate::report::{Verdict, record};
 
 /// Interface of a stack of the process's own, where there is no manager.
@@ -25,6 +28,9 @@ const INTERFACE: &str = "TIDEWALL_INTERFACE";
 
 /// Held while a socket is promoted.
 static PROMOTING: Mutex<()> = Mutex::new(());
+
+/// Sockets may have several numbers.
+static COPIED: AtomicBool = AtomicBool::new(false);
 
 /// Where a stack may come from.
 struct Source {
@@ -37,9 +43,10 @@ static SOURCE: OnceLock<Option<Source>> = OnceLock::new();
 /// Why no stack could be made.
 static REFUSED: OnceLock<String> = OnceLock::new();
 
-/// Reads the environment, before the program changes it.
-pub(crate) fn begin() {
-    SOURCE.get_or_init(|| {
+/// Reads the environment, before the program changes it. Whether there may ever be a
+/// stack.
+pub(crate) fn begin() -> bool {
+    let source = SOURCE.get_or_init(|| {
         let manager = places::of_environment();
         let interface = match &manager {
             Some(path) => path.file_stem()?.to_str()?.to_owned(),
@@ -47,6 +54,31 @@ pub(crate) fn begin() {
         };
         Some(Source { manager, interface })
     });
+    source.is_some()
+}
+
+/// Whether there is a stack, or may be one.
+pub(crate) fn may_promote() -> bool {
+    source().is_some()
+}
+
+/// A number that came from another process, or before this program: a socket that may
+/// become the stack's is one as if it had been made here.
+pub(crate) fn inherited(fd: i32) {
+    let Some(socket) = raw::borrow(fd) else {
+        return;
+    };
+    let ask = |name| option(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
+    let kind = candidates::of_call(
+        ask(libc::SO_DOMAIN),
+        ask(libc::SO_TYPE),
+        ask(libc::SO_PROTOCOL),
+    );
+    // A connection is the kernel's already.
+    let connected = || rustix::net::getpeername(socket).is_ok();
+    if kind.is_some() && !(kind == Some(Kind::Stream) && connected()) {
+        candidates::set(fd, kind);
+    }
 }
 
 fn source() -> Option<&'static Source> {
@@ -153,9 +185,34 @@ fn adopt(
     match copy.and_then(|copy| adopt(posix, copy)) {
         Ok(()) => {
             candidates::set(fd, None);
+            registered::move_over(posix, fd);
+            take_copies(posix, fd, socket);
             record(Verdict::Promoted, what, address, "");
         }
         Err(error) => keep(fd, what, address, words(error)),
+    }
+}
+
+/// A number was duplicated whose socket may still become the stack's.
+pub(crate) fn note_copy() {
+    COPIED.store(true, Ordering::Relaxed);
+}
+
+/// Other numbers of a socket that has just become the stack's.
+fn take_copies(posix: &Posix, fd: i32, socket: BorrowedFd<'_>) {
+    if !COPIED.load(Ordering::Relaxed) {
+        return;
+    }
+    let cookie = rustix::net::sockopt::socket_cookie(socket).ok();
+    for copy in open_numbers().into_iter().flatten() {
+        if candidates::kind(copy).is_some()
+            && let Some(other) = raw::borrow(copy)
+            && rustix::net::sockopt::socket_cookie(other).ok() == cookie
+            && posix.duplicate_as(fd, copy).is_ok()
+        {
+            candidates::set(copy, None);
+            registered::move_over(posix, copy);
+        }
     }
 }
 
@@ -206,7 +263,10 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
         result => {
             if posix.owns(fd) {
                 candidates::set(fd, None);
-                inside(|| record(Verdict::Promoted, "connections", "", ""));
+                inside(|| {
+                    registered::move_over(posix, fd);
+                    record(Verdict::Promoted, "connections", "", "");
+                });
             }
             Some(result.map(drop))
         }
@@ -278,17 +338,18 @@ fn stack() -> Option<&'static Posix> {
     }
     let source = source()?;
     let config = EmbeddedConfig::new(&source.interface);
-    let made = match &source.manager {
+    process::note_making(true);
+    let made = protecting(|| match &source.manager {
         Some(path) => Stack::managed(path, config),
         None => Stack::embedded(config),
-    };
+    });
+    process::note_making(false);
     match made {
         Ok(stack) => {
             // Its clock has just begun.
             let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             let config = PosixConfig::default().epoch(epoch.unwrap_or_default());
             let posix = process::set(Posix::new(&stack, config));
-            raw::prepare();
             record(Verdict::Stack, "", &source.interface, "");
             Some(posix)
         }

@@ -41,6 +41,7 @@ pub(crate) use registrations::CURRENT_CONTEXT;
 use registrations::Registrations;
 use waker::is_own;
 pub(crate) use waker::{Waker, thread_waker};
+pub use waker::{interrupt_sleep, take_interruption};
 
 /// Something that a thread can sleep on.
 pub(crate) trait Waitable {

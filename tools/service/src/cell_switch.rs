@@ -3,23 +3,31 @@
 //! ```text
 //!  frame of a circuit ─► passage? ─► another label, where it lies ─► device
 //!            └─► Switch::input ─► queues ─► Switch::transmit ─► device
+//!                                    └─► signalling (`calls`), which writes the table
 //! ```
 //!
 //! Full packets leave as soon as there are cells for them, the others when a batch of what
 //! came has ended. What a device does not take waits, for the whole port, and the queues
 //! behind it fill.
 
+mod calls;
+
 use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tidewall_atm::switch::{Counters, End, Mode, Port, Route, RouteError, Switch};
+use tidewall_atm::exchange::{self, NumberPrefix, Request};
+use tidewall_atm::switch::{Counters, End, Mode, Route, RouteError, Switch};
 use tidewall_socket::EmbeddedConfig;
 use tidewall_socket::forward::{Arrived, Forwarder, Labelled, Output, OutputCounters};
 use tidewall_socket::snapshot::{CellSwitchPort, CellSwitchSnapshot};
+use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::pseudowire::{CELL_LEN, HEADER_LEN, Label};
 
 use crate::switch::status;
+use calls::Calls;
+
+pub use calls::{Signals, ports_of, routes_of};
 
 /// How soon what waits is tried again.
 const RETRY: Duration = Duration::from_millis(5);
@@ -35,7 +43,14 @@ pub struct CellPort {
     pub way: Way,
     /// Cells that each of its queues holds.
     pub queue: usize,
+    /// How it signals; `None`: circuit 0.5 is one like others.
+    pub signals: Option<Signals>,
 }
+
+/// The name of PDUs of signalling that are none.
+const DROPPED: &str = "dropped-signalling";
+/// The queue of circuits that calls set up.
+const CALL_PRIORITY: usize = 1;
 
 /// How cells go over Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +81,12 @@ impl Way {
 
 /// A switch and its interfaces.
 pub struct CellSwitch {
+    entries: Entries,
+    calls: Option<Calls>,
+}
+
+/// The table, and the interfaces whose labels follow it.
+struct Entries {
     switch: Switch,
     forwarder: Forwarder,
     ports: Vec<PortState>,
@@ -83,48 +104,16 @@ pub enum Error {
     /// The table does not take it.
     #[error(transparent)]
     Route(#[from] RouteError),
+    /// A call has the circuit, or had it and it is not released by both ends.
+    #[error("{0} of that port is a call's")]
+    Call(Circuit),
     /// The system refuses it.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-impl CellSwitch {
-    /// Takes the queues of these ports' interfaces; no circuit leads anywhere yet. Ports are
-    /// named by their places from here on.
-    ///
-    /// # Errors
-    /// As [`Forwarder::open`], for two ports on one interface, too; EADDRINUSE for a label.
-    pub fn open(ports: Vec<CellPort>) -> io::Result<Self> {
-        let configs = ports.iter().map(|it| EmbeddedConfig::new(&it.interface));
-        let mut forwarder = Forwarder::open(configs.collect())?;
-        for (number, port) in ports.iter().enumerate() {
-            if let Way::Cells(label) = port.way {
-                forwarder.claim_label(number, label)?;
-            }
-        }
-        forwarder.begin_stat();
-        let modes = ports.iter().map(|port| Port {
-            mode: port.way.mode(),
-            queue: port.queue,
-        });
-        Ok(CellSwitch {
-            switch: Switch::new(&modes.collect::<Vec<_>>()),
-            forwarder,
-            ports: ports
-                .into_iter()
-                .map(|port| PortState {
-                    port,
-                    unsent: Vec::new(),
-                })
-                .collect(),
-        })
-    }
-
-    /// Enters one direction of a circuit.
-    ///
-    /// # Errors
-    /// [`Error`]; nothing is changed.
-    pub fn add(&mut self, route: Route) -> Result<(), Error> {
+impl Entries {
+    fn add(&mut self, route: Route) -> Result<(), Error> {
         self.switch.add(route)?;
         if let Some(label) = self.label(route.from)
             && let Err(error) = self.forwarder.claim_label(route.from.port, label)
@@ -135,11 +124,7 @@ impl CellSwitch {
         Ok(())
     }
 
-    /// Takes an entry out; its cells that wait are dropped.
-    ///
-    /// # Errors
-    /// As [`Forwarder::release_label`].
-    pub fn remove(&mut self, from: End) -> io::Result<()> {
+    fn remove(&mut self, from: End) -> io::Result<()> {
         if self.switch.remove(from)
             && let Some(label) = self.label(from)
         {
@@ -157,49 +142,32 @@ impl CellSwitch {
         }
     }
 
-    /// The table and the counters.
-    pub fn switch(&self) -> &Switch {
-        &self.switch
-    }
-
-    /// The interfaces.
-    pub fn forwarder(&mut self) -> &mut Forwarder {
-        &mut self.forwarder
-    }
-
-    /// Waits until something comes, no longer than `most`, and switches it.
-    ///
-    /// # Errors
-    /// What the interfaces report; EINTR.
-    pub fn turn(&mut self, most: Duration) -> io::Result<()> {
-        let most = if self.is_waiting() {
-            RETRY.min(most)
-        } else {
-            most
-        };
-        self.forwarder.wait(Some(most))?;
-        let CellSwitch {
-            switch,
-            forwarder,
-            ports,
-        } = self;
-        forwarder.receive_batch(|output, arrived| match arrived {
-            Some(arrived) => {
-                input(switch, ports, output, arrived);
-                send(switch, ports, output, false);
+    /// What calls want of the table.
+    fn request(&mut self, request: Request) -> bool {
+        match request {
+            Request::IsFree(end) => !self.switch.is_used(end),
+            Request::Enter([near, far]) => {
+                let one_way = |from, to| Route {
+                    from,
+                    to,
+                    priority: CALL_PRIORITY,
+                    aal5: true,
+                };
+                let entered = self.add(one_way(near, far)).is_ok();
+                let both = entered && self.add(one_way(far, near)).is_ok();
+                if entered && !both {
+                    let _ = self.remove(near);
+                }
+                both
             }
-            None => send(switch, ports, output, true),
-        });
-        if self.is_waiting() {
-            let output = self.forwarder.output();
-            send(&mut self.switch, &mut self.ports, output, true);
-            output.flush();
+            Request::Remove(ends) => {
+                for end in ends {
+                    // A label that stays has its frames counted as those of no circuit.
+                    let _ = self.remove(end);
+                }
+                true
+            }
         }
-        let output = self.forwarder.output().counters();
-        let (switch, ports) = (&self.switch, &self.ports);
-        self.forwarder
-            .answer_stat_of_cells(|| snapshot(switch, ports, output));
-        Ok(())
     }
 
     fn is_waiting(&self) -> bool {
@@ -207,6 +175,128 @@ impl CellSwitch {
         let mut waiting =
             ports.map(|(number, port)| !port.unsent.is_empty() || self.switch.is_waiting(number));
         waiting.any(|waits| waits)
+    }
+}
+
+impl CellSwitch {
+    /// Takes the queues of these ports' interfaces; no circuit leads anywhere yet but those of
+    /// signalling. Ports are named by their places from here on; numbers that begin with a
+    /// prefix lead to its port.
+    ///
+    /// # Errors
+    /// As [`Forwarder::open`], for two ports on one interface, too; EADDRINUSE for a label.
+    pub fn open(ports: Vec<CellPort>, prefixes: Vec<(NumberPrefix, usize)>) -> io::Result<Self> {
+        let configs = ports.iter().map(|it| EmbeddedConfig::new(&it.interface));
+        let mut forwarder = Forwarder::open(configs.collect())?;
+        for (number, port) in ports.iter().enumerate() {
+            if let Way::Cells(label) = port.way {
+                forwarder.claim_label(number, label)?;
+            }
+        }
+        forwarder.begin_stat();
+        let calls = Calls::new(&ports, prefixes);
+        let signalling = routes_of(&ports);
+        let mut entries = Entries {
+            switch: Switch::new(&ports_of(&ports)),
+            forwarder,
+            ports: ports
+                .into_iter()
+                .map(|port| PortState {
+                    port,
+                    unsent: Vec::new(),
+                })
+                .collect(),
+        };
+        for route in signalling {
+            entries.add(route).map_err(|error| match error {
+                Error::System(error) => error,
+                other => io::Error::other(other),
+            })?;
+        }
+        Ok(CellSwitch { entries, calls })
+    }
+
+    /// Enters one direction of a permanent circuit.
+    ///
+    /// # Errors
+    /// [`Error`]; nothing is changed.
+    pub fn add(&mut self, route: Route) -> Result<(), Error> {
+        let calls = self.calls.as_ref().map(Calls::exchange);
+        let held = |end: &End| calls.is_some_and(|calls| calls.holds(*end));
+        if let Some(end) = [route.from, route.to].into_iter().find(held) {
+            return Err(Error::Call(end.circuit));
+        }
+        self.entries.add(route)
+    }
+
+    /// Takes an entry out; its cells that wait are dropped.
+    ///
+    /// # Errors
+    /// As [`Forwarder::release_label`].
+    pub fn remove(&mut self, from: End) -> io::Result<()> {
+        self.entries.remove(from)
+    }
+
+    /// Which numbers lead to which port from now on; calls that there are stay.
+    pub fn set_prefixes(&mut self, prefixes: Vec<(NumberPrefix, usize)>) {
+        if let Some(calls) = &mut self.calls {
+            calls.exchange_mut().set_prefixes(prefixes);
+        }
+    }
+
+    /// The table and the counters.
+    pub fn switch(&self) -> &Switch {
+        &self.entries.switch
+    }
+
+    /// What is counted of calls, by name; nothing where no port signals.
+    pub fn call_counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.calls.iter().flat_map(of_calls)
+    }
+
+    /// The interfaces.
+    pub fn forwarder(&mut self) -> &mut Forwarder {
+        &mut self.entries.forwarder
+    }
+
+    /// Waits until something comes, no longer than `most`, and switches it.
+    ///
+    /// # Errors
+    /// What the interfaces report; EINTR.
+    pub fn turn(&mut self, most: Duration) -> io::Result<()> {
+        let CellSwitch { entries, calls } = self;
+        let retry = entries.is_waiting().then_some(RETRY);
+        let due = calls.as_ref().and_then(|calls| calls.wait(&entries.switch));
+        let most = [retry, due].into_iter().flatten().fold(most, Duration::min);
+        entries.forwarder.wait(Some(most))?;
+        let Entries {
+            switch,
+            forwarder,
+            ports,
+        } = entries;
+        forwarder.receive_batch(|output, arrived| match arrived {
+            Some(arrived) => {
+                input(switch, ports, output, arrived);
+                send(switch, ports, output, false);
+            }
+            None => send(switch, ports, output, true),
+        });
+        if let Some(calls) = calls {
+            calls.serve(entries);
+        }
+        if entries.is_waiting() {
+            let output = entries.forwarder.output();
+            send(&mut entries.switch, &mut entries.ports, output, true);
+            output.flush();
+        }
+        let output = entries.forwarder.output().counters();
+        let Entries {
+            switch,
+            forwarder,
+            ports,
+        } = &*entries;
+        forwarder.answer_stat_of_cells(|| snapshot(switch, ports, calls.as_ref(), output));
+        Ok(())
     }
 }
 
@@ -277,7 +367,12 @@ fn send(switch: &mut Switch, ports: &mut [PortState], output: &mut Output, all: 
     }
 }
 
-fn snapshot(switch: &Switch, ports: &[PortState], output: OutputCounters) -> CellSwitchSnapshot {
+fn snapshot(
+    switch: &Switch,
+    ports: &[PortState],
+    calls: Option<&Calls>,
+    output: OutputCounters,
+) -> CellSwitchSnapshot {
     let mut snapshot = CellSwitchSnapshot::default();
     for (number, PortState { port, .. }) in ports.iter().enumerate() {
         let mut entry = CellSwitchPort::default();
@@ -287,15 +382,29 @@ fn snapshot(switch: &Switch, ports: &[PortState], output: OutputCounters) -> Cel
         entry.queue = port.queue as u64;
         snapshot.ports.push(entry);
     }
-    snapshot.circuits = switch.routes().count() as u64;
-    snapshot.counters = status::named(switch.counters().each().chain(status::sent(output)));
+    let outside = |route: &&Route| route.from.port.max(route.to.port) < ports.len();
+    snapshot.circuits = switch.routes().filter(outside).count() as u64;
+    let counters = switch.counters().each().chain(status::sent(output));
+    snapshot.counters = status::named(counters.chain(calls.into_iter().flat_map(of_calls)));
     snapshot
+}
+
+/// What is counted of calls.
+fn of_calls(calls: &Calls) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+    let dropped = (DROPPED, calls.dropped());
+    let counters = calls.exchange().counters().each();
+    counters.into_iter().chain([dropped])
 }
 
 /// The names of all that is counted of a switch of cells, as `tidewall stat` has them.
 pub fn counter_names() -> impl Iterator<Item = String> {
     let all = Counters::default();
+    let calls = exchange::Counters::default().each().into_iter();
+    let calls = calls.chain([(DROPPED, 0)]);
     let names = all.each().chain(status::sent(OutputCounters::default()));
-    let names: Vec<String> = names.map(|(name, _)| status::shown(name)).collect();
+    let names: Vec<String> = names
+        .chain(calls)
+        .map(|(name, _)| status::shown(name))
+        .collect();
     names.into_iter()
 }

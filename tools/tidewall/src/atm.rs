@@ -1,38 +1,51 @@
-//! `tidewall atm`: permanent virtual circuits by hand, a switch of their cells, and IP
-//! over them.
+//! `tidewall atm`: virtual circuits by hand, permanent or called, a switch of their cells,
+//! and IP over them.
 
 mod config;
 mod ip;
+mod link;
 mod switch;
 
 use std::fmt::Write as _;
 use std::io;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
 use serde::Serialize;
-use tidewall_socket::{AtmOptions, AtmSocket, Circuit, EmbeddedConfig, Stack};
+use tidewall_socket::descriptor::Flags;
+use tidewall_socket::readiness::{Events, PollFd};
+use tidewall_socket::{AtmListener, AtmOptions, AtmSocket, Circuit, Descriptors, OpenFile};
 
-use crate::end::{Failure, Outcome, check_interface, say_json, say_line, stop_flag};
+use crate::end::{Failure, Outcome, say_line, stop_flag};
 use crate::units::{self, nanoseconds};
+use link::{Link, Peer};
 
 /// How often a command that waits looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
 /// Bytes of a payload that are shown.
 const SHOWN: usize = 16;
+/// Payloads that are taken of one circuit before the next one's turn.
+const BATCH: usize = 64;
+/// Calls that wait to be taken.
+const BACKLOG: usize = 64;
 
-/// Send, receive and ping on permanent virtual circuits, and switch their cells: AAL5 over ATM in Ethernet (RFC 4717).
+/// Send, receive and ping on virtual circuits, switch their cells, and IP over them: AAL5 over ATM in Ethernet (RFC 4717).
 ///
-/// Both ends name the same circuit, VPI.VCI, and each the other's address, which is found as
-/// any neighbour on the link. The interface's queues are taken for the time of the command.
+/// A permanent circuit is named VPI.VCI at both ends; a switched one is set up by a call to a
+/// number (NSAP, forty hexadecimal digits, the last two of which are the receiver's to
+/// choose), which a switch leads there. The other end of the link is given by its address,
+/// which is found as that of any neighbour. The interface's queues are taken for the time of
+/// the command.
 #[derive(clap::Args)]
 #[command(after_help = "Examples, on two hosts of a link:\n  \
     tidewall atm receive --interface eth1 --next-hop 10.0.0.1 --circuit 0.100\n  \
     tidewall atm send --interface eth1 --next-hop 10.0.0.2 --circuit 0.100 --size 9180 --count 10\n  \
     tidewall atm ping --interface eth1 --next-hop 10.0.0.2 --circuit 0.100\n\n\
+    By calls, over a switch that signals (tidewall atm switch --help):\n  \
+    tidewall atm receive --interface eth1 --next-hop 10.0.2.1 --number 47000502…00\n  \
+    tidewall atm send --interface eth1 --next-hop 10.0.1.1 --number 47000501…00 --to 47000502…00\n\n\
     Loopback cells are answered by a program that receives on the circuit.\n\
     Exit codes: 0 done; 1 nothing was answered, or sending failed; 2 it could not begin.")]
 pub struct Arguments {
@@ -44,7 +57,7 @@ pub struct Arguments {
 enum Command {
     /// Send payloads
     Send(SendArguments),
-    /// Receive payloads, and say of each how long it is and how it begins, until Ctrl-C
+    /// Receive payloads on a circuit, or take calls to --number and theirs; say of each how long it is and how it begins, until Ctrl-C
     Receive(ReceiveArguments),
     /// Send loopback cells to the circuit's other end (OAM F5, I.610), and time their return
     Ping(PingArguments),
@@ -53,25 +66,9 @@ enum Command {
 }
 
 #[derive(clap::Args)]
-struct End {
-    /// The interface that the circuit leaves by
-    #[arg(long, value_name = "IF")]
-    interface: String,
-    /// Address of the neighbour that the circuit leads to: a host, or a switch of cells
-    #[arg(long, value_name = "ADDRESS")]
-    next_hop: IpAddr,
-    /// The circuit: virtual path 0 to 14, virtual channel 0 to 65535
-    #[arg(long, value_name = "VPI.VCI", value_parser = circuit)]
-    circuit: Circuit,
-    /// Print each line as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(clap::Args)]
 struct SendArguments {
     #[command(flatten)]
-    end: End,
+    end: Peer,
     /// What to send
     #[arg(long, conflicts_with = "size")]
     text: Option<String>,
@@ -89,7 +86,11 @@ struct SendArguments {
 #[derive(clap::Args)]
 struct ReceiveArguments {
     #[command(flatten)]
-    end: End,
+    link: Link,
+    /// The circuit: virtual path 0 to 14, virtual channel 0 to 65535
+    #[arg(long, value_name = "VPI.VCI", value_parser = circuit, required_unless_present = "number")]
+    #[arg(conflicts_with = "number")]
+    circuit: Option<Circuit>,
     /// End after so many payloads
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -101,7 +102,7 @@ struct ReceiveArguments {
 #[derive(clap::Args)]
 struct PingArguments {
     #[command(flatten)]
-    end: End,
+    end: Peer,
     /// Cells
     #[arg(long, value_name = "N", default_value_t = 4)]
     count: u64,
@@ -127,40 +128,6 @@ fn circuit(text: &str) -> Result<Circuit, String> {
         })
     };
     read().ok_or_else(|| "not a circuit such as 0.100".to_owned())
-}
-
-impl End {
-    /// Opens the circuit, with payloads of so many bytes.
-    fn open(&self, longest: usize) -> Result<AtmSocket, Failure> {
-        check_interface(&self.interface)?;
-        let opening = |error| Failure::io(&format!("opening {}", self.interface), &error);
-        let stack = Stack::embedded(EmbeddedConfig::new(&self.interface)).map_err(opening)?;
-        for warning in stack.warnings() {
-            eprintln!("tidewall: {warning}");
-        }
-        stack.attach_atm(self.next_hop).map_err(opening)?;
-        let options = AtmOptions {
-            send_max: longest,
-            receive_max: longest,
-            ..AtmOptions::default()
-        };
-        AtmSocket::bind_with(&stack, self.circuit, options).map_err(|error| {
-            let what = format!("opening circuit {} of {}", self.circuit, self.interface);
-            match error.raw_os_error() {
-                Some(libc::EINVAL) => {
-                    Failure::usage(format!("{what}: 0.0 and VPIs over 14 are none"))
-                }
-                _ => Failure::io(&what, &error),
-            }
-        })
-    }
-
-    fn say(&self, text: &str, value: &impl Serialize) -> Outcome {
-        match self.json {
-            true => say_json(value),
-            false => say_line(text),
-        }
-    }
 }
 
 /// Runs the subcommand.
@@ -220,16 +187,13 @@ fn send(arguments: &SendArguments, stop: &AtomicBool) -> Outcome {
                 .map(|n| (n as u64 + sent.payloads) as u8)
                 .collect(),
         };
-        let failed = |error| Failure::io(&format!("sending to {}", end.next_hop), &error);
+        let failed = |error| Failure::io(&format!("sending to {}", end.link.next_hop), &error);
         sent.bytes += socket.send(&payload).map_err(failed)? as u64;
         sent.payloads += 1;
     }
     let Sent { payloads, bytes } = sent;
-    let text = format!(
-        "sent {payloads} payloads ({bytes} bytes) on {}",
-        end.circuit
-    );
-    end.say(&text, &sent)
+    let text = format!("sent {payloads} payloads ({bytes} bytes) on {}", end.name());
+    end.link.say(&text, &sent)
 }
 
 #[derive(Serialize)]
@@ -239,24 +203,130 @@ struct Received {
     user_to_user: u8,
     congested: bool,
     low_priority: bool,
+    /// Of a call, where the caller says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
 }
 
 fn receive(arguments: &ReceiveArguments, stop: &AtomicBool) -> Outcome {
-    let end = &arguments.end;
-    let socket = end.open(arguments.longest.into())?;
-    let failed = |error| Failure::io(&format!("receiving on {}", end.circuit), &error);
-    socket.set_read_timeout(Some(LOOK)).map_err(failed)?;
-    let ready = format!(
-        "circuit {} of {}, next hop {}",
-        end.circuit, end.interface, end.next_hop
-    );
-    if !end.json {
-        say_line(&ready)?;
+    let link = &arguments.link;
+    let stack = link.open()?;
+    let longest = arguments.longest.into();
+    let failed = |error| Failure::io(&format!("receiving by {}", link.interface), &error);
+    let descriptors = Descriptors::new(&stack, u32::from(u16::MAX));
+    let mut receiver = Receiver {
+        arguments,
+        descriptors: &descriptors,
+        list: Vec::new(),
+        left: arguments.count.unwrap_or(u64::MAX),
+    };
+    let (first, what): (OpenFile, _) = match (arguments.circuit, link.number) {
+        (Some(circuit), _) => {
+            let socket = link.bind(&stack, circuit, longest)?;
+            (socket.into(), format!("circuit {circuit}"))
+        }
+        (None, number) => {
+            // clap wants one of both.
+            let number = number.unwrap_or_default();
+            let options = AtmOptions {
+                receive_max: longest,
+                ..AtmOptions::default()
+            };
+            let listener = AtmListener::bind(&stack, number, BACKLOG, options);
+            (
+                listener.map_err(failed)?.into(),
+                format!("calls to {number}"),
+            )
+        }
+    };
+    receiver.add(first).map_err(failed)?;
+    if !link.json {
+        let Link {
+            interface,
+            next_hop,
+            ..
+        } = link;
+        say_line(&format!("{what} of {interface}, next hop {next_hop}"))?;
     }
-    let mut left = arguments.count.unwrap_or(u64::MAX);
-    while left > 0 && !stop.load(Ordering::Relaxed) {
+    while receiver.left > 0 && !stop.load(Ordering::Relaxed) {
+        match descriptors.poll(&mut receiver.list, Some(LOOK)) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => drop(other.map_err(failed)?),
+        }
+        receiver.turn()?;
+    }
+    Ok(())
+}
+
+/// A listener, circuits, or both.
+struct Receiver<'a> {
+    arguments: &'a ReceiveArguments,
+    descriptors: &'a Descriptors,
+    list: Vec<PollFd>,
+    /// Payloads that are to come.
+    left: u64,
+}
+
+impl Receiver<'_> {
+    fn add(&mut self, file: OpenFile) -> io::Result<()> {
+        let fd = self.descriptors.open(file, Flags::NONBLOCK)?;
+        self.list.push(PollFd::new(fd, Events::IN));
+        Ok(())
+    }
+
+    fn turn(&mut self) -> Outcome {
+        let failed = |error: io::Error| Failure::io("receiving", &error);
+        let ready = |entry: &&PollFd| entry.returned() != Events::default();
+        let ready: Vec<_> = self.list.iter().filter(ready).map(|it| it.fd).collect();
+        for fd in ready {
+            match &*self.descriptors.file(fd).map_err(failed)? {
+                OpenFile::CircuitListener(listener) => self.accept(listener)?,
+                OpenFile::Circuit(socket) => {
+                    let goes_on = self.take(socket)?;
+                    if !goes_on {
+                        self.list.retain(|entry| entry.fd != fd);
+                        self.descriptors.close(fd).map_err(failed)?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, listener: &AtmListener) -> Outcome {
+        loop {
+            let (socket, from) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error)
+                    if [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted]
+                        .contains(&error.kind()) =>
+                {
+                    return Ok(());
+                }
+                // It is refused; others may be taken.
+                Err(error) => {
+                    eprintln!("tidewall: a call was not taken: {error}");
+                    return Ok(());
+                }
+            };
+            let link = &self.arguments.link;
+            if !link.json {
+                let from = from.map_or("a caller without a number".to_owned(), |it| it.to_string());
+                let circuit = socket.circuit().map(|it| it.to_string());
+                let circuit = circuit.unwrap_or_default();
+                say_line(&format!("call from {from} on circuit {circuit}"))?;
+            }
+            self.add(socket.into())
+                .map_err(|error| Failure::io("taking a call", &error))?;
+        }
+    }
+
+    /// Takes what has come on a circuit; false at the end of a call.
+    fn take(&mut self, socket: &AtmSocket) -> Result<bool, Failure> {
         let mut came = Vec::new();
-        let most = usize::try_from(left).unwrap_or(usize::MAX).min(64);
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(BATCH);
+        let from = socket.peer_number().map(|it| it.to_string());
         let got = socket.recv_batch(most, |received| {
             let shown = received.payload.iter().take(SHOWN);
             came.push(Received {
@@ -268,23 +338,32 @@ fn receive(arguments: &ReceiveArguments, stop: &AtomicBool) -> Outcome {
                 user_to_user: received.user_to_user,
                 congested: received.congested,
                 low_priority: received.low_priority,
+                from: from.clone(),
             });
         });
-        match got {
-            Ok(_) => {}
-            Err(error)
-                if [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted]
-                    .contains(&error.kind()) => {}
-            Err(error) => return Err(failed(error)),
-        }
-        left -= came.len() as u64;
+        let link = &self.arguments.link;
+        self.left -= came.len() as u64;
+        let ended = came.is_empty() && socket.is_released();
         for received in came {
             let more = if received.bytes > SHOWN { "…" } else { "" };
             let text = format!("{} bytes: {}{more}", received.bytes, received.begins);
-            end.say(&text, &received)?;
+            link.say(&text, &received)?;
+        }
+        match got {
+            // What it ended with is the call's own affair.
+            Err(_) if socket.is_released() => Ok(false),
+            Err(error)
+                if ![io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted]
+                    .contains(&error.kind()) =>
+            {
+                Err(Failure::io(
+                    &format!("receiving by {}", link.interface),
+                    &error,
+                ))
+            }
+            _ => Ok(!ended),
         }
     }
-    Ok(())
 }
 
 #[derive(Serialize)]
@@ -298,7 +377,7 @@ fn ping(arguments: &PingArguments, stop: &AtomicBool) -> Outcome {
     let end = &arguments.end;
     let socket = end.open(AtmOptions::default().receive_max)?;
     // Of receiving, not of `ping`.
-    let failed = |error| Failure::io(&format!("receiving on {}", end.circuit), &error);
+    let failed = |error| Failure::io(&format!("receiving on {}", end.name()), &error);
     socket.set_nonblocking(true).map_err(failed)?;
     let (mut sent, mut answered) = (0, 0);
     let began = Instant::now();
@@ -326,7 +405,7 @@ fn ping(arguments: &PingArguments, stop: &AtomicBool) -> Outcome {
             // It is to end.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => break,
             Err(error) => {
-                let what = format!("a loopback cell to {}", end.next_hop);
+                let what = format!("a loopback cell to {}", end.link.next_hop);
                 return Err(Failure::io(&what, &error));
             }
         };
@@ -334,15 +413,16 @@ fn ping(arguments: &PingArguments, stop: &AtomicBool) -> Outcome {
             cell: sent,
             nanoseconds: time,
         };
-        end.say(&format!("cell {sent}: {text}"), &pinged)?;
+        end.link.say(&format!("cell {sent}: {text}"), &pinged)?;
     }
-    if !end.json {
+    if !end.link.json {
         say_line(&format!("{sent} cells sent, {answered} answered"))?;
     }
     if answered == 0 {
         return Err(Failure::answer(format!(
             "no answer on circuit {}: is a program receiving on it at {}?",
-            end.circuit, end.next_hop
+            end.name(),
+            end.link.next_hop
         )));
     }
     Ok(())

@@ -132,6 +132,105 @@ fn pdus_go_through_the_switch_with_another_label() {
     assert!(!text(&links).contains("xdp"), "{}", text(&links));
 }
 
+/// A host's number; the last byte is the program's.
+fn nsap(host: usize, selector: u8) -> String {
+    format!("47000500{host:02x}{:028x}{selector:02x}", 0)
+}
+
+/// A switch whose ports signal, and lead by [`nsap`].
+fn signalling(ports: usize) -> String {
+    let port = |port| {
+        format!(
+            "[[port]]
+interface = 'tw-in{port}'
+next-hop = '10.99.{port}.2'
+signalling = 'network'
+numbers = ['47.0005.00.{port:02x}']
+"
+        )
+    };
+    (0..ports).map(port).collect()
+}
+
+/// What a host does by calls: its command, its place in the star, its selector, more.
+fn call(star: &Star, what: &str, host: usize, more: &[&str]) -> Command {
+    let (hop, number) = (format!("10.99.{host}.1"), nsap(host, 0));
+    let end = [
+        "atm",
+        what,
+        "--interface",
+        "out",
+        "--next-hop",
+        &hop,
+        "--number",
+        &number,
+    ];
+    Bed::command(&star.ends[host], &[&end[..], more].concat())
+}
+
+/// Calls through the switch: payloads, the caller's number, refusals, and a permanent circuit
+/// beside them.
+#[test]
+fn calls_are_led_by_their_numbers() {
+    let test = "calls_are_led_by_their_numbers";
+    let Some(star) = Star::or_skip(test, "cs-n", 3) else {
+        return;
+    };
+    let file = star.place.name("cells.toml");
+    let permanent = circuit(["tw-in0/0.40", "tw-in1/0.40"]);
+    fs::write(&file, signalling(3) + &permanent).unwrap();
+    let service = switch(&star.switch, &file);
+    assert!(
+        service.first.contains("calls at 3 ports"),
+        "{}",
+        service.first
+    );
+    let mut receive = Service::start(call(&star, "receive", 1, &[]));
+    let to = nsap(1, 0);
+    let to = ["--to", &to];
+    let send = |host, more: &[&str]| said(call(&star, "send", host, &[&to[..], more].concat()));
+    send(0, &["--text", "hello"]);
+    receive.line_with(&format!("call from {} on circuit 0.", nsap(0, 0)));
+    receive.line_with("5 bytes: 68656c6c6f");
+    // In seven frames, from two hosts at once.
+    let mut other = call(&star, "send", 2, &[&to[..], &["--size", "9180"]].concat());
+    let mut other = other.stdout(Stdio::null()).spawn().unwrap();
+    send(0, &["--size", "9180", "--count", "5"]);
+    assert!(other.wait().unwrap().success());
+    let pinged = said(call(
+        &star,
+        "ping",
+        2,
+        &[
+            &to[..],
+            &["--count", "2", "--interval", "0.1s", "--timeout", "10s"],
+        ]
+        .concat(),
+    ));
+    assert!(pinged.ends_with("2 cells sent, 2 answered\n"), "{pinged}");
+    // Nobody has the first number, the second leads nowhere, and nobody listens at the third.
+    for (number, why) in [
+        (nsap(9, 0), "causes 3, 45, 47"),
+        (nsap(1, 9), "nobody there takes the call"),
+    ] {
+        let output = call(&star, "send", 0, &["--to", &number]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains(why), "{output:?}");
+    }
+    let heard = receive.end();
+    let long = heard
+        .lines()
+        .filter(|line| line.starts_with("9180 bytes: "));
+    assert_eq!(long.count(), 6, "{heard}");
+    let totals = service.end();
+    for part in ["calls 6\n", "calls-connected 4\n", "calls-no-route 1\n"] {
+        assert!(totals.contains(part), "{part:?} is not in {totals}");
+    }
+    for cause in ["dropped-signalling", "dropped-malformed", "calls-no-res"] {
+        assert!(!totals.contains(cause), "{totals}");
+    }
+}
+
 /// Follows frames of a process into a file.
 fn follow(process: &str, file: &str) -> Child {
     let arguments = ["trace", process, "-n", "6", "--for", "4s", "--write", file];
@@ -147,6 +246,75 @@ fn tshark(file: &str, decode: &str) -> String {
     said(command)
 }
 
+/// A link between two ends: 10.99.9.1 on `beyond`, 10.99.9.2 on `tw-far`.
+fn join(second: &str, receiver: &str) {
+    shell(&format!(
+        "ip -n {second} link add beyond type veth peer name tw-far netns {receiver}
+         ip -n {second} addr add 10.99.9.1/24 dev beyond; ip -n {second} link set beyond up
+         ip -n {receiver} addr add 10.99.9.2/24 dev tw-far; ip -n {receiver} link set tw-far up"
+    ))
+    .unwrap();
+}
+
+/// Over two switches, cells between them, of which one is a user of the other.
+#[test]
+fn calls_go_over_two_switches() {
+    let test = "calls_go_over_two_switches";
+    let Some(star) = Star::or_skip(test, "cs-2", 3) else {
+        return;
+    };
+    join(&star.ends[1], &star.ends[2]);
+    let file = |name: &str, text: String| {
+        let file = star.place.name(name);
+        fs::write(&file, text).unwrap();
+        file
+    };
+    let near = signalling(1)
+        + "[[port]]
+interface = 'tw-in1'
+next-hop = '10.99.1.2'
+mode = 'cell'
+signalling = 'user'
+numbers = ['']
+";
+    let far = "[[port]]
+interface = 'out'
+next-hop = '10.99.1.1'
+mode = 'cell'
+signalling = 'network'
+numbers = ['47.0005.00.00']
+[[port]]
+interface = 'beyond'
+next-hop = '10.99.9.2'
+signalling = 'network'
+numbers = ['47.0005.00.09']
+";
+    let first = switch(&star.switch, &file("near.toml", near));
+    let other = switch(&star.ends[1], &file("far.toml", far.to_owned()));
+    let number = nsap(9, 1);
+    let there = ["--interface", "tw-far", "--next-hop", "10.99.9.1"];
+    let there = [&["atm", "receive", "--number", &number][..], &there].concat();
+    let receive = Service::start(Bed::command(&star.ends[2], &there));
+    for size in ["40", "9180"] {
+        let more = ["--to", &number, "--size", size, "--count", "3"];
+        said(call(&star, "send", 0, &more));
+    }
+    // One that the second switch leads nowhere.
+    let output = call(&star, "send", 0, &["--to", &nsap(8, 0)]).output();
+    assert_eq!(output.unwrap().status.code(), Some(1));
+    let heard = receive.end();
+    for size in [40, 9180] {
+        let came = heard
+            .lines()
+            .filter(|it| it.starts_with(&format!("{size} bytes")));
+        assert_eq!(came.count(), 3, "{heard}");
+    }
+    for totals in [first.end(), other.end()] {
+        assert!(totals.contains("calls-connected 2\n"), "{totals}");
+        assert!(!totals.contains("dropped-signalling"), "{totals}");
+    }
+}
+
 /// From frames to cells, through a second switch, and to frames again.
 #[test]
 fn cells_of_circuits_share_frames_between_two_switches() {
@@ -157,12 +325,7 @@ fn cells_of_circuits_share_frames_between_two_switches() {
     let [sender, second, receiver] = &star.ends[..] else {
         panic!("three ends");
     };
-    shell(&format!(
-        "ip -n {second} link add beyond type veth peer name tw-far netns {receiver}
-         ip -n {second} addr add 10.99.9.1/24 dev beyond; ip -n {second} link set beyond up
-         ip -n {receiver} addr add 10.99.9.2/24 dev tw-far; ip -n {receiver} link set tw-far up"
-    ))
-    .unwrap();
+    join(second, receiver);
     let file = |name: &str, text: String| {
         let file = star.place.name(name);
         fs::write(&file, text).unwrap();

@@ -27,7 +27,7 @@
 mod queue;
 mod transmit;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use tidewall_wire::atm::pseudowire::{self, CircuitCell, Label, Packet};
 use tidewall_wire::atm::{CELL_LEN, CELL_PAYLOAD_LEN, Cell, CellError, Circuit, PayloadType};
@@ -225,6 +225,8 @@ struct PortState {
     queues: [Queue; PRIORITIES],
     /// Places in `Switch::entries`, by circuit.
     table: Vec<(Circuit, usize)>,
+    /// Circuits that leave by it.
+    leaving: BTreeSet<Circuit>,
     /// The last that was found: cells of one circuit come together.
     last: Option<(Circuit, usize)>,
 }
@@ -234,6 +236,8 @@ struct PortState {
 pub struct Switch {
     ports: Vec<PortState>,
     entries: Vec<Option<Entry>>,
+    /// Places in it that are free.
+    free: Vec<usize>,
     counters: Counters,
 }
 
@@ -267,11 +271,13 @@ impl Switch {
             mode: port.mode,
             queues: std::array::from_fn(|_| Queue::new(port.queue.max(QUEUE_MIN))),
             table: Vec::new(),
+            leaving: BTreeSet::new(),
             last: None,
         };
         Self {
             ports: ports.iter().map(port).collect(),
             entries: Vec::new(),
+            free: Vec::new(),
             counters: Counters::default(),
         }
     }
@@ -294,24 +300,22 @@ impl Switch {
         if self.find(route.from).is_some() {
             return Err(RouteError::FromInUse(route.from.circuit));
         }
-        let (mut same, queue) = (0, self.queue(&route).map_or(0, Queue::limit));
-        for other in self.routes() {
-            if other.to == route.to {
-                return Err(RouteError::ToInUse(route.to.circuit));
-            }
-            let there = (other.to.port, other.priority);
-            same += usize::from(there == (route.to.port, route.priority));
+        let Some(to) = self.ports.get_mut(route.to.port) else {
+            return Err(RouteError::NoPort(route.to.port));
+        };
+        if to.leaving.contains(&route.to.circuit) {
+            return Err(RouteError::ToInUse(route.to.circuit));
         }
-        if same >= queue / 4 {
-            return Err(RouteError::TooMany { queue });
+        if let Some(queue) = to.queues.get_mut(route.priority) {
+            queue.open()?;
         }
+        to.leaving.insert(route.to.circuit);
         let entry = Some(Entry {
             route,
             pdu: PduState::None,
             cells: VecDeque::new(),
         });
-        let free = self.entries.iter().position(Option::is_none);
-        let place = free.unwrap_or(self.entries.len());
+        let place = self.free.pop().unwrap_or(self.entries.len());
         match self.entries.get_mut(place) {
             Some(free) => *free = entry,
             None => self.entries.push(entry),
@@ -337,11 +341,23 @@ impl Switch {
         let Some(entry) = self.entries.get_mut(place).and_then(Option::take) else {
             return false;
         };
-        if let Some(queue) = self.queue_mut(&entry.route) {
-            queue.remove(place, entry.cells.len(), entry.pdu);
+        self.free.push(place);
+        let route = entry.route;
+        if let Some(port) = self.ports.get_mut(route.to.port) {
+            port.leaving.remove(&route.to.circuit);
+            if let Some(queue) = port.queues.get_mut(route.priority) {
+                queue.remove(place, entry.cells.len(), entry.pdu);
+            }
         }
         self.count(DropReason::Removed, entry.cells.len());
         true
+    }
+
+    /// True where cells of a circuit come from this end, or leave by it.
+    #[must_use]
+    pub fn is_used(&self, end: End) -> bool {
+        let port = self.ports.get(end.port);
+        port.is_some_and(|port| port.leaving.contains(&end.circuit)) || self.find(end).is_some()
     }
 
     /// What the table says.
@@ -608,15 +624,6 @@ impl Switch {
         let place = self.find(from)?;
         self.ports.get_mut(from.port)?.last = Some((from.circuit, place));
         Some(place)
-    }
-
-    fn queue(&self, route: &Route) -> Option<&Queue> {
-        self.ports.get(route.to.port)?.queues.get(route.priority)
-    }
-
-    fn queue_mut(&mut self, route: &Route) -> Option<&mut Queue> {
-        let port = self.ports.get_mut(route.to.port)?;
-        port.queues.get_mut(route.priority)
     }
 
     fn count(&mut self, reason: DropReason, cells: usize) {

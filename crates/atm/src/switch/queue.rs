@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use tidewall_wire::atm::{CELL_PAYLOAD_LEN, PayloadType};
 
-use super::DropReason;
+use super::{DropReason, RouteError};
 
 /// A cell that waits.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,8 @@ pub(super) struct Queue {
     len: usize,
     /// Places kept for the last cells of PDUs under way. `len + kept` is at most `limit`.
     kept: usize,
+    /// Circuits that may have cells here.
+    circuits: usize,
     /// Circuits that have cells here, the next that is served first.
     active: VecDeque<usize>,
 }
@@ -47,12 +49,19 @@ impl Queue {
             limit,
             len: 0,
             kept: 0,
+            circuits: 0,
             active: VecDeque::new(),
         }
     }
 
-    pub(super) fn limit(&self) -> usize {
-        self.limit
+    /// A circuit begins: each may need a place for a last cell.
+    pub(super) fn open(&mut self) -> Result<(), RouteError> {
+        let queue = self.limit;
+        if self.circuits >= queue / 4 {
+            return Err(RouteError::TooMany { queue });
+        }
+        self.circuits += 1;
+        Ok(())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -166,6 +175,7 @@ impl Queue {
 
     /// A circuit is no more.
     pub(super) fn remove(&mut self, place: usize, cells: usize, pdu: PduState) {
+        self.circuits = self.circuits.saturating_sub(1);
         self.len = self.len.saturating_sub(cells);
         self.active.retain(|&it| it != place);
         if matches!(pdu, PduState::Passing | PduState::Partial) {

@@ -1,17 +1,20 @@
 //! Reading and writing.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::slice;
+use std::time::Instant;
 
-use libc::{iovec, msghdr, sockaddr, socklen_t, ssize_t};
+use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
 use tidewall_posix::raw::Message;
 use tidewall_posix::{Errno, Posix, Received, Result};
 
+use super::signals::restarting;
 use super::{address, answer, bytes, originals, put_address, room};
-use crate::process::{inside, ours};
-use crate::promote::attended;
+use crate::candidates::{self, Kind};
+use crate::process::{is_inside, ours};
+use crate::promote::{attended, inherited, may_promote};
 
 /// Most elements of a vector (UIO_MAXIOV).
 const VECTOR_MAX: usize = 1024;
@@ -23,7 +26,23 @@ fn receive(
     flags: c_int,
 ) -> Result<Received> {
     let buffers = buffers?;
-    inside(|| posix.recvmsg(fd, buffers, flags))
+    restarting(|| posix.recvmsg(fd, buffers, flags))
+}
+
+/// The stack, if what is sent by the number is its: of a connected datagram socket the
+/// first is the sign of attention.
+#[inline]
+fn sending(fd: c_int) -> Option<&'static Posix> {
+    match candidates::kind(fd) {
+        Some(Kind::Datagram) => attended(fd),
+        _ => ours(fd),
+    }
+}
+
+/// Sends what the caller has of a file.
+pub(super) fn transmit_bytes(fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize> {
+    let posix = ours(fd).ok_or(Errno(libc::EBADF))?;
+    sent(posix, fd, &[IoSlice::new(bytes)], flags, None)
 }
 
 fn transmit(
@@ -33,12 +52,22 @@ fn transmit(
     flags: c_int,
     to: Option<SocketAddr>,
 ) -> isize {
-    let sent = buffers.and_then(|buffers| inside(|| posix.sendmsg(fd, buffers, flags, to)));
+    answer(buffers.and_then(|buffers| sent(posix, fd, buffers, flags, to)))
+}
+
+fn sent(
+    posix: &Posix,
+    fd: c_int,
+    buffers: &[IoSlice<'_>],
+    flags: c_int,
+    to: Option<SocketAddr>,
+) -> Result<usize> {
+    let sent = restarting(|| posix.sendmsg(fd, buffers, flags, to));
     if sent == Err(Errno(libc::EPIPE)) && flags & libc::MSG_NOSIGNAL == 0 {
         // SAFETY: sends the calling thread a signal.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
     }
-    answer(sent)
+    sent
 }
 
 /// # Safety
@@ -71,7 +100,7 @@ fn elements(count: c_int) -> usize {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: usize) -> ssize_t {
+pub(super) unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: usize) -> ssize_t {
     match attended(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { receive_into(posix, fd, buffer, length, 0) },
@@ -81,7 +110,12 @@ unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: usize) -> ssiz
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, length: usize, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn recv(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: usize,
+    flags: c_int,
+) -> ssize_t {
     match attended(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { receive_into(posix, fd, buffer, length, flags) },
@@ -107,7 +141,7 @@ unsafe fn receive_into(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     match attended(fd) {
         Some(posix) => {
             // SAFETY: the caller's.
@@ -120,7 +154,7 @@ unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssi
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn recvfrom(
+pub(super) unsafe extern "C" fn recvfrom(
     fd: c_int,
     buffer: *mut c_void,
     length: usize,
@@ -152,12 +186,42 @@ unsafe extern "C" fn recvfrom(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     match attended(fd) {
         // SAFETY: the caller's.
         Some(posix) => answer(unsafe { receive_message(posix, fd, message, flags) }),
         // SAFETY: the caller's.
-        None => unsafe { originals::recvmsg(fd, message, flags) },
+        None => unsafe {
+            let received = originals::recvmsg(fd, message, flags);
+            if received >= 0 && (*message).msg_controllen > 0 {
+                look_for_sockets(message);
+            }
+            received
+        },
+    }
+}
+
+/// Sockets that another process has handed over (SCM_RIGHTS).
+///
+/// # Safety
+/// As recvmsg(2) leaves it.
+unsafe fn look_for_sockets(message: *const msghdr) {
+    if !may_promote() || is_inside() {
+        return;
+    }
+    // SAFETY: the caller's: headers and their data are inside the message's memory.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while let Some(found) = header.as_ref() {
+            if (found.cmsg_level, found.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let bytes = found.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let numbers = libc::CMSG_DATA(header).cast::<c_int>();
+                for at in 0..bytes / size_of::<c_int>() {
+                    inherited(numbers.add(at).read_unaligned());
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
     }
 }
 
@@ -189,8 +253,8 @@ unsafe fn receive_message(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, length: usize) -> ssize_t {
-    match ours(fd) {
+pub(super) unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, length: usize) -> ssize_t {
+    match sending(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { transmit_from(posix, fd, buffer, length, 0, None) },
         // SAFETY: the caller's.
@@ -205,7 +269,7 @@ unsafe extern "C" fn send(
     length: usize,
     flags: c_int,
 ) -> ssize_t {
-    match ours(fd) {
+    match sending(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { transmit_from(posix, fd, buffer, length, flags, None) },
         // SAFETY: the caller's.
@@ -214,7 +278,7 @@ unsafe extern "C" fn send(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendto(
+pub(super) unsafe extern "C" fn sendto(
     fd: c_int,
     buffer: *const c_void,
     length: usize,
@@ -222,7 +286,7 @@ unsafe extern "C" fn sendto(
     to: *const sockaddr,
     to_length: socklen_t,
 ) -> ssize_t {
-    match ours(fd) {
+    match sending(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe {
             transmit_from(posix, fd, buffer, length, flags, address(to, to_length))
@@ -250,8 +314,8 @@ unsafe fn transmit_from(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    match ours(fd) {
+pub(super) unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    match sending(fd) {
         Some(posix) => {
             // SAFETY: the caller's.
             let pieces = unsafe { pieces(vector, elements(count)) };
@@ -263,8 +327,12 @@ unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ss
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let Some(posix) = ours(fd) else {
+pub(super) unsafe extern "C" fn sendmsg(
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
+    let Some(posix) = sending(fd) else {
         // SAFETY: the caller's.
         return unsafe { originals::sendmsg(fd, message, flags) };
     };
@@ -277,4 +345,178 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
     // SAFETY: the caller's.
     let to = unsafe { address(header.msg_name.cast(), header.msg_namelen) };
     transmit(posix, fd, pieces, flags, to)
+}
+
+// ---- Several messages --------------------------------------------------------
+
+/// `struct mmsghdr`.
+type Messages = libc::mmsghdr;
+
+/// MSG_WAITFORONE.
+const WAIT_FOR_ONE: c_int = 0x10000;
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut Messages,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let Some(posix) = attended(fd) else {
+        // SAFETY: the caller's.
+        return unsafe { originals::recvmmsg(fd, messages, count, flags, timeout) };
+    };
+    // SAFETY: the caller's.
+    let messages = match unsafe { several(messages, count) } {
+        Ok(messages) => messages,
+        Err(error) => return answer::<usize>(Err(error)) as c_int,
+    };
+    let begun = Instant::now();
+    // SAFETY: the caller's.
+    let limit = unsafe { timeout.as_ref() }.map(super::readiness::duration);
+    let mut received = 0;
+    for message in messages {
+        let waits = received == 0 || flags & WAIT_FOR_ONE == 0;
+        let dont_wait = if waits { 0 } else { libc::MSG_DONTWAIT };
+        let flags = flags & !WAIT_FOR_ONE | dont_wait;
+        // SAFETY: the caller's.
+        match unsafe { receive_message(posix, fd, &raw mut message.msg_hdr, flags) } {
+            Ok(bytes) => message.msg_len = bytes as c_uint,
+            Err(error) if received == 0 => return answer::<usize>(Err(error)) as c_int,
+            Err(_) => break,
+        }
+        received += 1;
+        // Linux looks at it after each datagram alone.
+        if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            break;
+        }
+    }
+    received
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut Messages,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    if sending(fd).is_none() {
+        // SAFETY: the caller's.
+        return unsafe { originals::sendmmsg(fd, messages, count, flags) };
+    }
+    // SAFETY: the caller's.
+    let messages = match unsafe { several(messages, count) } {
+        Ok(messages) => messages,
+        Err(error) => return answer::<usize>(Err(error)) as c_int,
+    };
+    let mut sent = 0;
+    for message in messages {
+        // SAFETY: the caller's.
+        match unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) } {
+            -1 if sent == 0 => return -1,
+            -1 => break,
+            bytes => message.msg_len = bytes as c_uint,
+        }
+        sent += 1;
+    }
+    sent
+}
+
+/// # Safety
+/// As recvmmsg(2) has it.
+unsafe fn several<'a>(messages: *mut Messages, count: c_uint) -> Result<&'a mut [Messages]> {
+    match (count as usize, messages.is_null()) {
+        (0, _) => Ok(&mut []),
+        (_, true) => Err(Errno(libc::EFAULT)),
+        // SAFETY: the caller's.
+        (count, false) => Ok(unsafe { slice::from_raw_parts_mut(messages, count.min(VECTOR_MAX)) }),
+    }
+}
+
+// ---- With an offset, which a socket has not ------------------------------------
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn preadv2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match attended(fd) {
+        // SAFETY: the caller's.
+        Some(_) if offset == -1 => unsafe { readv(fd, vector, count) },
+        Some(_) => answer::<usize>(Err(Errno(libc::ESPIPE))),
+        // SAFETY: the caller's.
+        None => unsafe { originals::preadv2(fd, vector, count, offset, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match sending(fd) {
+        // SAFETY: the caller's.
+        Some(_) if offset == -1 => unsafe { writev(fd, vector, count) },
+        Some(_) => answer::<usize>(Err(Errno(libc::ESPIPE))),
+        // SAFETY: the caller's.
+        None => unsafe { originals::pwritev2(fd, vector, count, offset, flags) },
+    }
+}
+
+// ---- Fortified (-D_FORTIFY_SOURCE) ---------------------------------------------
+
+/// The C library's end of a program whose buffer is too short.
+fn check(length: usize, room: usize) {
+    if length > room {
+        // SAFETY: does not return.
+        unsafe { originals::__chk_fail() };
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: usize,
+    room: usize,
+) -> ssize_t {
+    check(length, room);
+    // SAFETY: the caller's.
+    unsafe { read(fd, buffer, length) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: usize,
+    room: usize,
+    flags: c_int,
+) -> ssize_t {
+    check(length, room);
+    // SAFETY: the caller's.
+    unsafe { recv(fd, buffer, length, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: usize,
+    room: usize,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_length: *mut socklen_t,
+) -> ssize_t {
+    check(length, room);
+    // SAFETY: the caller's.
+    unsafe { recvfrom(fd, buffer, length, flags, from, from_length) }
 }

@@ -1,11 +1,16 @@
 //! What the C library's callers call, and what that does to their memory.
 
+mod copying;
 mod data;
 mod numbers;
 mod options;
 mod originals;
+mod processes;
 mod readiness;
+mod signals;
 mod sockets;
+mod stdio;
+mod syscall;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
@@ -15,6 +20,9 @@ use std::{ptr, slice};
 use libc::{sockaddr, socklen_t};
 use tidewall_posix::{Errno, Result};
 use tidewall_sys::RawAddress;
+
+pub(crate) use readiness::{control, leave_set, poll_now};
+pub(crate) use signals::run_waiting;
 
 use crate::process::{self, inside, last_error};
 use crate::{promote, report};
@@ -36,7 +44,15 @@ extern "C" fn begin() {
         return;
     }
     report::begin();
-    promote::begin();
+    if promote::begin() {
+        // SAFETY: the handler does only what is async-signal-safe, and is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(processes::forked)) };
+        // What the program was started with.
+        crate::protected::open_numbers()
+            .into_iter()
+            .flatten()
+            .for_each(promote::inherited);
+    }
 }
 
 extern "C" fn end() {
@@ -49,14 +65,10 @@ extern "C" fn end() {
     }
 }
 
-extern "C" fn forked() {
-    process::forget();
-}
-
-/// What a process with a stack needs beside.
-pub(crate) fn prepare() {
-    // SAFETY: the handler does only what is async-signal-safe, and is never unloaded.
-    unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+/// True for a number that is open.
+pub(crate) fn is_open(fd: i32) -> bool {
+    // SAFETY: asks of a number.
+    unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) != -1 }
 }
 
 /// Sets errno.

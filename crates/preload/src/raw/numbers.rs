@@ -1,10 +1,15 @@
 //! Numbers: closing them, and more of them for one file.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
+
+use tidewall_posix::Errno;
 
 use super::originals;
 use crate::candidates;
-use crate::process::{inside, is_inside, ours};
+use crate::process::{self, inside, is_inside, ours};
+use crate::promote;
+use crate::protected::is_protected;
+use crate::registered;
 
 /// The number names nothing of ours from now on.
 fn forget(fd: c_int) {
@@ -15,7 +20,10 @@ fn forget(fd: c_int) {
         // It is open, and closing it has no other error.
         let _ = inside(|| posix.close(fd));
     }
-    candidates::set(fd, None);
+    if candidates::kind(fd).is_some() {
+        registered::forget(fd);
+        candidates::set(fd, None);
+    }
 }
 
 /// A number that the kernel has made for the same file as another.
@@ -25,7 +33,12 @@ fn copy(fd: c_int, number: c_int) {
     }
     match ours(fd) {
         Some(posix) => drop(inside(|| posix.duplicate_as(fd, number))),
-        None => candidates::set(number, candidates::kind(fd)),
+        None => {
+            if let kind @ Some(_) = candidates::kind(fd) {
+                candidates::set(number, kind);
+                promote::note_copy();
+            }
+        }
     }
 }
 
@@ -38,7 +51,10 @@ pub(super) fn copied(fd: c_int, command: c_int, result: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn close(fd: c_int) -> c_int {
+pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if is_protected(fd) {
+        return super::done(Err(Errno(libc::EBADF)));
+    }
     // First here: the kernel may give the number to another thread at once.
     forget(fd);
     // SAFETY: the caller's.
@@ -46,7 +62,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn dup(fd: c_int) -> c_int {
+pub(super) unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the caller's.
     let number = unsafe { originals::dup(fd) };
     copy(fd, number);
@@ -54,13 +70,13 @@ unsafe extern "C" fn dup(fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn dup2(fd: c_int, number: c_int) -> c_int {
+pub(super) unsafe extern "C" fn dup2(fd: c_int, number: c_int) -> c_int {
     // SAFETY: the caller's.
     unsafe { replace(fd, number, || originals::dup2(fd, number)) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn dup3(fd: c_int, number: c_int, flags: c_int) -> c_int {
+pub(super) unsafe extern "C" fn dup3(fd: c_int, number: c_int, flags: c_int) -> c_int {
     // SAFETY: the caller's.
     unsafe { replace(fd, number, || originals::dup3(fd, number, flags)) }
 }
@@ -68,10 +84,39 @@ unsafe extern "C" fn dup3(fd: c_int, number: c_int, flags: c_int) -> c_int {
 /// # Safety
 /// As dup2(2) has it.
 unsafe fn replace(fd: c_int, number: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if is_protected(number) && !is_inside() {
+        return super::done(Err(Errno(libc::EBUSY)));
+    }
     let result = call();
     if result >= 0 && fd != number {
         forget(number);
         copy(fd, number);
     }
     result
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let closes = flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 && first <= last;
+    if is_inside() || !closes || process::posix().is_none() {
+        // SAFETY: the caller's.
+        return unsafe { originals::close_range(first, last, flags) };
+    }
+    // The stack's own are not the program's, who does not know of them.
+    let Some(open) = crate::protected::open_numbers() else {
+        return super::done(Err(Errno(libc::ENOMEM)));
+    };
+    for fd in open {
+        if (first..=last).contains(&(fd as c_uint)) && !is_protected(fd) {
+            // SAFETY: the caller has all of them closed.
+            unsafe { close(fd) };
+        }
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: the caller's.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }

@@ -10,7 +10,7 @@ use super::{bytes, done, number, originals, room};
 use crate::process::{inside, ours};
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn setsockopt(
+pub(super) unsafe extern "C" fn setsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -35,7 +35,7 @@ unsafe extern "C" fn setsockopt(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn getsockopt(
+pub(super) unsafe extern "C" fn getsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -80,7 +80,7 @@ fn holds_port(posix: &Posix, fd: c_int) -> bool {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     match ours(fd) {
         Some(posix) => control(posix, fd, command, argument),
         // SAFETY: the caller's.
@@ -129,7 +129,7 @@ fn control(posix: &Posix, fd: c_int, command: c_int, argument: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let Some(posix) = ours(fd) else {
         // SAFETY: the caller's.
         return unsafe { originals::ioctl(fd, request, argument) };

@@ -4,11 +4,16 @@
 //! for constructors of other libraries. The C library's functions, not system calls: they
 //! are cancellation points, and another preloaded library may come next.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{epoll_event, iovec, msghdr, sockaddr, socklen_t, ssize_t};
+use libc::{
+    epoll_event, fd_set, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
+};
+
+use super::stdio::Functions;
 
 pub(super) struct Symbol {
     name: &'static str,
@@ -61,6 +66,7 @@ macro_rules! originals {
             pub(super) static ALL: &[&Symbol] = &[$(&$name),*];
         }
         $(
+            #[allow(non_snake_case)]
             /// The C library's.
             ///
             /// # Safety
@@ -116,5 +122,25 @@ originals! {
     fn dup3(fd: c_int, number: c_int, flags: c_int) -> c_int;
     fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     fn epoll_wait(set: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int;
-    fn epoll_pwait(set: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, signals: *const libc::sigset_t) -> c_int;
+    fn epoll_pwait(set: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, signals: *const sigset_t) -> c_int;
+    fn ppoll(list: *mut pollfd, count: nfds_t, timeout: *const timespec, signals: *const sigset_t) -> c_int;
+    fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, signals: *const sigset_t) -> c_int;
+    fn epoll_pwait2(set: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, signals: *const sigset_t) -> c_int;
+    fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    fn preadv2(fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    fn pwritev2(fd: c_int, vector: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: usize) -> ssize_t;
+    fn splice(from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, length: usize, flags: c_uint) -> ssize_t;
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    fn sockatmark(fd: c_int) -> c_int;
+    fn _Fork() -> libc::pid_t;
+    fn _exit(status: c_int) -> c_int;
+    fn sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut libc::FILE;
+    fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+    fn __chk_fail() -> c_int;
 }

@@ -3,21 +3,24 @@
 use std::ffi::c_int;
 use std::io;
 use std::slice;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use libc::{epoll_event, sigset_t};
-use tidewall_posix::{Errno, Posix, Result, errno};
+use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
 use tidewall_socket::readiness::{EpollEvent, SignalSet};
 
 use super::{answer, borrow, done, originals};
+use crate::candidates;
+use crate::mixed;
 use crate::process::{inside, ours};
 use crate::promote::attended;
+use crate::registered;
 
 /// Events that one call reports at most; the caller comes again.
 const EVENTS_MAX: usize = 256;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_ctl(
+pub(super) unsafe extern "C" fn epoll_ctl(
     set: c_int,
     operation: c_int,
     fd: c_int,
@@ -29,16 +32,37 @@ unsafe extern "C" fn epoll_ctl(
     };
     let Some(posix) = found else {
         // SAFETY: the caller's.
-        return unsafe { originals::epoll_ctl(set, operation, fd, event) };
+        let result = unsafe { originals::epoll_ctl(set, operation, fd, event) };
+        if result == 0 && candidates::kind(fd).is_some() {
+            // SAFETY: the caller's.
+            let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
+            registered::note(set, operation, fd, event);
+        }
+        return result;
     };
     // SAFETY: the caller's.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
-    done(inside(|| {
-        if !posix.owns(set) {
-            adopt_set(posix, set)?;
-        }
-        posix.epoll_ctl(set, operation, fd, event)
-    }))
+    done(inside(|| control(posix, set, operation, fd, event)))
+}
+
+/// `epoll_ctl` of a number of ours.
+pub(crate) fn control(
+    posix: &Posix,
+    set: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: Option<(u32, u64)>,
+) -> Result<()> {
+    if !posix.owns(set) {
+        adopt_set(posix, set)?;
+    }
+    posix.epoll_ctl(set, operation, fd, event)
+}
+
+/// Takes a number out of a set of the kernel's.
+pub(crate) fn leave_set(set: c_int, fd: c_int) {
+    // SAFETY: two numbers.
+    unsafe { originals::epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
 }
 
 /// A set of the kernel's has something of ours from now on.
@@ -49,7 +73,7 @@ fn adopt_set(posix: &Posix, set: c_int) -> Result<()> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_wait(
+pub(super) unsafe extern "C" fn epoll_wait(
     set: c_int,
     events: *mut epoll_event,
     count: c_int,
@@ -64,7 +88,7 @@ unsafe extern "C" fn epoll_wait(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_pwait(
+pub(super) unsafe extern "C" fn epoll_pwait(
     set: c_int,
     events: *mut epoll_event,
     count: c_int,
@@ -146,4 +170,273 @@ unsafe fn wait(
         }
     });
     answer(result) as c_int
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_pwait2(
+    set: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    time: *const timespec,
+    signals: *const sigset_t,
+) -> c_int {
+    let Some(posix) = ours(set) else {
+        // SAFETY: the caller's.
+        return unsafe { originals::epoll_pwait2(set, events, count, time, signals) };
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        let signals = signal_set(signals);
+        let time = time.as_ref().map(duration);
+        wait(posix, set, events, count, time, signals.as_ref())
+    }
+}
+
+/// Negative is no time.
+pub(super) fn duration(time: &timespec) -> Duration {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+// ---- poll ----------------------------------------------------------------------
+
+/// The kernel's poll(2), which does not wait.
+pub(crate) fn poll_now(list: &mut [PollFd]) -> Result<usize> {
+    if list.is_empty() {
+        return Ok(0);
+    }
+    // SAFETY: a PollFd is a pollfd.
+    let found = unsafe { originals::poll(list.as_mut_ptr().cast(), list.len() as nfds_t, 0) };
+    super::checked(found).map(|found| found as usize)
+}
+
+/// The stack, if something in a list is its.
+///
+/// # Safety
+/// As poll(2) has it.
+unsafe fn listed<'a>(
+    list: *mut pollfd,
+    count: nfds_t,
+) -> Option<(&'static Posix, &'a mut [PollFd])> {
+    if list.is_null() || count == 0 {
+        return None;
+    }
+    // SAFETY: the caller's; a PollFd is a pollfd.
+    let list = unsafe { slice::from_raw_parts_mut(list.cast::<PollFd>(), count as usize) };
+    let mut found = None;
+    for entry in list.iter() {
+        found = attended(entry.fd).or(found);
+    }
+    found.map(|posix| (posix, list))
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn poll(
+    list: *mut pollfd,
+    count: nfds_t,
+    milliseconds: c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { listed(list, count) } {
+        Some((posix, list)) => {
+            answer(mixed::poll(posix, list, timeout(milliseconds), None)) as c_int
+        }
+        // SAFETY: the caller's.
+        None => unsafe { originals::poll(list, count, milliseconds) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ppoll(
+    list: *mut pollfd,
+    count: nfds_t,
+    time: *const timespec,
+    signals: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { listed(list, count) } {
+        // SAFETY: the caller's.
+        Some((posix, list)) => unsafe {
+            let signals = signal_set(signals);
+            let time = time.as_ref().map(duration);
+            answer(mixed::poll(posix, list, time, signals.as_ref())) as c_int
+        },
+        // SAFETY: the caller's.
+        None => unsafe { originals::ppoll(list, count, time, signals) },
+    }
+}
+
+/// The C library's end of a program whose list is shorter than it says.
+fn check(count: nfds_t, room: usize) {
+    if count as usize > room / size_of::<pollfd>() {
+        // SAFETY: does not return.
+        unsafe { originals::__chk_fail() };
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __poll_chk(
+    list: *mut pollfd,
+    count: nfds_t,
+    milliseconds: c_int,
+    room: usize,
+) -> c_int {
+    check(count, room);
+    // SAFETY: the caller's.
+    unsafe { poll(list, count, milliseconds) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __ppoll_chk(
+    list: *mut pollfd,
+    count: nfds_t,
+    time: *const timespec,
+    signals: *const sigset_t,
+    room: usize,
+) -> c_int {
+    check(count, room);
+    // SAFETY: the caller's.
+    unsafe { ppoll(list, count, time, signals) }
+}
+
+// ---- select --------------------------------------------------------------------
+
+/// What each set of select(2) asks of poll(2), and what it takes for ready.
+const ASKED: [(i16, i16); 3] = [
+    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
+    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
+    (libc::POLLPRI, libc::POLLPRI),
+];
+
+/// The sets of select(2), as words.
+type Sets<'a> = [&'a mut [u64]; 3];
+
+/// # Safety
+/// As select(2) has it.
+unsafe fn sets<'a>(count: c_int, given: [*mut fd_set; 3]) -> Sets<'a> {
+    let words = usize::try_from(count).unwrap_or(0).div_ceil(64);
+    given.map(|set| match set.is_null() {
+        true => &mut [][..],
+        // SAFETY: the caller's: as many bits as it says, in whole words.
+        false => unsafe { slice::from_raw_parts_mut(set.cast::<u64>(), words) },
+    })
+}
+
+/// What is asked, as poll(2) has it.
+fn list_of(count: c_int, sets: &Sets<'_>) -> Vec<PollFd> {
+    let has = |set: &[u64], fd: usize| set.get(fd / 64).is_some_and(|it| it & 1 << (fd % 64) != 0);
+    let mut list = Vec::new();
+    for fd in 0..usize::try_from(count).unwrap_or(0) {
+        let asked = sets.iter().zip(ASKED).filter(|(set, _)| has(set, fd));
+        let events = asked.fold(0, |events, (_, (ask, _))| events | ask);
+        if events != 0 {
+            list.push(PollFd {
+                fd: fd as i32,
+                events,
+                revents: 0,
+            });
+        }
+    }
+    list
+}
+
+fn select_here(
+    posix: &Posix,
+    mut list: Vec<PollFd>,
+    mut sets: Sets<'_>,
+    timeout: Option<Duration>,
+    signals: Option<&SignalSet>,
+) -> Result<usize> {
+    mixed::poll(posix, &mut list, timeout, signals)?;
+    if list.iter().any(PollFd::is_invalid) {
+        return Err(Errno(libc::EBADF));
+    }
+    let mut found = 0;
+    for (set, (ask, ready)) in sets.iter_mut().zip(ASKED) {
+        if set.is_empty() {
+            continue;
+        }
+        set.fill(0);
+        for entry in list.iter().filter(|entry| entry.events & ask != 0) {
+            let fd = entry.fd as usize;
+            if entry.revents & ready != 0
+                && let Some(word) = set.get_mut(fd / 64)
+            {
+                *word |= 1 << (fd % 64);
+                found += 1;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// # Safety
+/// As select(2) has it.
+unsafe fn selected<'a>(
+    count: c_int,
+    given: [*mut fd_set; 3],
+) -> Option<(&'static Posix, Vec<PollFd>, Sets<'a>)> {
+    if crate::process::posix().is_none() && !crate::promote::may_promote() {
+        return None;
+    }
+    // SAFETY: the caller's.
+    let sets = unsafe { sets(count, given) };
+    let list = list_of(count, &sets);
+    let mut found = None;
+    for entry in &list {
+        found = attended(entry.fd).or(found);
+    }
+    found.map(|posix| (posix, list, sets))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    time: *mut timeval,
+) -> c_int {
+    // SAFETY: the caller's.
+    let Some((posix, list, sets)) = (unsafe { selected(count, [read, write, except]) }) else {
+        // SAFETY: the caller's.
+        return unsafe { originals::select(count, read, write, except, time) };
+    };
+    // SAFETY: the caller's.
+    let time = unsafe { time.as_mut() };
+    let limit = time.as_ref().map(|time| {
+        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+        Duration::from_secs(seconds) + Duration::from_micros(time.tv_usec.max(0) as u64)
+    });
+    let begun = Instant::now();
+    let result = select_here(posix, list, sets, limit, None);
+    if let (Some(time), Some(limit)) = (time, limit) {
+        // As Linux: what is left of it.
+        let left = limit.saturating_sub(begun.elapsed());
+        time.tv_sec = left.as_secs() as libc::time_t;
+        time.tv_usec = left.subsec_micros().into();
+    }
+    answer(result) as c_int
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    time: *const timespec,
+    signals: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { selected(count, [read, write, except]) } {
+        // SAFETY: the caller's.
+        Some((posix, list, sets)) => unsafe {
+            let signals = signal_set(signals);
+            let time = time.as_ref().map(duration);
+            answer(select_here(posix, list, sets, time, signals.as_ref())) as c_int
+        },
+        // SAFETY: the caller's.
+        None => unsafe { originals::pselect(count, read, write, except, time, signals) },
+    }
 }

@@ -10,13 +10,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_posix::{Accepted, Errno, PollFd, Posix, Result};
 use tidewall_socket::readiness::Events;
 
+use super::signals::restarting;
 use super::{address, checked, done, number, originals, put_address};
 use crate::candidates;
 use crate::process::{inside, is_inside, ours};
 use crate::promote::{self, attended};
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the caller's.
     let fd = unsafe { originals::socket(domain, kind, protocol) };
     if fd >= 0 && !is_inside() {
@@ -26,11 +27,15 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn connect(
+    fd: c_int,
+    to: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
     // SAFETY: the caller's.
     let remote = unsafe { address(to, length) };
     let connected = match (ours(fd), remote) {
-        (Some(posix), Some(remote)) => Some(inside(|| posix.connect(fd, remote))),
+        (Some(posix), Some(remote)) => Some(restarting(|| posix.connect(fd, remote))),
         (None, Some(remote)) => promote::connect(fd, remote),
         _ => None,
     };
@@ -48,7 +53,11 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn accept(
+    fd: c_int,
+    from: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
     match attended(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { accept_here(posix, fd, from, length, 0) },
@@ -58,7 +67,7 @@ unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn accept4(
+pub(super) unsafe extern "C" fn accept4(
     fd: c_int,
     from: *mut sockaddr,
     length: *mut socklen_t,
@@ -139,7 +148,7 @@ fn placeholder(cloexec: bool) -> Result<c_int> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match ours(fd) {
         Some(posix) => done(inside(|| posix.shutdown(fd, how))),
         // SAFETY: the caller's.
@@ -148,7 +157,11 @@ unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn getsockname(
+    fd: c_int,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
     match ours(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { name(inside(|| posix.getsockname(fd)), to, length) },
@@ -158,7 +171,11 @@ unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, length: *mut sock
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
+pub(super) unsafe extern "C" fn getpeername(
+    fd: c_int,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
     match ours(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { name(inside(|| posix.getpeername(fd)), to, length) },
@@ -178,4 +195,14 @@ unsafe fn name(result: Result<SocketAddr>, to: *mut sockaddr, length: *mut sockl
         unsafe { put_address(address, to, length) };
         Ok(())
     }))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
+    match ours(fd) {
+        // There is no mark (RFC 6093).
+        Some(_) => 0,
+        // SAFETY: the caller's.
+        None => unsafe { originals::sockatmark(fd) },
+    }
 }

@@ -3,7 +3,7 @@
 use super::rounds::{Caller, Progress};
 use super::*;
 use crate::lock::lock;
-use crate::wait_queue::{Waitable, Waker};
+use crate::wait_queue::{Waitable, Waker, take_interruption};
 
 /// The frames that are not for the stack, when somebody last looked.
 ///
@@ -148,6 +148,9 @@ impl Receiver {
             sends = core.tcp.before_sleep(core, progress.ended);
             if has_input() {
                 return Ok(true);
+            }
+            if take_interruption() {
+                return Err(io::ErrorKind::Interrupted.into());
             }
             // Where threads receive, there is nothing to poll.
             let waiting = if sleeper.leads && !self.architecture.has_threads() {

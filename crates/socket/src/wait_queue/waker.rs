@@ -1,6 +1,6 @@
 //! What wakes one thread.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +56,30 @@ impl Waker {
 
 thread_local! {
     static WAKER: RefCell<Option<Arc<Waker>>> = const { RefCell::new(None) };
+    /// There is one; without a destructor, so that a handler of a signal may look.
+    static HAS_WAKER: Cell<bool> = const { Cell::new(false) };
+    static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has the calling thread's sleep in a stack, or its next one, end with EINTR, as a signal
+/// does that arrives while it sleeps. For a handler that found its thread inside the stack,
+/// about to sleep, and has left something to do until it is out. Async-signal-safe.
+pub fn interrupt_sleep() {
+    let _ = INTERRUPTED.try_with(|interrupted| interrupted.set(true));
+    if HAS_WAKER.try_with(Cell::get).unwrap_or(false) {
+        let _ = WAKER.try_with(|slot| {
+            if let Ok(waker) = slot.try_borrow()
+                && let Some(waker) = &*waker
+            {
+                waker.event.signal();
+            }
+        });
+    }
+}
+
+/// Whether [`interrupt_sleep`] was called since this was.
+pub fn take_interruption() -> bool {
+    INTERRUPTED.try_with(Cell::take).unwrap_or(false)
 }
 
 /// The calling thread's waker; one descriptor a thread, made at first use. A
@@ -66,7 +90,8 @@ pub(crate) fn thread_waker() -> io::Result<Arc<Waker>> {
         return Ok(waker);
     }
     let waker = Arc::new(Waker::new()?);
-    let _ = WAKER.try_with(|slot| slot.replace(Some(waker.clone())));
+    let kept = WAKER.try_with(|slot| slot.replace(Some(waker.clone())));
+    let _ = HAS_WAKER.try_with(|has| has.set(kept.is_ok()));
     Ok(waker)
 }
 

@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use serde::Deserialize;
-use tidewall_atm::switch::{End, PRIORITIES, Port, QUEUE_MIN, Route, Switch};
-use tidewall_service::cell_switch::{CellPort, Way};
+use tidewall_atm::exchange::NumberPrefix;
+use tidewall_atm::signalling::Side;
+use tidewall_atm::switch::{End, PRIORITIES, QUEUE_MIN, Route, Switch};
+use tidewall_service::cell_switch::{CellPort, Signals, Way, ports_of, routes_of};
 use tidewall_wire::atm::pseudowire::Label;
 use toml::Spanned;
 
@@ -20,10 +22,17 @@ const QUEUE_MAX: usize = 32_768;
 /// of a circuit is so low.
 const LABEL: u32 = Label::FIRST;
 
+/// Calls of a port at a time unless the file says otherwise.
+const CALLS: usize = 10_000;
+/// Most calls of a port that a file may say: no more VCIs are there.
+const CALLS_MAX: usize = 65_000;
+
 /// What a file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
     pub ports: Vec<CellPort>,
+    /// Where calls to numbers that begin so are led.
+    pub prefixes: Vec<(NumberPrefix, usize)>,
     /// One entry a direction.
     pub routes: Vec<Route>,
 }
@@ -46,6 +55,17 @@ struct PortTable {
     mode: ModeName,
     label: Option<Spanned<u32>>,
     queue: Option<Spanned<usize>>,
+    signalling: Option<SideName>,
+    #[serde(default)]
+    numbers: Vec<Spanned<String>>,
+    calls: Option<Spanned<usize>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum SideName {
+    Network,
+    User,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -75,23 +95,37 @@ pub fn read(path: &Path) -> Result<Setup, Error> {
 fn parse(text: &str) -> Result<Setup, Wrong> {
     let file: File = toml_file::from_str(text)?;
     let mut ports: Vec<CellPort> = Vec::new();
+    let mut prefixes: Vec<(NumberPrefix, usize)> = Vec::new();
     for table in &file.port {
         let port = port(table.get_ref())?;
         if ports.iter().any(|it| it.interface == port.interface) {
             let place = table.get_ref().interface.span().start;
             return Err((place, format!("{} is a port already", port.interface)));
         }
+        for number in &table.get_ref().numbers {
+            let wrong = |what: String| (number.span().start, what);
+            let prefix: NumberPrefix = (number.get_ref().parse())
+                .map_err(|error| wrong(format!("{}: {error}", number.get_ref())))?;
+            if port.signals.is_none() {
+                let what = "numbers lead to ports with signalling = \"network\" or \"user\"";
+                return Err(wrong(what.to_owned()));
+            }
+            if prefixes.iter().any(|(other, _)| *other == prefix) {
+                return Err(wrong(format!("{prefix} leads to a port already")));
+            }
+            prefixes.push((prefix, ports.len()));
+        }
         ports.push(port);
     }
     if ports.is_empty() {
         return Err((0, "no ports: a switch needs a [[port]]".to_owned()));
     }
-    let modes = ports.iter().map(|port| Port {
-        mode: port.way.mode(),
-        queue: port.queue,
-    });
     // What it would refuse is found here.
-    let mut switch = Switch::new(&modes.collect::<Vec<_>>());
+    let mut switch = Switch::new(&ports_of(&ports));
+    for route in routes_of(&ports) {
+        let added = switch.add(route);
+        added.map_err(|error| (0, error.to_string()))?;
+    }
     let mut routes = Vec::new();
     for table in &file.circuit {
         for route in both(table.get_ref(), &ports)? {
@@ -100,7 +134,11 @@ fn parse(text: &str) -> Result<Setup, Wrong> {
             routes.push(route);
         }
     }
-    Ok(Setup { ports, routes })
+    Ok(Setup {
+        ports,
+        prefixes,
+        routes,
+    })
 }
 
 fn port(table: &PortTable) -> Result<CellPort, Wrong> {
@@ -130,7 +168,28 @@ fn port(table: &PortTable) -> Result<CellPort, Wrong> {
         next_hop: table.next_hop,
         way,
         queue,
+        signals: signals(table)?,
     })
+}
+
+fn signals(table: &PortTable) -> Result<Option<Signals>, Wrong> {
+    let calls = table.calls.as_ref().map_or(CALLS, |it| *it.get_ref());
+    if let Some(place) = &table.calls {
+        let place = place.span().start;
+        if table.signalling.is_none() {
+            return Err((place, "a port without signalling has no calls".to_owned()));
+        }
+        if !(1..=CALLS_MAX).contains(&calls) {
+            return Err((place, format!("{calls}: a port has 1 to {CALLS_MAX} calls")));
+        }
+    }
+    Ok(table.signalling.map(|side| Signals {
+        side: match side {
+            SideName::Network => Side::Network,
+            SideName::User => Side::User,
+        },
+        calls,
+    }))
 }
 
 /// Both directions of a circuit, or one.
@@ -187,6 +246,9 @@ next-hop = "fe80::2"
 mode = "cell"
 label = 99
 queue = 64
+signalling = "network"
+numbers = ["47.0005", "39"]
+calls = 100
 
 [[circuit]]
 ends = ["eth1/0.100", "eth2/3.200"]
@@ -207,6 +269,12 @@ aal5 = false
         assert_eq!((first.way, first.queue), (Way::Frame, QUEUE));
         let label = Label::new(99).unwrap();
         assert_eq!((second.way, second.queue), (Way::Cells(label), 64));
+        let signals = second.signals.unwrap();
+        assert_eq!((signals.side, signals.calls), (Side::Network, 100));
+        assert_eq!(first.signals, None);
+        let leads = setup.prefixes.iter().map(|it| (it.0.to_string(), it.1));
+        let expected = [("470005", 1), ("39", 1)].map(|(it, port)| (it.to_owned(), port));
+        assert_eq!(leads.collect::<Vec<_>>(), expected);
         assert_eq!(second.next_hop, "fe80::2".parse::<IpAddr>().unwrap());
         let [there, back, one] = &setup.routes[..] else {
             panic!("{setup:?}");
@@ -216,6 +284,12 @@ aal5 = false
         assert_eq!(there.to.circuit.to_string(), "3.200");
         assert_eq!((there.priority, there.aal5), (0, true));
         assert_eq!((one.priority, one.aal5, one.to.port), (1, false, 1));
+    }
+
+    #[test]
+    fn the_example_is_understood() {
+        let setup = parse(include_str!("../../../../packaging/cells.toml")).unwrap();
+        assert_eq!((setup.prefixes.len(), setup.routes.len()), (2, 2));
     }
 
     #[test]
@@ -229,12 +303,18 @@ aal5 = false
             ("label = 99", "label = 15", 9, "16 to 1048575"),
             ("queue = 64", "queue = 1", 10, "16 to 32768"),
             ("queue = 64", "limit = 1", 10, "limit"),
-            ("eth1/0.100", "eth3/0.100", 13, "no port"),
-            ("eth1/0.100", "eth1/15.100", 13, "no circuit"),
-            ("eth1/0.100", "eth1:0.100", 13, "INTERFACE/VPI.VCI"),
-            ("priority = 0", "priority = 4", 14, "0 (first) to 3"),
-            ("eth2/3.201", "eth2/3.200", 17, "somewhere already"),
-            ("eth2/3.202", "eth2/3.200", 17, "another circuit leaves"),
+            ("\"network\"", "\"other\"", 11, "other"),
+            ("signalling = \"network\"\n", "", 12, "without signalling"),
+            ("\"39\"", "\"3g\"", 12, "3g: not the beginning"),
+            ("\"39\"", "\"470005\"", 12, "leads to a port already"),
+            ("calls = 100", "calls = 0", 13, "1 to 65000"),
+            ("eth2/3.201", "eth2/0.5", 20, "somewhere already"),
+            ("eth1/0.100", "eth3/0.100", 16, "no port"),
+            ("eth1/0.100", "eth1/15.100", 16, "no circuit"),
+            ("eth1/0.100", "eth1:0.100", 16, "INTERFACE/VPI.VCI"),
+            ("priority = 0", "priority = 4", 17, "0 (first) to 3"),
+            ("eth2/3.201", "eth2/3.200", 20, "somewhere already"),
+            ("eth2/3.202", "eth2/3.200", 20, "another circuit leaves"),
         ] {
             let text = WHOLE.replacen(from, to, 1);
             assert_ne!(text, WHOLE);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tidewall_atm::signalling::Side;
 use tidewall_atm::switch::{End, Route};
 use tidewall_service::cell_switch::{CellPort, CellSwitch, Way};
 
@@ -20,15 +21,22 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Each port is an interface and the neighbour that its circuits lead to. In the mode frame a
 /// circuit's PDUs of AAL5 have a label of their own, as `tidewall atm send` sends them; in the
 /// mode cell the cells of all circuits share one (both RFC 4717). Every port leads to every
-/// other. The queues of all interfaces are taken until Ctrl-C (SIGINT) or SIGTERM; SIGHUP reads
-/// the circuits in the file anew.
+/// other. A port that signals (circuit 0.5, UNI 3.1) has circuits set up by calls, too, which are
+/// led by the number that is called. The queues of all interfaces are taken until Ctrl-C (SIGINT)
+/// or SIGTERM; SIGHUP reads the circuits and numbers in the file anew.
 #[derive(clap::Args)]
 #[command(after_help = "The file, in TOML:\n  \
     [[port]]                        # once for each interface\n  \
     interface = \"eth1\"\n  \
     next-hop = \"10.0.1.2\"           # where its circuits lead: a neighbour on the link\n  \
     mode = \"frame\"                  # or cell\n  \
-    queue = 1024                    # cells that wait for each of its four priorities at most\n  \
+    queue = 1024                    # cells that wait for each of its four priorities at most;\n  \
+    \x20                               # a priority has a quarter as many circuits, calls included\n  \
+    signalling = \"network\"          # circuits by calls: what hosts need; \"user\" towards another\n  \
+    \x20                               # switch that is the network's side; by default none\n  \
+    numbers = [\"47.0005.01\"]        # numbers that begin so are called by this port; the longest\n  \
+    \x20                               # that fits counts, \"\" fits all\n  \
+    calls = 10000                   # at a time, of both directions\n  \
     [[port]]\n  \
     interface = \"eth2\"\n  \
     next-hop = \"10.0.2.2\"\n  \
@@ -66,9 +74,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
         eprintln!("tidewall: {warning}");
     }
     say_line(&format!(
-        "{} ports, {} directions of circuits; Ctrl-C ends",
+        "{} ports, {} directions of circuits{}; Ctrl-C ends",
         current.ports.len(),
-        current.routes.len()
+        current.routes.len(),
+        match signalling(&current).count() {
+            0 => String::new(),
+            ports => format!(", calls at {ports} ports"),
+        }
     ))?;
     while !stop.load(Ordering::Relaxed) {
         match switch.turn(LOOK) {
@@ -90,10 +102,14 @@ fn read(arguments: &Arguments) -> Result<Setup, Failure> {
     config::read(&arguments.file).map_err(|error| Failure::usage(error.to_string()))
 }
 
+fn signalling(setup: &Setup) -> impl Iterator<Item = &CellPort> {
+    setup.ports.iter().filter(|port| port.signals.is_some())
+}
+
 fn open(setup: &Setup) -> Result<CellSwitch, Failure> {
     let names = setup.ports.iter().map(|port| port.interface.as_str());
     let what = format!("opening {}", names.collect::<Vec<_>>().join(", "));
-    let opened = CellSwitch::open(setup.ports.clone());
+    let opened = CellSwitch::open(setup.ports.clone(), setup.prefixes.clone());
     let mut switch = opened.map_err(|error| Failure::io(&what, &error))?;
     for route in &setup.routes {
         add(&mut switch, setup, *route)?;
@@ -110,9 +126,10 @@ fn add(switch: &mut CellSwitch, setup: &Setup, route: Route) -> Outcome {
 /// Takes the circuits of a new setup. Other ports would be another switch.
 fn change(switch: &mut CellSwitch, current: &mut Setup, mut new: Setup) -> Outcome {
     if new.ports != current.ports {
-        eprintln!("tidewall: circuits alone can change; ports need a restart");
+        eprintln!("tidewall: circuits and numbers alone can change; ports need a restart");
         return Ok(());
     }
+    switch.set_prefixes(new.prefixes.clone());
     // All that go first: one that comes may take the name of one that goes.
     for gone in current.routes.iter().filter(|it| !new.routes.contains(it)) {
         switch
@@ -144,7 +161,7 @@ fn named(ports: &[CellPort], end: End) -> String {
 
 fn describe(setup: &Setup) -> String {
     let mut text = String::new();
-    for port in &setup.ports {
+    for (number, port) in setup.ports.iter().enumerate() {
         let how = match port.way {
             Way::Frame => "PDUs of AAL5, a label a circuit".to_owned(),
             Way::Cells(label) => format!("cells, all with label {}", label.value()),
@@ -154,6 +171,23 @@ fn describe(setup: &Setup) -> String {
             "port {} to {}: {how}; {} cells a queue",
             port.interface, port.next_hop, port.queue
         );
+        if let Some(signals) = port.signals {
+            let side = match signals.side {
+                Side::Network => "network",
+                Side::User => "user",
+            };
+            let leads = setup.prefixes.iter().filter(|(_, port)| *port == number);
+            let leads: Vec<_> = leads.map(|(prefix, _)| prefix.to_string()).collect();
+            let numbers = match leads.is_empty() {
+                true => "none: nobody there can be called".to_owned(),
+                false => leads.join(", "),
+            };
+            let _ = writeln!(
+                text,
+                "  {side}'s side of signalling, {} calls, numbers {numbers}",
+                signals.calls
+            );
+        }
     }
     for route in &setup.routes {
         let _ = writeln!(
@@ -165,7 +199,7 @@ fn describe(setup: &Setup) -> String {
             if route.aal5 { "" } else { ", cell by cell" }
         );
     }
-    if setup.routes.is_empty() {
+    if setup.routes.is_empty() && signalling(setup).next().is_none() {
         text += "no circuits: everything would be dropped\n";
     }
     text
@@ -173,7 +207,8 @@ fn describe(setup: &Setup) -> String {
 
 fn totals(switch: &mut CellSwitch) -> Outcome {
     let counters = *switch.switch().counters();
-    let happened = counters.each().filter(|(_, count)| *count > 0);
+    let all = counters.each().chain(switch.call_counters());
+    let happened = all.filter(|(_, count)| *count > 0);
     let mut lines: Vec<String> = happened
         .map(|(name, count)| format!("{name} {count}"))
         .collect();

@@ -80,6 +80,42 @@ pub(super) const CELLS: &[Entry] = &[
     ),
     entry(
         Cells,
+        "dropped-signalling",
+        Loss,
+        "PDUs of signalling (circuit 0.5) that are damaged, too long or without an end.",
+        "The neighbour's end of the link is none of UNI 3.1, or the link loses much.",
+    ),
+    entry(
+        Cells,
+        "calls-no-route",
+        Way,
+        "Calls refused with cause 3: their number leads to no port.",
+        "numbers in the file say which do; tidewall atm switch --dry-run FILE shows them.",
+    ),
+    entry(
+        Cells,
+        "calls-no-circuit",
+        Way,
+        "Calls refused with cause 35 or 45: no circuit was free, or the one that was named is not.",
+        "",
+    ),
+    entry(
+        Cells,
+        "calls-no-resources",
+        Way,
+        "Calls refused with cause 47: as many as a port's calls say, 64 of a port that nobody has answered, or a \
+         quarter of the outgoing queue's cells.",
+        "More calls or a longer queue in the file; or a neighbour that floods.",
+    ),
+    entry(
+        Cells,
+        "calls-number-withheld",
+        Way,
+        "Callers' numbers that do not lead to them, which were not passed on.",
+        "numbers of the caller's port say which are its own.",
+    ),
+    entry(
+        Cells,
         "not-sent-unreachable",
         Loss,
         "Packets for a next hop to which no route leads by the port's interface.",

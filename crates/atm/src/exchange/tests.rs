@@ -1,0 +1,685 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidewall_wire::atm::q2931::{
+    Bearer, CallReference, MESSAGE_MAX, Message, MessageType, QosClasses, Restart,
+    TrafficDescriptor,
+};
+
+use super::*;
+use crate::sscop::{self, Sscop};
+
+/// The number of a user of a port.
+fn number(port: u8) -> Nsap {
+    let mut number = [0x47; 20];
+    number[1] = port;
+    Nsap(number)
+}
+
+fn setup(to: Nsap) -> Elements {
+    Elements {
+        traffic: Some(TrafficDescriptor::best_effort()),
+        bearer: Some(Bearer::data()),
+        qos: Some(QosClasses::default()),
+        called: Some(Party::from(to)),
+        ..Elements::default()
+    }
+}
+
+/// The table that the exchange writes.
+#[derive(Default)]
+struct Written {
+    circuits: Vec<[End; 2]>,
+    permanent: BTreeSet<(usize, Circuit)>,
+    room: usize,
+}
+
+impl Written {
+    fn request(&mut self, request: Request) -> bool {
+        let is_free = |end: End| {
+            !self.permanent.contains(&(end.port, end.circuit))
+                && !self.circuits.iter().flatten().any(|it| *it == end)
+        };
+        match request {
+            Request::IsFree(end) => is_free(end),
+            Request::Enter(ends) => {
+                assert!(ends.iter().all(|end| is_free(*end)), "{ends:?}");
+                let taken = self.circuits.len() < self.room;
+                if taken {
+                    self.circuits.push(ends);
+                }
+                taken
+            }
+            Request::Remove(ends) => {
+                let place = self.circuits.iter().position(|it| *it == ends);
+                self.circuits.remove(place.expect("it was entered"));
+                true
+            }
+        }
+    }
+}
+
+/// The users' ends of three ports, and what a user's end is.
+struct Bed<P> {
+    exchange: Exchange,
+    users: Vec<P>,
+    table: Written,
+    now: Time,
+}
+
+/// One end of a link.
+trait Peer {
+    fn take(&mut self, now: Time, pdu: &[u8]);
+    fn give(&mut self, now: Time) -> Option<Vec<u8>>;
+    fn due(&mut self, now: Time);
+}
+
+impl Peer for Sscop {
+    fn take(&mut self, now: Time, pdu: &[u8]) {
+        self.pdu_received(now, pdu);
+    }
+    fn give(&mut self, now: Time) -> Option<Vec<u8>> {
+        self.poll_transmit(now)
+    }
+    fn due(&mut self, now: Time) {
+        self.handle_timeout(now);
+    }
+}
+
+impl Peer for Signalling {
+    fn take(&mut self, now: Time, pdu: &[u8]) {
+        self.pdu_received(now, pdu);
+    }
+    fn give(&mut self, now: Time) -> Option<Vec<u8>> {
+        self.poll_transmit(now)
+    }
+    fn due(&mut self, now: Time) {
+        self.handle_timeout(now);
+    }
+}
+
+impl<P: Peer> Bed<P> {
+    fn new(sides: [Side; 3], user: impl Fn(Side) -> P) -> Self {
+        let mut exchange = Exchange::new(&sides.map(|side| Some(Config::new(side))));
+        let prefix = |port: usize| format!("47{port:02x}").parse().unwrap();
+        exchange.set_prefixes((0..3).map(|port| (prefix(port), port)).collect());
+        let other = |side| match side {
+            Side::User => Side::Network,
+            Side::Network => Side::User,
+        };
+        Bed {
+            exchange,
+            users: sides.map(|side| user(other(side))).into(),
+            table: Written {
+                room: 100,
+                ..Written::default()
+            },
+            now: Time::ZERO,
+        }
+    }
+
+    /// Carries PDUs both ways until there are none. `lost` says which are.
+    fn carry(&mut self, mut lost: impl FnMut(usize) -> bool) {
+        let Bed {
+            exchange,
+            users,
+            table,
+            now,
+        } = self;
+        loop {
+            let mut quiet = true;
+            for (port, user) in users.iter_mut().enumerate() {
+                while let Some(pdu) = user.give(*now) {
+                    quiet = false;
+                    if !lost(port) {
+                        exchange.pdu_received(*now, port, &pdu, &mut |it| table.request(it));
+                    }
+                }
+                while let Some(pdu) = exchange.poll_transmit(*now, port) {
+                    quiet = false;
+                    if !lost(port) {
+                        user.take(*now, &pdu);
+                    }
+                }
+            }
+            if quiet {
+                return self.check();
+            }
+        }
+    }
+
+    /// Time passes at all ends.
+    fn pass(&mut self, time: Duration, mut lost: impl FnMut(usize) -> bool) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now = end.min(self.now + Duration::from_millis(250));
+            let (table, now) = (&mut self.table, self.now);
+            (self.exchange).handle_timeout(now, &mut |it| table.request(it));
+            for user in &mut self.users {
+                user.due(now);
+            }
+            self.carry(&mut lost);
+        }
+    }
+
+    /// What is always so.
+    fn check(&self) {
+        let entered = self.exchange.calls().filter(|call| call.entered).count();
+        assert_eq!(entered, self.table.circuits.len());
+        let mut held = BTreeSet::new();
+        for call in self.exchange.calls() {
+            assert!(call.legs.iter().any(|leg| leg.id.is_some()), "{call:?}");
+            for leg in call.legs {
+                if let Some(circuit) = leg.circuit {
+                    assert!(leg.id.is_some(), "{call:?}");
+                    assert!(held.insert((leg.port, circuit)), "{call:?}");
+                }
+            }
+        }
+        for (number, port) in self.exchange.ports.iter().enumerate() {
+            let port = port.as_ref().unwrap();
+            let of =
+                |held: &BTreeSet<(usize, Circuit)>| held.iter().filter(|it| it.0 == number).count();
+            assert_eq!(port.held.len(), of(&held));
+            let waiting = |call: &&Call| call.legs[0].port == number && !call.answered;
+            assert_eq!(
+                port.unanswered,
+                self.exchange.calls().filter(waiting).count()
+            );
+        }
+    }
+
+    fn check_empty(&self) {
+        self.check();
+        assert_eq!(self.exchange.calls().count(), 0);
+        assert!(self.exchange.places.is_empty() && self.table.circuits.is_empty());
+        let ports = self.exchange.ports.iter().flatten();
+        assert!(ports.map(|port| port.signalling.calls()).all(|it| it == 0));
+    }
+}
+
+const USERS: [Side; 3] = [Side::Network; 3];
+
+/// Users whose messages the test writes.
+fn by_hand() -> Bed<Sscop> {
+    let mut bed = Bed::new(USERS, |_| Sscop::new(sscop::Config::default()));
+    for user in &mut bed.users {
+        user.establish(Time::ZERO);
+    }
+    bed.carry(|_| false);
+    bed
+}
+
+impl Bed<Sscop> {
+    fn say(&mut self, port: usize, reference: CallReference, kind: MessageType, said: &Elements) {
+        let mut bytes = [0; MESSAGE_MAX];
+        let length = said.emit(reference, kind, &mut bytes).unwrap();
+        self.users[port].send(&bytes[..length]).unwrap();
+        self.carry(|_| false);
+    }
+
+    /// The messages that have come to a user.
+    fn heard(&mut self, port: usize) -> Vec<(CallReference, MessageType, Elements)> {
+        let mut heard = Vec::new();
+        while let Some(event) = self.users[port].poll_event() {
+            if let sscop::Event::Data(bytes) = event {
+                let message = Message::new(&bytes).unwrap();
+                let kind = MessageType::from_number(message.kind()).unwrap();
+                heard.push((message.reference(), kind, message.elements().0));
+            }
+        }
+        heard
+    }
+}
+
+/// How far a call from port 0 to port 1 has come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Called,
+    Proceeding,
+    Connected,
+    CallerReleases,
+    CalledReleases,
+    Refused,
+    Over,
+}
+
+const STATES: [State; 7] = [
+    State::Called,
+    State::Proceeding,
+    State::Connected,
+    State::CallerReleases,
+    State::CalledReleases,
+    State::Refused,
+    State::Over,
+];
+
+/// A call in a state, and its references for the users of ports 0 and 1.
+fn call_in(state: State) -> (Bed<Sscop>, [CallReference; 2]) {
+    let mut bed = by_hand();
+    let mine = CallReference::new(7, false).unwrap();
+    let none = Elements::default();
+    bed.say(0, mine, MessageType::Setup, &setup(number(1)));
+    let (there, kind, elements) = bed.heard(1).pop().unwrap();
+    assert_eq!(kind, MessageType::Setup);
+    assert!(elements.connection.unwrap().circuit().unwrap().vci >= 32);
+    let theirs = there.reversed();
+    let connect = |bed: &mut Bed<Sscop>| {
+        bed.say(1, theirs, MessageType::Connect, &none);
+        bed.say(0, mine, MessageType::ConnectAcknowledge, &none);
+    };
+    match state {
+        State::Called => {}
+        State::Proceeding => bed.say(1, theirs, MessageType::CallProceeding, &none),
+        State::Connected => connect(&mut bed),
+        State::CallerReleases => {
+            connect(&mut bed);
+            bed.say(0, mine, MessageType::Release, &none);
+        }
+        State::CalledReleases => {
+            connect(&mut bed);
+            bed.say(1, theirs, MessageType::Release, &none);
+        }
+        State::Refused => bed.say(1, theirs, MessageType::ReleaseComplete, &none),
+        State::Over => {
+            bed.say(0, mine, MessageType::Release, &none);
+            bed.say(1, theirs, MessageType::ReleaseComplete, &none);
+        }
+    }
+    (bed, [mine, theirs])
+}
+
+/// Every message at either end in every state: the table has the call while both ends have
+/// it and it is answered, and nothing is left once both have released it.
+#[test]
+fn every_message_of_either_end_in_every_state() {
+    let said = Elements {
+        cause: Some(Cause::new(Cause::NORMAL)),
+        call_state: Some(10),
+        ..setup(number(1))
+    };
+    for state in STATES {
+        for port in 0..2 {
+            for kind in MessageType::ALL {
+                let (mut bed, references) = call_in(state);
+                bed.say(port, references[port], kind, &said);
+                let clears = [MessageType::Release, MessageType::ReleaseComplete].contains(&kind);
+                let enters = [State::Called, State::Proceeding].contains(&state)
+                    && (port, kind) == (1, MessageType::Connect)
+                    || state == State::Connected && !clears;
+                let has = bed.table.circuits.len() == 1;
+                assert_eq!(has, enters, "{state:?}, {kind:?} of port {port}");
+                // A SETUP of a call that is no more is another call.
+                let again = kind == MessageType::Setup && state == State::Over && port == 0;
+                let another = again
+                    || state == State::CallerReleases && port == 0 && kind == MessageType::Setup;
+                for (port, reference) in references.into_iter().enumerate() {
+                    bed.say(port, reference, MessageType::ReleaseComplete, &said);
+                }
+                // That one's called end was not asked.
+                if another {
+                    bed.pass(Duration::from_secs(70), |_| false);
+                }
+                bed.check_empty();
+            }
+        }
+    }
+}
+
+#[test]
+fn the_table_has_the_call_before_either_end_knows() {
+    let (mut bed, [mine, theirs]) = call_in(State::Called);
+    let heard: Vec<_> = bed.heard(0);
+    let [(_, MessageType::CallProceeding, named)] = &heard[..] else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(named.connection.unwrap().circuit().unwrap().vci, 32);
+    // Its message is taken, and nothing has left.
+    let mut bytes = [0; MESSAGE_MAX];
+    let none = Elements::default();
+    let length = none.emit(theirs, MessageType::Connect, &mut bytes).unwrap();
+    bed.users[1].send(&bytes[..length]).unwrap();
+    let pdu = bed.users[1].poll_transmit(bed.now).unwrap();
+    let Bed {
+        exchange,
+        table,
+        now,
+        ..
+    } = &mut bed;
+    exchange.pdu_received(*now, 1, &pdu, &mut |it| table.request(it));
+    assert_eq!(table.circuits.len(), 1);
+    bed.carry(|_| false);
+    assert_eq!(bed.heard(0)[0].1, MessageType::Connect);
+    assert_eq!(bed.heard(1)[0].1, MessageType::ConnectAcknowledge);
+    // Why the called end releases is what the caller learns.
+    let busy = Elements {
+        cause: Some(Cause::new(Cause::USER_BUSY)),
+        ..none
+    };
+    bed.say(1, theirs, MessageType::Release, &busy);
+    let heard = bed.heard(0);
+    let [(_, MessageType::Release, said)] = &heard[..] else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(said.cause.unwrap().value(), Cause::USER_BUSY);
+    // Its circuit is the caller's until that has released it, too.
+    let held = |bed: &Bed<Sscop>, port| bed.exchange.port(port).unwrap().held.len();
+    assert_eq!((held(&bed, 0), held(&bed, 1)), (1, 0));
+    bed.say(0, mine, MessageType::ReleaseComplete, &none);
+    bed.check_empty();
+}
+
+/// The causes of UNI 3.1, and of each a count.
+#[test]
+fn refusals_have_their_causes() {
+    let refused = |bed: &mut Bed<Sscop>, said: &Elements| {
+        let reference = CallReference::new(9, false).unwrap();
+        bed.say(0, reference, MessageType::Setup, said);
+        let heard = bed.heard(0);
+        let [(_, MessageType::ReleaseComplete, why)] = &heard[..] else {
+            panic!("{heard:?}");
+        };
+        bed.check_empty();
+        why.cause.unwrap().value()
+    };
+    let mut bed = by_hand();
+    assert_eq!(refused(&mut bed, &setup(number(3))), Cause::NO_ROUTE);
+    let mut pair = setup(number(1));
+    pair.bearer = None;
+    assert_eq!(refused(&mut bed, &pair), Cause::MANDATORY_ELEMENT_MISSING);
+    // All VCIs are permanent circuits'.
+    let all = (32..=u16::MAX).map(|vci| (1, Circuit { vpi: 0, vci }));
+    bed.table.permanent.extend(all);
+    let cause = refused(&mut bed, &setup(number(1)));
+    assert_eq!(cause, Cause::NO_CIRCUIT_AVAILABLE);
+    let counters = bed.exchange.counters();
+    assert_eq!((counters.no_route, counters.no_circuit), (1, 1));
+    // The table is full.
+    let (mut bed, [_, theirs]) = call_in(State::Called);
+    bed.table.room = 0;
+    bed.say(1, theirs, MessageType::Connect, &Elements::default());
+    let heard = bed.heard(0);
+    let [.., (_, MessageType::Release, why)] = &heard[..] else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(why.cause.unwrap().value(), Cause::RESOURCES_UNAVAILABLE);
+}
+
+/// Who floods has so many calls that wait, and others' go on.
+#[test]
+fn a_flood_of_setups_is_bounded_and_others_call() {
+    let mut bed = by_hand();
+    for value in 1..=500 {
+        let reference = CallReference::new(value, false).unwrap();
+        bed.say(0, reference, MessageType::Setup, &setup(number(1)));
+    }
+    assert_eq!(bed.exchange.calls().count(), UNANSWERED_MAX);
+    assert_eq!(bed.heard(1).len(), UNANSWERED_MAX);
+    let refused = 500 - UNANSWERED_MAX as u64;
+    assert_eq!(bed.exchange.counters().no_resources, refused);
+    let reference = CallReference::new(1, false).unwrap();
+    bed.say(2, reference, MessageType::Setup, &setup(number(1)));
+    assert_eq!(bed.heard(1)[0].1, MessageType::Setup);
+    // Who is called answers nobody: T303 twice, and all is over.
+    bed.pass(Duration::from_secs(70), |_| false);
+    bed.check_empty();
+}
+
+#[test]
+fn a_restart_ends_the_calls_of_its_link() {
+    let (mut bed, _) = call_in(State::Connected);
+    bed.heard(0);
+    let said = Elements {
+        restart: Some(Restart::Link),
+        ..Elements::default()
+    };
+    let all = CallReference::global(false);
+    bed.say(1, all, MessageType::Restart, &said);
+    assert!(bed.table.circuits.is_empty());
+    assert_eq!(bed.heard(0)[0].1, MessageType::Release);
+    assert_eq!(
+        bed.heard(1).last().unwrap().1,
+        MessageType::RestartAcknowledge
+    );
+}
+
+#[test]
+fn a_caller_s_number_is_passed_on_where_it_leads_to_it() {
+    for (claimed, passed) in [(number(0), true), (number(2), false)] {
+        let mut bed = by_hand();
+        let said = Elements {
+            calling: Some(Party::from(claimed)),
+            ..setup(number(1))
+        };
+        let reference = CallReference::new(1, false).unwrap();
+        bed.say(0, reference, MessageType::Setup, &said);
+        let (_, _, heard) = bed.heard(1).pop().unwrap();
+        assert_eq!(heard.calling.is_some(), passed);
+        let counted = bed.exchange.counters().withheld;
+        assert_eq!(counted, u64::from(!passed));
+    }
+}
+
+#[test]
+fn the_longest_prefix_leads() {
+    let mut exchange = Exchange::new(&USERS.map(|side| Some(Config::new(side))));
+    let prefix = |text: &str| text.parse().unwrap();
+    exchange.set_prefixes(vec![
+        (prefix(""), 2),
+        (prefix("470"), 0),
+        (prefix("4701"), 1),
+    ]);
+    assert_eq!(exchange.port_of(&number(1)), Some(1));
+    assert_eq!(exchange.port_of(&number(2)), Some(0));
+    assert_eq!(exchange.port_of(&number(0x10)), Some(2));
+}
+
+/// What a port does to a switch above: that names circuits, and what it leads here is not
+/// led back.
+#[test]
+fn a_port_of_the_user_s_side_has_circuits_named() {
+    let sides = [Side::Network, Side::User, Side::Network];
+    let mut bed = Bed::new(sides, |side| Signalling::new(Config::new(side)));
+    let mine = bed.users[0].setup(bed.now, setup(number(1))).unwrap();
+    bed.carry(|_| false);
+    let events = std::iter::from_fn(|| bed.users[1].poll_event());
+    let called = events.filter_map(|event| match event {
+        Event::Setup(id, _) => Some(id),
+        _ => None,
+    });
+    let there = called.last().unwrap();
+    let circuit = Circuit { vpi: 2, vci: 77 };
+    let named = ConnectionIdentifier::exclusive(circuit);
+    let user = &mut bed.users[1];
+    user.proceeding(bed.now, there, Some(named)).unwrap();
+    user.accept(bed.now, there, &Elements::default()).unwrap();
+    bed.carry(|_| false);
+    assert_eq!(bed.table.circuits[0][1], End { port: 1, circuit });
+    assert_eq!(
+        bed.users[0].phase(mine),
+        Some(crate::signalling::Phase::Active)
+    );
+    // From above: the same circuit is not free, another is.
+    for (circuit, to, cause) in [
+        (circuit, 0, Some(Cause::CIRCUIT_NOT_AVAILABLE)),
+        (Circuit { vpi: 2, vci: 78 }, 1, Some(Cause::NO_ROUTE)),
+        (Circuit { vpi: 2, vci: 78 }, 0, None),
+    ] {
+        let mut said = setup(number(to));
+        said.connection = Some(ConnectionIdentifier::exclusive(circuit));
+        let id = bed.users[1].setup(bed.now, said).unwrap();
+        bed.carry(|_| false);
+        let events = std::iter::from_fn(|| bed.users[1].poll_event());
+        let ended = events.filter_map(|event| match event {
+            Event::Released(it, cause) if it == id => Some(cause.value()),
+            _ => None,
+        });
+        assert_eq!(ended.last(), cause);
+    }
+}
+
+/// A step of a user.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Call {
+        by: usize,
+        to: usize,
+    },
+    /// Answers or refuses the oldest call that waits.
+    Answer {
+        by: usize,
+        takes: bool,
+    },
+    Release {
+        by: usize,
+        which: usize,
+    },
+    Restart {
+        by: usize,
+    },
+    /// The user's end begins anew, and knows of nothing.
+    Begin {
+        by: usize,
+    },
+    Pass {
+        quarters: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let port = 0..3_usize;
+    prop_oneof![
+        8 => (port.clone(), port.clone()).prop_map(|(by, to)| Step::Call { by, to }),
+        6 => (port.clone(), any::<bool>()).prop_map(|(by, takes)| Step::Answer { by, takes }),
+        4 => (port.clone(), 0..8_usize).prop_map(|(by, which)| Step::Release { by, which }),
+        1 => port.clone().prop_map(|by| Step::Restart { by }),
+        1 => port.prop_map(|by| Step::Begin { by }),
+        2 => (1..12_u64).prop_map(|quarters| Step::Pass { quarters }),
+    ]
+}
+
+/// What a user knows: circuits of its calls, and those that wait for its answer.
+#[derive(Default)]
+struct Known {
+    circuits: BTreeMap<CallId, Circuit>,
+    waiting: Vec<CallId>,
+    calls: Vec<CallId>,
+}
+
+impl Known {
+    fn learn(&mut self, id: CallId, elements: &Elements) {
+        let circuit = elements.connection.and_then(|it| it.circuit());
+        if let Some(circuit) = circuit {
+            let other = self.circuits.iter().find(|(_, it)| **it == circuit);
+            assert!(
+                other.is_none_or(|it| *it.0 == id),
+                "{circuit} is {other:?}'s"
+            );
+            self.circuits.insert(id, circuit);
+        }
+    }
+
+    fn forget(&mut self, id: CallId) {
+        self.circuits.remove(&id);
+        self.waiting.retain(|it| *it != id);
+        self.calls.retain(|it| *it != id);
+    }
+}
+
+/// Users do what they like and PDUs are lost: no circuit is named that a user has for
+/// another call, whatever is written is consistent, and in the end nothing is left.
+fn anything_happens(steps: &[Step], mut seed: u64) {
+    let mut bed = Bed::new(USERS, |side| Signalling::new(Config::new(side)));
+    let mut known: Vec<Known> = (0..3).map(|_| Known::default()).collect();
+    let mut lost = move |_| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        seed >> 60 == 0
+    };
+    for (count, step) in steps.iter().enumerate() {
+        let now = bed.now;
+        match *step {
+            Step::Call { by, to } => {
+                if let Ok(id) = bed.users[by].setup(now, setup(number(to as u8))) {
+                    known[by].calls.push(id);
+                }
+            }
+            Step::Answer { by, takes } => {
+                if !known[by].waiting.is_empty() {
+                    let id = known[by].waiting.remove(0);
+                    let cause = Cause::new(Cause::CALL_REJECTED);
+                    let user = &mut bed.users[by];
+                    let _ = match takes {
+                        true => user.accept(now, id, &Elements::default()),
+                        false => user.release(now, id, cause),
+                    };
+                }
+            }
+            Step::Release { by, which } => {
+                if let Some(id) = known[by].calls.get(which) {
+                    let _ = bed.users[by].release(now, *id, Cause::new(Cause::NORMAL));
+                }
+            }
+            Step::Restart { by } => {
+                let _ = bed.users[by].restart(now, Restart::Link, None);
+            }
+            Step::Begin { by } => {
+                let mut config = Config::new(Side::User);
+                config.link.first_sequence = 1 + (count % 250) as u8;
+                bed.users[by] = Signalling::new(config);
+                bed.users[by].establish(now);
+                known[by] = Known::default();
+            }
+            Step::Pass { quarters } => {
+                bed.pass(Duration::from_millis(250 * quarters), &mut lost);
+            }
+        }
+        bed.carry(&mut lost);
+        for (user, known) in bed.users.iter_mut().zip(&mut known) {
+            while let Some(event) = user.poll_event() {
+                match event {
+                    Event::Setup(id, elements) => {
+                        known.learn(id, &elements);
+                        known.waiting.push(id);
+                        known.calls.push(id);
+                    }
+                    Event::Proceeding(id, elements) | Event::Connected(id, elements) => {
+                        known.learn(id, &elements);
+                    }
+                    Event::Releasing(id, cause) => {
+                        let _ = user.release(bed.now, id, cause);
+                    }
+                    Event::Released(id, _) => known.forget(id),
+                    _ => {}
+                }
+            }
+        }
+    }
+    // Everybody hangs up.
+    for user in &mut bed.users {
+        let _ = user.restart(bed.now, Restart::Link, None);
+    }
+    for _ in 0..3 {
+        bed.pass(Duration::from_secs(45), |_| false);
+        for user in &mut bed.users {
+            while let Some(event) = user.poll_event() {
+                if let Event::Setup(id, _) | Event::Releasing(id, _) = event {
+                    let _ = user.release(bed.now, id, Cause::new(Cause::NORMAL));
+                }
+            }
+        }
+        bed.carry(|_| false);
+    }
+    bed.check_empty();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn circuits_are_used_again_once_both_ends_released_them(
+        steps in prop::collection::vec(step(), 1..80),
+        seed in any::<u64>(),
+    ) {
+        anything_happens(&steps, seed);
+    }
+}

@@ -1,0 +1,154 @@
+//! Waiting for sockets of ours and descriptors of the kernel's at once, by `poll` and
+//! `select`.
+//!
+//! The kernel's are asked by its own poll(2). To sleep on them beside ours they are put into
+//! an epoll set of the kernel's, one a thread, which is the one descriptor of the kernel's
+//! that our poll sleeps on.
+
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use tidewall_posix::{PollFd, Posix, Result, errno};
+use tidewall_socket::descriptor::Flags;
+use tidewall_socket::readiness::{Events, SignalSet};
+
+use crate::process::{self, inside};
+use crate::raw;
+
+/// The kernel's descriptors that a thread sleeps on.
+struct Side {
+    /// The number of the epoll set, which is open in our table too.
+    number: i32,
+    entered: Vec<i32>,
+}
+
+thread_local! {
+    static SIDE: RefCell<Option<Side>> = const { RefCell::new(None) };
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        if let Some(posix) = process::posix() {
+            inside(|| drop(posix.descriptors().close(self.number)));
+        }
+    }
+}
+
+impl Side {
+    fn new(posix: &Posix) -> Result<Self> {
+        let set =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| errno(error.into()))?;
+        let number = set.as_raw_fd();
+        let table = posix.descriptors();
+        table.install(number, set, Flags::NONE).map_err(errno)?;
+        Ok(Side {
+            number,
+            entered: Vec::new(),
+        })
+    }
+
+    /// Has the set hold these and no others.
+    fn enter(&mut self, list: &[PollFd]) {
+        let Some(set) = raw::borrow(self.number) else {
+            return;
+        };
+        let stays = |fd: i32| list.iter().any(|entry| entry.fd == fd);
+        for fd in self.entered.extract_if(.., |fd| !stays(*fd)) {
+            // It may be closed, and out of the set by that.
+            let _ = raw::borrow(fd).map(|file| epoll::delete(set, file));
+        }
+        for entry in list {
+            // What never waits, as a file of a disk, was ready when it was asked.
+            if let Some(file) = raw::borrow(entry.fd)
+                && enter(set, file, entry.events).is_ok()
+                && !self.entered.contains(&entry.fd)
+            {
+                self.entered.push(entry.fd);
+            }
+        }
+    }
+}
+
+fn enter(set: BorrowedFd<'_>, file: BorrowedFd<'_>, events: i16) -> rustix::io::Result<()> {
+    let data = epoll::EventData::new_u64(0);
+    let events = epoll::EventFlags::from_bits_retain(u32::from(events as u16));
+    match epoll::add(set, file, data, events) {
+        Err(rustix::io::Errno::EXIST) => epoll::modify(set, file, data, events),
+        other => other,
+    }
+}
+
+/// `ppoll(2)` over a list of which some are ours.
+pub(crate) fn poll(
+    posix: &Posix,
+    list: &mut [PollFd],
+    timeout: Option<Duration>,
+    signals: Option<&SignalSet>,
+) -> Result<usize> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let is_own: Vec<bool> = list.iter().map(|entry| posix.owns(entry.fd)).collect();
+    let those = |wanted: bool| {
+        let kinds = is_own.iter().zip(list.iter());
+        kinds.filter_map(move |(&is, &entry)| (is == wanted).then_some(entry))
+    };
+    let (mut own, mut others): (Vec<PollFd>, Vec<PollFd>) =
+        (those(true).collect(), those(false).collect());
+    let table = posix.descriptors();
+    let mut slept = false;
+    loop {
+        let ready = raw::poll_now(&mut others)?;
+        if !slept || ready > 0 {
+            inside(|| table.poll(&mut own, Some(Duration::ZERO))).map_err(errno)?;
+        }
+        let found = ready + own.iter().filter(|entry| entry.revents != 0).count();
+        let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
+        let over = timeout == Some(Duration::ZERO) || left == Some(Duration::ZERO);
+        if found > 0 || over {
+            let (mut own, mut others) = (own.iter(), others.iter());
+            for (entry, is_own) in list.iter_mut().zip(is_own) {
+                let found = if is_own { own.next() } else { others.next() };
+                entry.revents = found.map_or(0, |found| found.revents);
+            }
+            return Ok(found);
+        }
+        let beside = inside(|| sleep(posix, &mut own, &others, left, signals))?;
+        if beside && raw::poll_now(&mut others)? == 0 {
+            // Something is in the set that this thread knows nothing of any more: a file
+            // that was closed under its number, and is open under another.
+            inside(|| SIDE.with(|side| side.replace(None)));
+        }
+        slept = true;
+    }
+}
+
+/// Sleeps; true when something of the kernel's is ready.
+fn sleep(
+    posix: &Posix,
+    own: &mut Vec<PollFd>,
+    others: &[PollFd],
+    timeout: Option<Duration>,
+    signals: Option<&SignalSet>,
+) -> Result<bool> {
+    let table = posix.descriptors();
+    if others.is_empty() {
+        table.ppoll(own, timeout, signals).map_err(errno)?;
+        return Ok(false);
+    }
+    let number = SIDE.with(|side| {
+        let mut side = side.borrow_mut();
+        let known = side.take().filter(|side| posix.owns(side.number));
+        let mut known = match known {
+            Some(known) => known,
+            None => Side::new(posix)?,
+        };
+        known.enter(others);
+        Ok(side.insert(known).number)
+    })?;
+    own.push(PollFd::new(number, Events::IN));
+    let waited = table.ppoll(own, timeout, signals);
+    let beside = own.pop().is_some_and(|entry| entry.revents != 0);
+    waited.map_err(errno)?;
+    Ok(beside)
+}

@@ -1,0 +1,48 @@
+//! Numbers that the library has of the kernel's for itself: a program that closes what it
+//! does not know does not close them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::process;
+
+/// Numbers that can be protected are below this.
+const NUMBERS: usize = 1 << 16;
+
+static PROTECTED: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
+
+/// True for a number that the program may not close. In a child that was forked all are its
+/// own: nothing uses them there.
+#[inline]
+pub(crate) fn is_protected(fd: i32) -> bool {
+    let number = fd as usize;
+    let word = PROTECTED.get(number / 64);
+    word.is_some_and(|word| word.load(Ordering::Relaxed) & 1 << (number % 64) != 0)
+        && process::posix().is_some()
+        && !process::is_inside()
+}
+
+fn protect(fd: i32) {
+    if let Some(word) = PROTECTED.get(fd as usize / 64) {
+        word.fetch_or(1 << (fd as usize % 64), Ordering::Relaxed);
+    }
+}
+
+/// The numbers that are open.
+pub(crate) fn open_numbers() -> Option<Vec<i32>> {
+    let entries = std::fs::read_dir("/proc/self/fd").ok()?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    Some(names.filter_map(|name| name.parse().ok()).collect())
+}
+
+/// Protects what `make` opens and leaves open. What other threads open meanwhile is
+/// protected with it: they are few, as that is once a process.
+pub(crate) fn protecting<T>(make: impl FnOnce() -> T) -> T {
+    let before = open_numbers();
+    let made = make();
+    if let (Some(before), Some(after)) = (before, open_numbers()) {
+        let new = after.into_iter().filter(|fd| !before.contains(fd));
+        // The directory that was just read is among them, and closed.
+        new.filter(|&fd| crate::raw::is_open(fd)).for_each(protect);
+    }
+    made
+}

@@ -1,0 +1,105 @@
+//! Calls that copy from one descriptor to another.
+
+use std::ffi::{c_int, c_uint};
+
+use libc::{loff_t, off_t, ssize_t};
+use tidewall_posix::{Errno, Result};
+
+use super::{answer, originals};
+use crate::process::ours;
+
+/// What is read of a file at a time.
+const PIECE: usize = 64 * 1024;
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn sendfile(
+    to: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    count: usize,
+) -> ssize_t {
+    match (ours(to), ours(from)) {
+        // SAFETY: the caller's.
+        (None, None) => unsafe { originals::sendfile(to, from, offset, count) },
+        // SAFETY: the caller's.
+        (Some(_), None) => answer(send_file(to, from, unsafe { offset.as_mut() }, count)),
+        // As of any socket: its pages are not to be had.
+        _ => answer::<usize>(Err(Errno(libc::EINVAL))),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile64(
+    to: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    count: usize,
+) -> ssize_t {
+    // SAFETY: the caller's; both have 64 bits.
+    unsafe { sendfile(to, from, offset, count) }
+}
+
+fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -> Result<usize> {
+    let file = super::borrow(from).ok_or(Errno(libc::EBADF))?;
+    let position = || rustix::fs::tell(file).map_err(|_| Errno(libc::EINVAL));
+    let start = match &offset {
+        Some(offset) => u64::try_from(**offset).map_err(|_| Errno(libc::EINVAL))?,
+        None => position()?,
+    };
+    let mut buffer = vec![0; PIECE.min(count)];
+    let mut sent = 0;
+    let mut ended = Ok(());
+    while sent < count && ended.is_ok() {
+        let want = PIECE.min(count - sent);
+        let piece = buffer.get_mut(..want).unwrap_or_default();
+        let read = rustix::io::pread(file, &mut *piece, start + sent as u64);
+        let piece = match read {
+            Ok(0) => break,
+            Ok(read) => piece.get(..read).unwrap_or_default(),
+            Err(error) => {
+                ended = Err(Errno(error.raw_os_error()));
+                break;
+            }
+        };
+        let more = if sent + piece.len() < count {
+            libc::MSG_MORE
+        } else {
+            0
+        };
+        match super::data::transmit_bytes(to, piece, more) {
+            Ok(went) => {
+                sent += went;
+                if went < piece.len() {
+                    break;
+                }
+            }
+            Err(error) => ended = Err(error),
+        }
+    }
+    if sent == 0 {
+        ended?;
+    }
+    let end = start + sent as u64;
+    match offset {
+        Some(offset) => *offset = end as off_t,
+        None => drop(rustix::fs::seek(file, rustix::fs::SeekFrom::Start(end))),
+    }
+    Ok(sent)
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn splice(
+    from: c_int,
+    from_offset: *mut loff_t,
+    to: c_int,
+    to_offset: *mut loff_t,
+    length: usize,
+    flags: c_uint,
+) -> ssize_t {
+    if ours(from).is_some() || ours(to).is_some() {
+        // As of a file that cannot be spliced: who asks copies then.
+        return answer::<usize>(Err(Errno(libc::EINVAL)));
+    }
+    // SAFETY: the caller's.
+    unsafe { originals::splice(from, from_offset, to, to_offset, length, flags) }
+}

@@ -1,0 +1,113 @@
+//! `syscall(2)`: programs that pass the C library's functions by, and say the number.
+
+use std::ffi::{c_int, c_long};
+
+use super::{copying, data, numbers, options, originals, processes, readiness, sockets};
+use crate::promote;
+
+/// Calls with the arguments that a system call of that number has.
+macro_rules! dispatch {
+    ($number:expr, $arguments:expr, $otherwise:expr;
+     $($name:ident => $module:ident::$function:ident($($index:tt),*);)*) => {
+        match $number {
+            // SAFETY: the caller's, who has given the arguments of this call.
+            $(libc::$name => unsafe {
+                $module::$function($($arguments.$index as _),*) as c_long
+            },)*
+            _ => $otherwise,
+        }
+    };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    if number == libc::SYS_futex {
+        // The most frequent by far, and nobody's here.
+        // SAFETY: the caller's.
+        return unsafe { originals::syscall(number, a, b, c, d, e, f) };
+    }
+    if number == libc::SYS_io_uring_setup && promote::may_promote() {
+        // By it our sockets could not be reached; who asks has epoll to fall back to.
+        super::fail(libc::ENOSYS);
+        return -1;
+    }
+    let arguments = (a, b, c, d, e, f);
+    dispatch! { number, arguments, unsafe_otherwise(number, arguments);
+        SYS_socket => sockets::socket(0, 1, 2);
+        SYS_connect => sockets::connect(0, 1, 2);
+        SYS_accept4 => sockets::accept4(0, 1, 2, 3);
+        SYS_accept => sockets::accept(0, 1, 2);
+        SYS_shutdown => sockets::shutdown(0, 1);
+        SYS_getsockname => sockets::getsockname(0, 1, 2);
+        SYS_getpeername => sockets::getpeername(0, 1, 2);
+        SYS_setsockopt => options::setsockopt(0, 1, 2, 3, 4);
+        SYS_getsockopt => options::getsockopt(0, 1, 2, 3, 4);
+        SYS_fcntl => options::fcntl(0, 1, 2);
+        SYS_ioctl => options::ioctl(0, 1, 2);
+        SYS_read => data::read(0, 1, 2);
+        SYS_readv => data::readv(0, 1, 2);
+        SYS_write => data::write(0, 1, 2);
+        SYS_writev => data::writev(0, 1, 2);
+        SYS_recvfrom => data::recvfrom(0, 1, 2, 3, 4, 5);
+        SYS_recvmsg => data::recvmsg(0, 1, 2);
+        SYS_recvmmsg => data::recvmmsg(0, 1, 2, 3, 4);
+        SYS_sendto => data::sendto(0, 1, 2, 3, 4, 5);
+        SYS_sendmsg => data::sendmsg(0, 1, 2);
+        SYS_sendmmsg => data::sendmmsg(0, 1, 2, 3);
+        SYS_sendfile => copying::sendfile(0, 1, 2, 3);
+        SYS_splice => copying::splice(0, 1, 2, 3, 4, 5);
+        SYS_close => numbers::close(0);
+        SYS_close_range => numbers::close_range(0, 1, 2);
+        SYS_dup => numbers::dup(0);
+        SYS_dup3 => numbers::dup3(0, 1, 2);
+        SYS_epoll_ctl => readiness::epoll_ctl(0, 1, 2, 3);
+        SYS_exit_group => processes::_exit(0);
+    }
+}
+
+fn unsafe_otherwise(
+    number: c_long,
+    (a, b, c, d, e, f): (usize, usize, usize, usize, usize, usize),
+) -> c_long {
+    // Of two architectures, one has these and the other has not.
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's of `syscall`, who has given the arguments of this call.
+    unsafe {
+        match number {
+            libc::SYS_dup2 => return numbers::dup2(a as c_int, b as c_int).into(),
+            libc::SYS_poll => return readiness::poll(a as _, b as _, c as c_int).into(),
+            libc::SYS_epoll_wait => {
+                return readiness::epoll_wait(a as _, b as _, c as _, d as _).into();
+            }
+            _ => {}
+        }
+    }
+    // Its mask has a length of its own.
+    if number == libc::SYS_epoll_pwait && e == 0 {
+        // SAFETY: as above.
+        return unsafe { readiness::epoll_wait(a as _, b as _, c as _, d as _) }.into();
+    }
+    // SAFETY: as above.
+    let result = unsafe { originals::syscall(number, a, b, c, d, e, f) };
+    if result == 0 && is_fork(number, a) {
+        processes::forked();
+    }
+    result
+}
+
+/// True for a call that returns in a child with memory of its own.
+fn is_fork(number: c_long, flags: usize) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if number == libc::SYS_fork {
+        return true;
+    }
+    number == libc::SYS_clone && flags & libc::CLONE_VM as usize == 0
+}
