@@ -7,21 +7,28 @@
 //! that RFC 2225 gives the tables of clients and servers). Packets to a neighbour go by its
 //! circuit, others by that of the neighbour that the longest matching route names.
 //!
+//! With an ATMARP server circuits are set up by calls (`calls`): the client calls the server and
+//! registers there, asks it for a neighbour's number, calls that, and releases what is idle.
+//!
 //! InATMARP finds hosts of the interface's own subnetwork alone, so that nobody at the end of a
 //! circuit takes what a route has go by another. ATMARP requests are answered for the
 //! interface's own address and, by a server, for every neighbour that has said its ATM address,
-//! by its own circuit and of itself. Nobody asks a server yet: its answer is an ATM
-//! address, which is of use to who sets circuits up.
+//! by its own circuit and of itself.
+
+mod calls;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::arp::{self, Number, Operation, Packet, Party};
 use tidewall_wire::atm::llc::{self, Payload};
+use tidewall_wire::atm::{Circuit, Nsap};
 use tidewall_wire::ethernet::EtherType;
 use tidewall_wire::ipv4;
+
+pub use calls::{Action, IDLE_DEFAULT};
+use calls::{Server, Wanted};
 
 /// Time since any fixed moment.
 pub type Time = Duration;
@@ -48,6 +55,10 @@ pub struct Config {
     pub number: Number,
     /// It answers ATMARP requests for others.
     pub server: bool,
+    /// The server that is asked for others; `None` where nobody is called.
+    pub asks: Option<Nsap>,
+    /// How long a circuit of a call is kept that carries no packet.
+    pub idle: Duration,
 }
 
 /// What happened, packets.
@@ -79,6 +90,8 @@ struct Peer {
     /// When InATMARP asks next, and when what it found is forgotten.
     asks: Time,
     expires: Time,
+    /// A call set it up: to or from whom, where that is known, and when it last carried a packet.
+    call: Option<(Option<Nsap>, Time)>,
 }
 
 /// A neighbour.
@@ -116,7 +129,22 @@ pub struct Subnetwork {
     /// Prefix, its length and the neighbour that it leads to, the longest first.
     routes: Vec<(Ipv4Addr, u8, Ipv4Addr)>,
     waiting: VecDeque<(Circuit, Packet)>,
+    server: Option<Server>,
+    /// Neighbours that are asked for or called.
+    wanted: BTreeMap<Ipv4Addr, Wanted>,
+    actions: VecDeque<Action>,
     counters: Counters,
+}
+
+/// By which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By this circuit.
+    By(Circuit),
+    /// By one that is being set up.
+    Soon,
+    /// By none, which is counted.
+    None,
 }
 
 impl Subnetwork {
@@ -129,6 +157,9 @@ impl Subnetwork {
             neighbours: BTreeMap::new(),
             routes: Vec::new(),
             waiting: VecDeque::new(),
+            server: config.asks.map(Server::new),
+            wanted: BTreeMap::new(),
+            actions: VecDeque::new(),
             counters: Counters::default(),
         }
     }
@@ -158,6 +189,7 @@ impl Subnetwork {
             fixed: neighbour.is_some(),
             asks: now,
             expires: now,
+            call: None,
         };
         self.circuits.insert(circuit, peer);
         self.handle_timeout(now);
@@ -182,17 +214,28 @@ impl Subnetwork {
         Ok(())
     }
 
-    /// The circuit by which a packet to this address goes; counted if there is none.
-    pub fn circuit(&mut self, destination: Ipv4Addr) -> Option<Circuit> {
-        let found = self.neighbours.get(&destination).or_else(|| {
+    /// The way that a packet to this address goes; who is not known is asked for, and called.
+    pub fn way(&mut self, now: Time, destination: Ipv4Addr) -> Way {
+        let known = self.neighbours.get(&destination).copied();
+        let known = known.map(|circuit| (destination, Some(circuit)));
+        let (by, circuit) = known.unwrap_or_else(|| {
             let leads = |route: &&(Ipv4Addr, u8, Ipv4Addr)| masked(destination, route.1) == route.0;
-            let (.., by) = self.routes.iter().find(leads)?;
-            self.neighbours.get(by)
+            let by = self
+                .routes
+                .iter()
+                .find(leads)
+                .map_or(destination, |it| it.2);
+            (by, self.neighbours.get(&by).copied())
         });
-        if found.is_none() {
-            self.counters.no_circuit += 1;
+        if let Some(circuit) = circuit {
+            self.used(now, circuit);
+            return Way::By(circuit);
         }
-        found.copied()
+        if self.want(now, by) {
+            return Way::Soon;
+        }
+        self.counters.no_circuit += 1;
+        Way::None
     }
 
     /// A payload has come by a circuit. Returns the IPv4 packet in it.
@@ -202,6 +245,7 @@ impl Subnetwork {
         circuit: Circuit,
         payload: &'a [u8],
     ) -> Option<&'a [u8]> {
+        self.used(now, circuit);
         match Payload::parse(payload) {
             // What is no IPv4 would be IPv6 to a kernel that looks at the first bits.
             Ok(Payload::Routed(EtherType::IPV4, bytes)) => match ipv4::Packet::new(bytes) {
@@ -243,6 +287,17 @@ impl Subnetwork {
                 let known = asked.filter(|_| self.config.server);
                 let known = known.and_then(|address| self.number(address));
                 match (asked, known) {
+                    // A client says who it is (RFC 2225 §8.4.1).
+                    (Some(address), _)
+                        if self.config.server && packet.source.address == Some(address) =>
+                    {
+                        let believed = self.learn(now, circuit, &packet.source);
+                        let (operation, source, target) = match believed {
+                            true => (Operation::Reply, packet.source, packet.source),
+                            false => (Operation::Unknown, packet.source, packet.target),
+                        };
+                        self.put(circuit, operation, source, target);
+                    }
                     (Some(address), _) if address == self.config.address => {
                         self.put(circuit, Operation::Reply, own, packet.source);
                     }
@@ -260,8 +315,8 @@ impl Subnetwork {
                     _ => {}
                 }
             }
-            // Nothing was asked.
-            Operation::Reply | Operation::Unknown => {}
+            Operation::Reply => self.resolved(now, circuit, &packet.source),
+            Operation::Unknown => self.unresolved(now, circuit, packet.target.address),
         }
     }
 
@@ -274,6 +329,13 @@ impl Subnetwork {
         let possible = |it: &Ipv4Addr| fixed || config.is_neighbour(*it);
         let Some(address) = source.address.filter(possible) else {
             self.counters.conflicts += 1;
+            return false;
+        };
+        if let Some(believed) = self.check_caller(now, circuit, address, source) {
+            self.counters.conflicts += u64::from(!believed);
+            return believed;
+        }
+        let Some(peer) = self.circuits.get_mut(&circuit) else {
             return false;
         };
         let other = self
@@ -345,7 +407,8 @@ impl Subnetwork {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let found = self.circuits.values().filter(|peer| !peer.fixed);
-        found.map(|peer| peer.asks).min()
+        let asks = found.map(|peer| peer.asks).min();
+        asks.into_iter().chain(self.calls_due()).min()
     }
 
     /// Asks for neighbours, and forgets those who have not answered for long.
@@ -360,6 +423,9 @@ impl Subnetwork {
                 peer.address = None;
                 peer.number = Number::None;
                 self.neighbours.remove(&address);
+                if peer.call.is_some() {
+                    self.actions.push_back(Action::Release(*circuit));
+                }
             }
             if peer.asks <= now {
                 peer.asks = now + RETRY;
@@ -367,8 +433,12 @@ impl Subnetwork {
             }
         }
         for circuit in asked {
+            if self.is_server(circuit) {
+                self.register(circuit);
+            }
             self.put(circuit, Operation::InverseRequest, own, Party::default());
         }
+        self.handle_calls(now);
     }
 
     /// All circuits and who is at their ends.

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `stat` | a [`crate::snapshot::StackSnapshot`] |
 //! | `trace N` | a [`Trace`] of the next N frames, after they came or two seconds passed |
+//! | `pvc …` | [`Operated`]: the program has done that with its circuits ([`crate::Stack::answer_operator`]), or why not |
 //! | `tune POLICY BUDGET NANOSECONDS`, `-` for what is usual | [`Tuned`]: [`crate::Stack::set_receive_control`] is done, or why not |
 
 mod listener;
@@ -44,6 +45,8 @@ const ABSTRACT: &str = "@tidewall/";
 pub const TRACE_LIMIT: u32 = 1_000;
 /// How long a trace waits for its frames.
 const TRACE_TIME: Duration = Duration::from_secs(2);
+/// Bytes of the longest request.
+const REQUEST_MAX: u64 = 256;
 /// How long a client may take to say what it wants.
 const IO_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -111,6 +114,16 @@ pub struct Tuned {
     /// Receive control of each queue as it begins anew.
     #[serde(default)]
     pub queues: Vec<ControlSnapshot>,
+}
+
+/// An answer to `pvc`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Operated {
+    /// What was done, in words.
+    pub done: Option<String>,
+    /// Why nothing was, if so.
+    pub error: Option<String>,
 }
 
 /// The thread; dropping it ends it and removes the socket.
@@ -238,7 +251,7 @@ fn answer(mut stream: &UnixStream, core: &Core, stop: &AtomicBool) -> io::Result
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
     stream.set_write_timeout(Some(IO_TIMEOUT))?;
     let mut request = String::new();
-    BufReader::new(io::Read::take(stream, 64)).read_line(&mut request)?;
+    BufReader::new(io::Read::take(stream, REQUEST_MAX)).read_line(&mut request)?;
     let mut words = request.split_whitespace();
     let reply = match (words.next(), words.next()) {
         (Some("stat"), None) => serde_json::to_vec(&StackSnapshot::take(core)),
@@ -246,6 +259,7 @@ fn answer(mut stream: &UnixStream, core: &Core, stop: &AtomicBool) -> io::Result
             let frames = frames.parse().unwrap_or(1).clamp(1, TRACE_LIMIT);
             serde_json::to_vec(&trace(core, frames, stop))
         }
+        (Some("pvc"), Some(_)) => serde_json::to_vec(&operate(core, request.trim())),
         (Some("tune"), Some(policy)) => serde_json::to_vec(&tune(core, policy, words)),
         _ => return stream.write_all(b"{\"error\":\"unknown request\"}"),
     };
@@ -271,6 +285,20 @@ fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
     Trace {
         frames: found,
         lines: core.trace.take(),
+    }
+}
+
+fn operate(core: &Core, request: &str) -> Operated {
+    let words = request.strip_prefix("pvc").unwrap_or(request).trim();
+    match core.atm.operator.ask(words) {
+        Ok(done) => Operated {
+            done: Some(done),
+            error: None,
+        },
+        Err(error) => Operated {
+            done: None,
+            error: Some(error),
+        },
     }
 }
 

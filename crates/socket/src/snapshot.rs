@@ -17,7 +17,10 @@ use tidewall_sys::netlink::Rtnetlink;
 pub use crate::atm::circuit_counters;
 pub use crate::causes::StackCounters;
 use crate::forward::Answer;
-pub use crate::forward::{CellSwitchPort, CellSwitchSnapshot, SwitchMember, SwitchSnapshot};
+pub use crate::forward::{
+    CellRoute, CellSwitchPort, CellSwitchSnapshot, SwitchMember, SwitchSnapshot, SwitchedCall,
+    SwitchedEnd,
+};
 use crate::lock::lock;
 use crate::stack::Core;
 

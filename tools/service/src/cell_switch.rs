@@ -17,10 +17,14 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tidewall_atm::exchange::{self, NumberPrefix, Request};
+use tidewall_atm::signalling::Side;
+use tidewall_atm::sscop::State;
 use tidewall_atm::switch::{Counters, End, Mode, Route, RouteError, Switch};
-use tidewall_socket::EmbeddedConfig;
 use tidewall_socket::forward::{Arrived, Forwarder, Labelled, Output, OutputCounters};
-use tidewall_socket::snapshot::{CellSwitchPort, CellSwitchSnapshot};
+use tidewall_socket::snapshot::{
+    CellRoute, CellSwitchPort, CellSwitchSnapshot, SwitchedCall, SwitchedEnd,
+};
+use tidewall_socket::{EmbeddedConfig, Stack};
 use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::pseudowire::{CELL_LEN, HEADER_LEN, Label};
 
@@ -254,6 +258,11 @@ impl CellSwitch {
         self.calls.iter().flat_map(of_calls)
     }
 
+    /// The stack of the first port, by which operators reach the switch.
+    pub fn stack(&self) -> Option<&Stack> {
+        self.entries.forwarder.stacks().next()
+    }
+
     /// The interfaces.
     pub fn forwarder(&mut self) -> &mut Forwarder {
         &mut self.entries.forwarder
@@ -380,13 +389,60 @@ fn snapshot(
         entry.mode = port.way.name().to_owned();
         entry.waiting = switch.waiting(number).map(|cells| cells as u64).to_vec();
         entry.queue = port.queue as u64;
+        entry.side = port.signals.map(|it| side_name(it.side).to_owned());
         snapshot.ports.push(entry);
     }
-    let outside = |route: &&Route| route.from.port.max(route.to.port) < ports.len();
-    snapshot.circuits = switch.routes().filter(outside).count() as u64;
+    let exchange = calls.map(Calls::exchange);
+    let name = |end: End| {
+        let port = ports.get(end.port);
+        let interface = port.map_or("", |it| it.port.interface.as_str());
+        format!("{interface}/{}", end.circuit)
+    };
+    for (number, entry) in snapshot.ports.iter_mut().enumerate() {
+        let link = exchange.and_then(|it| it.link(number));
+        entry.link_up = link.is_some_and(|link| link.link().state() == State::Ready);
+    }
+    let outside = |(route, _): &(&Route, u64)| route.from.port.max(route.to.port) < ports.len();
+    for (route, cells) in switch.loads().filter(outside) {
+        let mut entry = CellRoute::default();
+        (entry.from, entry.to) = (name(route.from), name(route.to));
+        (entry.priority, entry.cells) = (route.priority as u64, cells);
+        entry.call = exchange.is_some_and(|it| it.holds(route.from));
+        snapshot.table.push(entry);
+    }
+    snapshot.circuits = snapshot.table.len() as u64;
+    let calls_of = exchange
+        .into_iter()
+        .flat_map(|it| it.calls().map(move |call| (it, call)));
+    for (exchange, call) in calls_of {
+        let mut entry = SwitchedCall::default();
+        entry.calling = call.calling.map(|it| it.to_string());
+        entry.called = call.called.to_string();
+        for leg in &call.legs {
+            let mut end = SwitchedEnd::default();
+            let port = ports.get(leg.port).map(|it| &it.port);
+            end.interface = port.map_or(String::new(), |it| it.interface.clone());
+            end.circuit = leg.circuit.map(|it| it.to_string());
+            let letter = match port.and_then(|it| it.signals).map(|it| it.side) {
+                Some(Side::User) => 'U',
+                _ => 'N',
+            };
+            end.state = format!("{letter}{}", exchange.state(leg));
+            entry.ends.push(end);
+        }
+        snapshot.calls.push(entry);
+    }
     let counters = switch.counters().each().chain(status::sent(output));
     snapshot.counters = status::named(counters.chain(calls.into_iter().flat_map(of_calls)));
     snapshot
+}
+
+/// A side's name for people and in files.
+pub fn side_name(side: Side) -> &'static str {
+    match side {
+        Side::Network => "network",
+        Side::User => "user",
+    }
 }
 
 /// What is counted of calls.

@@ -3,12 +3,14 @@
 //! ```text
 //!  kernel's IP ─► tun ─► neighbour's circuit ─► LLC/SNAP, AAL5 ─► frames
 //!  kernel's IP ◄─ tun ◄─────────────────────── LLC/SNAP, AAL5 ◄── frames
-//!                              InATMARP ◄────────┘
+//!                       InATMARP, ATMARP ◄───────┘
+//!                           └─► calls
 //! ```
 //!
 //! One thread does everything, and waits for the tun and for all circuits at once. What a
 //! device does not take for so long that it cannot be a burst is dropped, as behind any link.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
@@ -16,10 +18,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidewall_atm::ip::{Config, HEADER_LEN, Subnetwork};
+use tidewall_atm::ip::{Action, Config, HEADER_LEN, Subnetwork, Way};
 use tidewall_socket::descriptor::Flags;
 use tidewall_socket::readiness::{Events, PollFd};
-use tidewall_socket::{AtmOptions, AtmSocket, Circuit, Descriptors, OpenFile, Stack};
+use tidewall_socket::{
+    AtmListener, AtmOptions, AtmSocket, CallOptions, Circuit, Descriptors, Nsap, OpenFile, Stack,
+};
 use tidewall_sys::interface;
 use tidewall_wire::atm::llc;
 use tidewall_wire::ethernet::EtherType;
@@ -29,6 +33,11 @@ use tidewall_wire::ipv4;
 const BATCH: usize = 64;
 /// How long packets wait for frames to be sent from, until one is sent.
 const FRAME_TIMEOUT: Duration = Duration::from_millis(10);
+/// Calls that wait to be taken.
+const BACKLOG: usize = 64;
+/// Packets that wait for circuits that are being set up, in all and of one destination.
+const WAITING_MAX: usize = 64;
+const WAITING_EACH: usize = 3;
 
 /// What happened that [`Subnetwork::counters`] does not know, packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,21 +52,44 @@ pub struct Counters {
     pub not_sent: u64,
     /// The kernel did not take them.
     pub refused: u64,
+    /// Not sent: the circuit that they waited for was not set up, or too many waited.
+    pub not_reached: u64,
+    /// Calls that were made, answered or not, and calls that came.
+    pub calls: u64,
 }
 
 /// An interface that is served.
 pub struct IpOverAtm {
+    stack: Stack,
     subnetwork: Subnetwork,
     descriptors: Descriptors,
-    circuits: Vec<(Circuit, Arc<OpenFile>)>,
+    ends: BTreeMap<i32, End>,
+    circuits: BTreeMap<Circuit, i32>,
     tun: File,
-    /// The tun first, then the circuits in their order.
+    /// The tun first, then the ends.
     list: Vec<PollFd>,
     buffer: Vec<u8>,
+    /// Payloads for circuits that are being set up, and where they go.
+    waiting: VecDeque<(Ipv4Addr, Vec<u8>)>,
     /// What is left of [`FRAME_TIMEOUT`].
     left: Duration,
     began: Instant,
     counters: Counters,
+}
+
+/// A socket.
+#[derive(Clone)]
+struct End {
+    what: What,
+    file: Arc<OpenFile>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Listener,
+    /// A call of ours that is not answered.
+    Calling(Nsap),
+    Circuit(Circuit),
 }
 
 impl IpOverAtm {
@@ -74,12 +106,15 @@ impl IpOverAtm {
         let polled = OwnedFd::from(tun.try_clone()?);
         let polled = descriptors.open(polled, Flags::NONE)?;
         Ok(IpOverAtm {
+            stack: stack.clone(),
             subnetwork: Subnetwork::new(config),
             descriptors,
-            circuits: Vec::new(),
+            ends: BTreeMap::new(),
+            circuits: BTreeMap::new(),
             tun,
             list: vec![PollFd::new(polled, Events::IN)],
             buffer: vec![0; HEADER_LEN + usize::from(u16::MAX)],
+            waiting: VecDeque::new(),
             left: FRAME_TIMEOUT,
             began: Instant::now(),
             counters: Counters::default(),
@@ -90,31 +125,75 @@ impl IpOverAtm {
     ///
     /// # Errors
     /// As [`AtmSocket::bind`]; EINVAL, in words, for a neighbour that is another circuit's.
-    pub fn add(
-        &mut self,
-        stack: &Stack,
-        circuit: Circuit,
-        neighbour: Option<Ipv4Addr>,
-    ) -> io::Result<()> {
-        let longest = usize::from(u16::MAX);
-        let options = AtmOptions {
-            send_max: longest,
-            receive_max: longest,
-            ..AtmOptions::default()
-        };
-        let socket = AtmSocket::bind_with(stack, circuit, options)?;
-        socket.set_nonblocking(true)?;
-        let fd = self.descriptors.open(socket, Flags::NONBLOCK)?;
+    pub fn add(&mut self, circuit: Circuit, neighbour: Option<Ipv4Addr>) -> io::Result<()> {
+        let socket = AtmSocket::bind_with(&self.stack, circuit, options())?;
+        let fd = self.open_end(socket, What::Circuit(circuit), Events::IN)?;
         let added = self
             .subnetwork
             .add(self.began.elapsed(), circuit, neighbour);
         if let Err(error) = added {
-            self.descriptors.close(fd)?;
+            self.close(fd);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
         }
-        self.circuits.push((circuit, self.descriptors.file(fd)?));
-        self.list.push(PollFd::new(fd, Events::IN));
         Ok(())
+    }
+
+    /// Removes a permanent circuit; its neighbour is forgotten.
+    ///
+    /// # Errors
+    /// ENOENT where there is none.
+    pub fn remove(&mut self, circuit: Circuit) -> io::Result<()> {
+        let fd = self.circuits.get(&circuit).copied();
+        let permanent = |fd: &i32| match self.ends.get(fd).map(|end| &*end.file) {
+            Some(OpenFile::Circuit(socket)) => socket.local_number().is_none(),
+            _ => false,
+        };
+        let fd = fd.filter(permanent).ok_or(io::ErrorKind::NotFound)?;
+        self.close(fd);
+        Ok(())
+    }
+
+    /// Takes calls to this number, which is the stack's.
+    ///
+    /// # Errors
+    /// As [`AtmListener::bind`].
+    pub fn listen(&mut self, number: Nsap) -> io::Result<()> {
+        let listener = AtmListener::bind(&self.stack, number, BACKLOG, options())?;
+        self.open_end(listener, What::Listener, Events::IN)?;
+        Ok(())
+    }
+
+    fn open_end(
+        &mut self,
+        file: impl Into<OpenFile>,
+        what: What,
+        events: Events,
+    ) -> io::Result<i32> {
+        let fd = self.descriptors.open(file, Flags::NONBLOCK)?;
+        let file = self.descriptors.file(fd)?;
+        self.ends.insert(fd, End { what, file });
+        self.list.push(PollFd::new(fd, events));
+        if let What::Circuit(circuit) = what {
+            self.circuits.insert(circuit, fd);
+        }
+        Ok(fd)
+    }
+
+    /// Closes a socket; its call is released.
+    fn close(&mut self, fd: i32) {
+        let now = self.began.elapsed();
+        let end = self.ends.remove(&fd);
+        self.list.retain(|entry| entry.fd != fd);
+        // It is open.
+        let _ = self.descriptors.close(fd);
+        match end.map(|end| end.what) {
+            Some(What::Circuit(circuit)) => {
+                self.circuits.remove(&circuit);
+                self.subnetwork.ended(now, circuit);
+            }
+            Some(What::Calling(number)) => self.subnetwork.failed(now, number),
+            _ => {}
+        }
     }
 
     /// The table of neighbours and routes.
@@ -136,40 +215,118 @@ impl IpOverAtm {
         let due = self.subnetwork.poll_timeout();
         let most = due.map_or(most, |due| most.min(due.saturating_sub(now)));
         self.descriptors.poll(&mut self.list, Some(most))?;
-        let ready = |entry: &PollFd| entry.returned() != Events::default();
-        for number in 0..self.circuits.len() {
-            if self.list.get(number + 1).is_some_and(ready) {
-                self.receive(number)?;
+        let ready = |entry: &&PollFd| entry.returned() != Events::default();
+        let tun = self.list.first().is_some_and(|it| ready(&it));
+        let ends = self.list.iter().skip(1).filter(ready);
+        for fd in ends.map(|entry| entry.fd).collect::<Vec<_>>() {
+            let Some(End { what, file }) = self.ends.get(&fd).cloned() else {
+                continue;
+            };
+            match (what, &*file) {
+                (What::Circuit(circuit), OpenFile::Circuit(socket)) => {
+                    let ended = self.receive(circuit, socket)?;
+                    if ended {
+                        self.close(fd);
+                    }
+                }
+                (What::Calling(number), OpenFile::Circuit(socket)) => {
+                    self.answered(fd, number, socket);
+                }
+                (_, OpenFile::CircuitListener(listener)) => self.accept(listener)?,
+                _ => {}
             }
         }
-        if self.list.first().is_some_and(ready) {
+        if tun {
             self.send()?;
         }
         let now = self.began.elapsed();
         self.subnetwork.handle_timeout(now);
+        while let Some(action) = self.subnetwork.poll_action() {
+            self.act(now, action);
+        }
         while let Some((circuit, payload)) = self.subnetwork.poll_transmit() {
-            let socket = self.circuits.iter().find(|it| it.0 == circuit);
-            if let Some(OpenFile::Circuit(socket)) = socket.map(|it| &*it.1) {
+            if let Some(OpenFile::Circuit(socket)) = self.file(circuit).as_deref() {
                 // Lost, it is asked or answered again.
                 drop(socket.send(&payload));
             }
         }
+        self.send_waiting();
         Ok(())
     }
 
-    /// From a circuit to the kernel.
-    fn receive(&mut self, number: usize) -> io::Result<()> {
-        let Some((circuit, file)) = self.circuits.get(number) else {
-            return Ok(());
+    fn file(&self, circuit: Circuit) -> Option<Arc<OpenFile>> {
+        let end = self.ends.get(self.circuits.get(&circuit)?)?;
+        Some(end.file.clone())
+    }
+
+    fn act(&mut self, now: Duration, action: Action) {
+        match action {
+            Action::Call(number) => {
+                self.counters.calls += 1;
+                let call = CallOptions {
+                    circuit: options(),
+                    ..CallOptions::default()
+                };
+                let called = AtmSocket::connect_nonblocking(&self.stack, number, &call);
+                let called = called
+                    .and_then(|socket| self.open_end(socket, What::Calling(number), Events::OUT));
+                if called.is_err() {
+                    self.subnetwork.failed(now, number);
+                }
+            }
+            Action::Release(circuit) => {
+                if let Some(&fd) = self.circuits.get(&circuit) {
+                    self.close(fd);
+                }
+            }
+        }
+    }
+
+    /// A call of ours has an answer.
+    fn answered(&mut self, fd: i32, number: Nsap, socket: &AtmSocket) {
+        if socket.is_connecting() {
+            return;
+        }
+        let answered = socket.finish_connect(None);
+        let (Ok(()), Some(circuit)) = (answered, socket.circuit()) else {
+            return self.close(fd);
         };
-        let OpenFile::Circuit(socket) = &**file else {
-            return Ok(());
-        };
+        if let Some(end) = self.ends.get_mut(&fd) {
+            end.what = What::Circuit(circuit);
+        }
+        if let Some(entry) = self.list.iter_mut().find(|entry| entry.fd == fd) {
+            *entry = PollFd::new(fd, Events::IN);
+        }
+        self.circuits.insert(circuit, fd);
+        let now = self.began.elapsed();
+        self.subnetwork.connected(now, number, circuit);
+    }
+
+    fn accept(&mut self, listener: &AtmListener) -> io::Result<()> {
+        for _ in 0..BATCH {
+            let (socket, caller) = match listener.accept() {
+                Ok(accepted) => accepted,
+                // One that could not be taken is refused; others may be.
+                Err(_) => return Ok(()),
+            };
+            self.counters.calls += 1;
+            let Some(circuit) = socket.circuit() else {
+                continue;
+            };
+            self.open_end(socket, What::Circuit(circuit), Events::IN)?;
+            let now = self.began.elapsed();
+            self.subnetwork.called(now, circuit, caller);
+        }
+        Ok(())
+    }
+
+    /// From a circuit to the kernel. True at the end of a call.
+    fn receive(&mut self, circuit: Circuit, socket: &AtmSocket) -> io::Result<bool> {
         let now = self.began.elapsed();
         let (subnetwork, counters) = (&mut self.subnetwork, &mut self.counters);
         let mut tun = &self.tun;
         let received = socket.recv_batch(BATCH, |received| {
-            if let Some(packet) = subnetwork.received(now, *circuit, received.payload) {
+            if let Some(packet) = subnetwork.received(now, circuit, received.payload) {
                 match tun.write_all(packet) {
                     Ok(()) => counters.delivered += 1,
                     Err(_) => counters.refused += 1,
@@ -177,8 +334,9 @@ impl IpOverAtm {
             }
         });
         match received {
+            Ok(0) | Err(_) if socket.is_released() => Ok(true),
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ => Ok(()),
+            _ => Ok(false),
         }
     }
 
@@ -186,42 +344,94 @@ impl IpOverAtm {
     fn send(&mut self) -> io::Result<()> {
         llc::emit_routed(EtherType::IPV4, &mut self.buffer)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-        let mut last: Option<usize> = None;
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let sent = self.send_from(&mut buffer);
+        self.buffer = buffer;
+        sent
+    }
+
+    fn send_from(&mut self, buffer: &mut [u8]) -> io::Result<()> {
+        let now = self.began.elapsed();
+        let mut last = None;
         for _ in 0..BATCH {
-            let place = self.buffer.get_mut(HEADER_LEN..).unwrap_or_default();
+            let place = buffer.get_mut(HEADER_LEN..).unwrap_or_default();
             let length = match (&self.tun).read(place) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             };
-            let payload = self.buffer.get(..HEADER_LEN + length).unwrap_or_default();
+            let payload = buffer.get(..HEADER_LEN + length).unwrap_or_default();
             let packet = payload.get(HEADER_LEN..).unwrap_or_default();
             let Ok(packet) = ipv4::Packet::new(packet) else {
                 self.counters.not_ipv4 += 1;
                 continue;
             };
-            let Some(circuit) = self.subnetwork.circuit(packet.destination()) else {
-                continue;
-            };
-            let number = self.circuits.iter().position(|it| it.0 == circuit);
-            let Some(OpenFile::Circuit(socket)) =
-                number.and_then(|it| self.circuits.get(it)).map(|it| &*it.1)
-            else {
-                continue;
-            };
-            last = number;
-            match queue(socket, payload, &mut self.left) {
-                Ok(()) => self.counters.sent += 1,
-                Err(_) => self.counters.not_sent += 1,
+            let destination = packet.destination();
+            match self.subnetwork.way(now, destination) {
+                Way::By(circuit) => last = self.queue(circuit, payload).or(last),
+                Way::Soon => self.wait(destination, payload),
+                Way::None => {}
             }
         }
-        // All circuits of a stack share the device's queue.
-        let last = last.and_then(|it| self.circuits.get(it));
-        if let Some(OpenFile::Circuit(socket)) = last.map(|it| &*it.1) {
+        self.flush(last);
+        Ok(())
+    }
+
+    /// Keeps a packet until its circuit is set up.
+    fn wait(&mut self, destination: Ipv4Addr, payload: &[u8]) {
+        let of_it = self.waiting.iter().filter(|it| it.0 == destination);
+        if self.waiting.len() >= WAITING_MAX || of_it.count() >= WAITING_EACH {
+            self.counters.not_reached += 1;
+            return;
+        }
+        self.waiting.push_back((destination, payload.to_vec()));
+    }
+
+    fn send_waiting(&mut self) {
+        let now = self.began.elapsed();
+        let mut last = None;
+        for (destination, payload) in std::mem::take(&mut self.waiting) {
+            match self.subnetwork.way(now, destination) {
+                Way::By(circuit) => last = self.queue(circuit, &payload).or(last),
+                Way::Soon => self.waiting.push_back((destination, payload)),
+                Way::None => self.counters.not_reached += 1,
+            }
+        }
+        self.flush(last);
+    }
+
+    /// Queues a payload on a circuit; its socket if it was taken.
+    fn queue(&mut self, circuit: Circuit, payload: &[u8]) -> Option<Arc<OpenFile>> {
+        let file = self.file(circuit)?;
+        let OpenFile::Circuit(socket) = &*file else {
+            return None;
+        };
+        match queue(socket, payload, &mut self.left) {
+            Ok(()) => self.counters.sent += 1,
+            Err(_) => {
+                self.counters.not_sent += 1;
+                return None;
+            }
+        }
+        Some(file)
+    }
+
+    /// All circuits of a stack share the device's queue.
+    fn flush(&self, last: Option<Arc<OpenFile>>) {
+        if let Some(OpenFile::Circuit(socket)) = last.as_deref() {
             // A device that is down has sent nothing; TCP repeats it.
             drop(socket.flush());
         }
-        Ok(())
+    }
+}
+
+/// Of every circuit: packets of any length.
+fn options() -> AtmOptions {
+    let longest = usize::from(u16::MAX);
+    AtmOptions {
+        send_max: longest,
+        receive_max: longest,
+        ..AtmOptions::default()
     }
 }
 

@@ -4,6 +4,7 @@
 mod config;
 mod ip;
 mod link;
+mod show;
 mod switch;
 
 use std::fmt::Write as _;
@@ -20,7 +21,7 @@ use tidewall_socket::{AtmListener, AtmOptions, AtmSocket, Circuit, Descriptors, 
 
 use crate::end::{Failure, Outcome, say_line, stop_flag};
 use crate::units::{self, nanoseconds};
-use link::{Link, Peer};
+use link::{Lines, Link, Peer};
 
 /// How often a command that waits looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -62,6 +63,8 @@ enum Command {
     /// Send loopback cells to the circuit's other end (OAM F5, I.610), and time their return
     Ping(PingArguments),
     Switch(switch::Arguments),
+    Show(show::ShowArguments),
+    Pvc(show::PvcArguments),
     Ip(ip::Arguments),
 }
 
@@ -87,6 +90,8 @@ struct SendArguments {
 struct ReceiveArguments {
     #[command(flatten)]
     link: Link,
+    #[command(flatten)]
+    lines: Lines,
     /// The circuit: virtual path 0 to 14, virtual channel 0 to 65535
     #[arg(long, value_name = "VPI.VCI", value_parser = circuit, required_unless_present = "number")]
     #[arg(conflicts_with = "number")]
@@ -132,13 +137,14 @@ fn circuit(text: &str) -> Result<Circuit, String> {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
-    let stop = stop_flag()?;
     match &arguments.command {
-        Command::Send(arguments) => send(arguments, &stop),
-        Command::Receive(arguments) => receive(arguments, &stop),
-        Command::Ping(arguments) => ping(arguments, &stop),
+        Command::Send(arguments) => send(arguments, &*stop_flag()?),
+        Command::Receive(arguments) => receive(arguments, &*stop_flag()?),
+        Command::Ping(arguments) => ping(arguments, &*stop_flag()?),
         Command::Switch(arguments) => switch::run(arguments),
-        Command::Ip(arguments) => ip::run(arguments, &stop),
+        Command::Ip(arguments) => ip::run(arguments, &*stop_flag()?),
+        Command::Show(arguments) => show::show(arguments),
+        Command::Pvc(arguments) => show::pvc(arguments),
     }
 }
 
@@ -193,7 +199,7 @@ fn send(arguments: &SendArguments, stop: &AtomicBool) -> Outcome {
     }
     let Sent { payloads, bytes } = sent;
     let text = format!("sent {payloads} payloads ({bytes} bytes) on {}", end.name());
-    end.link.say(&text, &sent)
+    end.lines.say(&text, &sent)
 }
 
 #[derive(Serialize)]
@@ -240,7 +246,7 @@ fn receive(arguments: &ReceiveArguments, stop: &AtomicBool) -> Outcome {
         }
     };
     receiver.add(first).map_err(failed)?;
-    if !link.json {
+    if !arguments.lines.json {
         let Link {
             interface,
             next_hop,
@@ -310,8 +316,7 @@ impl Receiver<'_> {
                     return Ok(());
                 }
             };
-            let link = &self.arguments.link;
-            if !link.json {
+            if !self.arguments.lines.json {
                 let from = from.map_or("a caller without a number".to_owned(), |it| it.to_string());
                 let circuit = socket.circuit().map(|it| it.to_string());
                 let circuit = circuit.unwrap_or_default();
@@ -341,13 +346,13 @@ impl Receiver<'_> {
                 from: from.clone(),
             });
         });
-        let link = &self.arguments.link;
+        let ReceiveArguments { link, lines, .. } = self.arguments;
         self.left -= came.len() as u64;
         let ended = came.is_empty() && socket.is_released();
         for received in came {
             let more = if received.bytes > SHOWN { "…" } else { "" };
             let text = format!("{} bytes: {}{more}", received.bytes, received.begins);
-            link.say(&text, &received)?;
+            lines.say(&text, &received)?;
         }
         match got {
             // What it ended with is the call's own affair.
@@ -413,9 +418,9 @@ fn ping(arguments: &PingArguments, stop: &AtomicBool) -> Outcome {
             cell: sent,
             nanoseconds: time,
         };
-        end.link.say(&format!("cell {sent}: {text}"), &pinged)?;
+        end.lines.say(&format!("cell {sent}: {text}"), &pinged)?;
     }
-    if !end.link.json {
+    if !end.lines.json {
         say_line(&format!("{sent} cells sent, {answered} answered"))?;
     }
     if answered == 0 {

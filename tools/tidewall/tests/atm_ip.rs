@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::bed::Bed;
 use common::star::Star;
-use common::{Service, content, fails, text};
+use common::{Service, content, fails, text, tidewall};
 
 /// Bytes that go over a connection.
 const BYTES: usize = 4 << 20;
@@ -93,6 +93,87 @@ fn gone(namespace: &str, name: &str) {
         assert!(began.elapsed() < Duration::from_secs(10), "{name} is left");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Three hosts whose circuits are set up by calls: the first is the ATMARP server, the others
+/// register there, find each other's numbers, and call; idle circuits are released.
+#[test]
+fn hosts_call_each_other_by_an_atmarp_server() {
+    let test = "hosts_call_each_other_by_an_atmarp_server";
+    let Some(star) = Star::or_skip(test, "ip-c", 3) else {
+        return;
+    };
+    let number = |host: usize| format!("470005{host:02x}{:032x}", 0);
+    let file = star.place.name("cells.toml");
+    let ports: String = (0..3)
+        .map(|host| {
+            format!(
+                "[[port]]
+interface = 'tw-in{host}'
+next-hop = '10.99.{host}.2'
+signalling = 'network'
+numbers = ['47.0005.{host:02x}']
+"
+            )
+        })
+        .collect();
+    fs::write(&file, ports).unwrap();
+    let switch = Service::start(Bed::command(&star.switch, &["atm", "switch", &file]));
+    let start = |host: usize, more: &[&str]| {
+        let (own, address) = (number(host), format!("10.9.0.{}/24", host + 1));
+        let all = [&["--number", &own, "--address", &address][..], more].concat();
+        served(&star.ends[host], "out", &format!("10.99.{host}.1"), &all)
+    };
+    let server = start(0, &["--server"]);
+    let asks = number(0);
+    let asks = ["--arp-server", &asks, "--idle", "4s"];
+    let (second, third) = (start(1, &asks), start(2, &asks));
+    let [_, near, far] = &star.ends[..] else {
+        panic!("three ends");
+    };
+    // The first packets wait for the circuit.
+    for (from, to) in [(far, "10.9.0.2"), (near, "10.9.0.1"), (near, "10.9.0.3")] {
+        let said = ping(from, &[to]);
+        assert!(said.contains("3 received"), "{said}");
+    }
+    transfer(far, near);
+    let mut nobody = Bed::other(near, "ping", &["-c", "1", "-W", "1", "10.9.0.77"]);
+    let nobody = text(&nobody.output().unwrap().stdout);
+    assert!(nobody.contains(" 0 received"), "{nobody}");
+    // Of three circuits the one between the clients is idle, and goes.
+    let began = Instant::now();
+    loop {
+        let shown = tidewall(&["atm", "show", &switch.id(), "--json"]);
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+        if shown["switch"]["calls"].as_array().unwrap().len() == 2 {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{shown}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let said = ping(near, &["10.9.0.3"]);
+    assert!(said.contains("3 received"), "{said}");
+    // A permanent circuit of an interface, by hand.
+    let process = second.id();
+    for (what, said) in [
+        ("add", "circuit 0.20 added\n"),
+        ("remove", "circuit 0.20 removed\n"),
+    ] {
+        let output = tidewall(&["atm", "pvc", what, &process, "0.20"]);
+        assert_eq!(text(&output.stdout), said, "{output:?}");
+    }
+    let error = fails(&["atm", "pvc", "remove", &process, "0.20"], 1);
+    assert!(error.contains("no permanent circuit"), "{error}");
+    for (service, calls) in [(server, 2), (second, 2), (third, 3)] {
+        let totals = service.end();
+        for cause in ["arp-conflicts", "malformed", "refused"] {
+            assert!(!totals.contains(cause), "{totals}");
+        }
+        let counted = totals.split("calls ").nth(1).unwrap_or_default();
+        let counted: u32 = counted.split(',').next().unwrap().trim().parse().unwrap();
+        assert!(counted >= calls, "{totals}");
+    }
+    switch.end();
 }
 
 /// Neighbours find each other by InATMARP, through a switch.

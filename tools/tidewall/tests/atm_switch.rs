@@ -16,6 +16,8 @@ use serde_json::Value;
 
 /// How long anything is waited for.
 const LIMIT: Duration = Duration::from_secs(20);
+/// How long a link takes to find out that its other end is no more, and its calls to end.
+const LONG: Duration = Duration::from_secs(60);
 
 const FRAME: &str = "[[port]]
 interface = 'tw-in0'
@@ -168,6 +170,23 @@ fn call(star: &Star, what: &str, host: usize, more: &[&str]) -> Command {
     Bed::command(&star.ends[host], &[&end[..], more].concat())
 }
 
+/// What a command of an operator says.
+fn operator(what: &[&str]) -> String {
+    said(program(&[&["atm"], what].concat()))
+}
+
+/// Waits until there is something.
+fn wait_for<V>(what: &str, mut look: impl FnMut() -> Option<V>) -> V {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < LONG, "no {what}");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// Calls through the switch: payloads, the caller's number, refusals, and a permanent circuit
 /// beside them.
 #[test]
@@ -217,13 +236,59 @@ fn calls_are_led_by_their_numbers() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(text(&output.stderr).contains(why), "{output:?}");
     }
+    // What an operator sees of it, and adds.
+    let slow = ["--count", "100", "--interval", "0.2s"];
+    let mut held = call(&star, "send", 0, &[&to[..], &slow].concat());
+    let mut held = held.stdout(Stdio::null()).spawn().unwrap();
+    let process = service.id();
+    let look = || -> Value {
+        let shown = operator(&["show", &process, "--json"]);
+        serde_json::from_str(&shown).unwrap()
+    };
+    let shown = wait_for("a call of the switch", || {
+        let shown = look();
+        (shown["switch"]["calls"][0]["ends"][0]["state"] == "N10").then_some(shown)
+    });
+    let call = &shown["switch"]["calls"][0];
+    assert_eq!(call["calling"], nsap(0, 0), "{shown}");
+    assert_eq!(call["called"], nsap(1, 0), "{shown}");
+    assert_eq!(shown["switch"]["ports"][0]["link_up"], true, "{shown}");
+    let said = operator(&["show", &process]);
+    let call_line = said.lines().find(|line| line.contains(&nsap(1, 0)));
+    assert!(call_line.unwrap().contains("N10"), "{said}");
+    assert_eq!(
+        operator(&["pvc", "add", &process, "tw-in0/0.50", "tw-in2/0.50"]),
+        "2 directions from tw-in0/0.50 to tw-in2/0.50 added\n"
+    );
+    let taken = call["ends"][0]["circuit"].as_str().unwrap();
+    for (end, why) in [
+        ("tw-in0/0.50", "0.50 of that port leads somewhere"),
+        (&format!("tw-in0/{taken}"), "is a call's"),
+        ("tw-in9/0.50", "tw-in9 is no port"),
+    ] {
+        let error = fails(&["atm", "pvc", "add", &process, end, "tw-in2/0.51"], 1);
+        assert!(error.contains(why), "{error}");
+    }
+    let listed = operator(&["pvc", "list", &process]);
+    assert_eq!(listed.matches("permanent").count(), 4, "{listed}");
+    let removed = operator(&["pvc", "remove", &process, "tw-in2/0.50"]);
+    assert_eq!(removed, "2 directions removed\n");
+    // Killed, it says nothing any more; the switch finds that out, and nothing is left.
+    held.kill().unwrap();
+    held.wait().unwrap();
+    wait_for("the end of the call", || {
+        let shown = look();
+        let none = shown["switch"]["calls"].as_array().unwrap().is_empty();
+        let table = shown["switch"]["table"].as_array().unwrap().len();
+        (none && table == 2).then_some(())
+    });
     let heard = receive.end();
     let long = heard
         .lines()
         .filter(|line| line.starts_with("9180 bytes: "));
     assert_eq!(long.count(), 6, "{heard}");
     let totals = service.end();
-    for part in ["calls 6\n", "calls-connected 4\n", "calls-no-route 1\n"] {
+    for part in ["calls 7\n", "calls-connected 5\n", "calls-no-route 1\n"] {
         assert!(totals.contains(part), "{part:?} is not in {totals}");
     }
     for cause in ["dropped-signalling", "dropped-malformed", "calls-no-res"] {

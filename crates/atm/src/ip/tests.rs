@@ -20,6 +20,8 @@ fn interface(last: u8, server: bool) -> Subnetwork {
         prefix_len: 24,
         number: Number::Nsap(Nsap([last; 20])),
         server,
+        asks: None,
+        idle: IDLE_DEFAULT,
     })
 }
 
@@ -66,12 +68,12 @@ fn neighbours_find_one_another_and_are_forgotten_when_silent() {
     left.add(second(0), A, None).unwrap();
     // Its first request is lost.
     assert!(left.poll_transmit().is_some());
-    assert_eq!(left.circuit(host(2)), None);
+    assert_eq!(left.way(second(0), host(2)), Way::None);
     assert_eq!(left.poll_timeout(), Some(second(3)));
     right.add(second(1), A, None).unwrap();
     exchange(second(1), &mut left, &mut right);
-    assert_eq!(left.circuit(host(2)), Some(A));
-    assert_eq!(right.circuit(host(1)), Some(A));
+    assert_eq!(left.way(second(0), host(2)), Way::By(A));
+    assert_eq!(right.way(second(0), host(1)), Way::By(A));
     assert_eq!(left.poll_timeout(), Some(second(1 + 15 * 60)));
     // The other is gone: asked each three seconds, and forgotten after five minutes more.
     let mut requests = 0;
@@ -83,13 +85,13 @@ fn neighbours_find_one_another_and_are_forgotten_when_silent() {
         requests += std::iter::from_fn(|| left.poll_transmit()).count();
     }
     assert_eq!(requests, 101);
-    assert_eq!(left.circuit(host(2)), None);
+    assert_eq!(left.way(second(0), host(2)), Way::None);
     assert_eq!(left.neighbours().next().unwrap().address, None);
     // It comes back with another address.
     let mut right = interface(3, false);
     right.add(second(2000), A, None).unwrap();
     exchange(second(2000), &mut left, &mut right);
-    assert_eq!(left.circuit(host(3)), Some(A));
+    assert_eq!(left.way(second(0), host(3)), Way::By(A));
 }
 
 #[test]
@@ -132,12 +134,12 @@ fn what_is_said_of_a_circuit_stays() {
     }
     assert_eq!(left.counters().conflicts, 9);
     assert_eq!(left.poll_transmit(), None);
-    assert_eq!(left.circuit(Ipv4Addr::new(10, 20, 0, 5)), Some(A));
-    assert_eq!(left.circuit(host(2)), Some(A));
+    assert_eq!(left.way(second(0), Ipv4Addr::new(10, 20, 0, 5)), Way::By(A));
+    assert_eq!(left.way(second(0), host(2)), Way::By(A));
     // A circuit that there is not.
     let bytes = packet(Operation::InverseReply, party(4), nobody);
     left.received(second(1), Circuit { vpi: 3, vci: 3 }, &bytes);
-    assert_eq!(left.circuit(host(4)), None);
+    assert_eq!(left.way(second(0), host(4)), Way::None);
 }
 
 #[test]
@@ -167,6 +169,8 @@ fn a_neighbour_is_a_host_of_the_subnetwork() {
             prefix_len,
             number: Number::None,
             server: false,
+            asks: None,
+            idle: IDLE_DEFAULT,
         };
         for (addresses, is) in [(inside, true), (outside, false)] {
             for address in addresses.into_iter().map(Ipv4Addr::from) {
@@ -185,10 +189,14 @@ fn the_longest_route_leads() {
     left.add_route(of("0.0.0.0"), 0, host(2)).unwrap();
     left.add_route(of("10.20.0.0"), 16, host(3)).unwrap();
     left.add_route(of("10.20.30.0"), 24, host(9)).unwrap();
-    assert_eq!(left.circuit(of("8.8.8.8")), Some(A));
-    assert_eq!(left.circuit(of("10.20.1.1")), Some(B));
-    assert_eq!(left.circuit(host(3)), Some(B));
-    assert_eq!(left.circuit(of("10.20.30.1")), None, "nobody is there");
+    assert_eq!(left.way(second(0), of("8.8.8.8")), Way::By(A));
+    assert_eq!(left.way(second(0), of("10.20.1.1")), Way::By(B));
+    assert_eq!(left.way(second(0), host(3)), Way::By(B));
+    assert_eq!(
+        left.way(second(0), of("10.20.30.1")),
+        Way::None,
+        "nobody is there"
+    );
     assert_eq!(left.counters().no_circuit, 1);
     for (prefix, length) in [("10.0.0.1", 8), ("10.0.0.0", 33)] {
         let wrong = left.add_route(of(prefix), length, host(2));
@@ -329,7 +337,7 @@ proptest! {
             while left.poll_transmit().is_some() {}
             let known: Vec<_> = left.neighbours().filter_map(|it| Some((it.address?, it.circuit))).collect();
             for (address, circuit) in &known {
-                prop_assert_eq!(left.circuit(*address), Some(*circuit));
+                prop_assert_eq!(left.way(second(0), *address), Way::By(*circuit));
             }
             prop_assert_eq!(known.len(), left.neighbours.len());
         }

@@ -217,6 +217,8 @@ struct Entry {
     route: Route,
     pdu: PduState,
     cells: VecDeque<Waiting>,
+    /// Cells that went on, or will.
+    taken: u64,
 }
 
 #[derive(Debug)]
@@ -314,6 +316,7 @@ impl Switch {
             route,
             pdu: PduState::None,
             cells: VecDeque::new(),
+            taken: 0,
         });
         let place = self.free.pop().unwrap_or(self.entries.len());
         match self.entries.get_mut(place) {
@@ -363,6 +366,12 @@ impl Switch {
     /// What the table says.
     pub fn routes(&self) -> impl Iterator<Item = &Route> {
         self.entries.iter().flatten().map(|entry| &entry.route)
+    }
+
+    /// As [`Switch::routes`], each with the cells that went on by it.
+    pub fn loads(&self) -> impl Iterator<Item = (&Route, u64)> {
+        let entries = self.entries.iter().flatten();
+        entries.map(|entry| (&entry.route, entry.taken))
     }
 
     /// What was done.
@@ -509,7 +518,12 @@ impl Switch {
         let (Some(Some(entry)), ports) = (self.entries.get_mut(place), &mut self.ports) else {
             return;
         };
-        let Entry { route, pdu, cells } = entry;
+        let Entry {
+            route,
+            pdu,
+            cells,
+            taken,
+        } = entry;
         let queue = ports.get_mut(route.to.port);
         let Some(queue) = queue.and_then(|port| port.queues.get_mut(route.priority)) else {
             return;
@@ -530,6 +544,7 @@ impl Switch {
             payload_type = PayloadType::from_bits(payload_type.bits() | 2);
             self.counters.marked += 1;
         }
+        *taken += 1;
         if cells.is_empty() {
             queue.begin(place);
         }
@@ -596,12 +611,15 @@ impl Switch {
         self.counters.passed += cells;
         if !passage.user {
             self.counters.not_user += cells;
-            return;
         }
         let (Some(Some(entry)), ports) = (self.entries.get_mut(passage.entry), &mut self.ports)
         else {
             return;
         };
+        entry.taken += cells;
+        if !passage.user {
+            return;
+        }
         let route = entry.route;
         let port = ports.get_mut(route.to.port);
         if let Some(queue) = port.and_then(|port| port.queues.get_mut(route.priority)) {

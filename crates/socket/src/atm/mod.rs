@@ -14,6 +14,7 @@ pub(crate) mod circuit;
 mod control;
 mod elements;
 mod listener;
+pub(crate) mod operator;
 mod options;
 mod receive;
 mod sending;
@@ -99,6 +100,8 @@ pub(crate) struct Atm {
     /// PDUs that come in parts.
     reassembly: Mutex<Reassembly, rank::Leaf>,
     causes: Causes,
+    /// What an operator wants done.
+    pub(crate) operator: operator::Operator,
 }
 
 /// Where circuits lead.
@@ -147,6 +150,7 @@ impl Default for Atm {
             next_hop: Mutex::default(),
             reassembly: Mutex::new(Reassembly::new(Limits::default())),
             causes: Causes::default(),
+            operator: operator::Operator::default(),
         }
     }
 }

@@ -55,7 +55,10 @@ pub use labelled::Labelled;
 pub use output::{Heading, Output, OutputCounters};
 pub(crate) use status::Answer;
 use status::Status;
-pub use status::{CellSwitchPort, CellSwitchSnapshot, SwitchMember, SwitchSnapshot};
+pub use status::{
+    CellRoute, CellSwitchPort, CellSwitchSnapshot, SwitchMember, SwitchSnapshot, SwitchedCall,
+    SwitchedEnd,
+};
 
 /// Frames that may wait in a port's channel of a queue: what four whole polls bring.
 const CHANNEL_LIMIT: u32 = 512;

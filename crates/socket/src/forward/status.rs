@@ -66,6 +66,12 @@ pub struct CellSwitchSnapshot {
     pub ports: Vec<CellSwitchPort>,
     /// Entries of the table, one a direction.
     pub circuits: u64,
+    /// The table: what is permanent, and what calls have entered.
+    #[serde(default)]
+    pub table: Vec<CellRoute>,
+    /// Calls, those that are being released included.
+    #[serde(default)]
+    pub calls: Vec<SwitchedCall>,
     /// What happened, by name; only those that are not zero.
     pub counters: BTreeMap<String, u64>,
 }
@@ -82,6 +88,52 @@ pub struct CellSwitchPort {
     pub waiting: Vec<u64>,
     /// Cells that each of its queues holds.
     pub queue: u64,
+    /// Its side of signalling, `network` or `user`; `None` where it does not signal.
+    #[serde(default)]
+    pub side: Option<String>,
+    /// Its signalling link is up.
+    #[serde(default)]
+    pub link_up: bool,
+}
+
+/// A direction of a circuit of a switch of cells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CellRoute {
+    /// Where cells come from: interface, VPI and VCI, as `eth1/0.100`.
+    pub from: String,
+    /// Where they go.
+    pub to: String,
+    /// The queue, 0 to 3.
+    pub priority: u64,
+    /// Cells that went on.
+    pub cells: u64,
+    /// A call has entered it.
+    pub call: bool,
+}
+
+/// A call over a switch of cells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SwitchedCall {
+    /// The caller's number, where it leads to the caller.
+    pub calling: Option<String>,
+    /// The number that is called.
+    pub called: String,
+    /// The caller's end and the called one's.
+    pub ends: Vec<SwitchedEnd>,
+}
+
+/// An end of a call over a switch of cells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SwitchedEnd {
+    /// The port's interface.
+    pub interface: String,
+    /// VPI and VCI, once they are known.
+    pub circuit: Option<String>,
+    /// The state by Q.2931, as N10; N0 or U0 once it is released there.
+    pub state: String,
 }
 
 /// What a question is answered with.

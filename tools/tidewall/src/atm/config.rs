@@ -196,32 +196,52 @@ fn signals(table: &PortTable) -> Result<Option<Signals>, Wrong> {
 fn both(table: &CircuitTable, ports: &[CellPort]) -> Result<Vec<Route>, Wrong> {
     let place = table.ends.span().start;
     let [from, to] = table.ends.get_ref();
-    let end = |text: &str| end(text, ports).map_err(|what| (place, what));
-    let (from, to) = (end(from)?, end(to)?);
     let priority = table.priority.as_ref().map_or(1, |it| *it.get_ref());
     if let Some(place) = table.priority.as_ref().filter(|_| priority >= PRIORITIES) {
         let what = format!("{priority}: priorities are 0 (first) to {}", PRIORITIES - 1);
         return Err((place.span().start, what));
     }
+    let routes = between([from, to], priority, table.one_way, ports);
+    let mut routes = routes.map_err(|what| (place, what))?;
+    for route in &mut routes {
+        route.aal5 = table.aal5.unwrap_or(true);
+    }
+    Ok(routes)
+}
+
+/// Directions of a circuit of PDUs between ends as the file has them.
+///
+/// # Errors
+/// In words, an end that is none.
+pub fn between(
+    [from, to]: [&str; 2],
+    priority: usize,
+    one_way: bool,
+    ports: &[CellPort],
+) -> Result<Vec<Route>, String> {
+    let (from, to) = (end(from, ports)?, end(to, ports)?);
     let route = Route {
         from,
         to,
         priority,
-        aal5: table.aal5.unwrap_or(true),
+        aal5: true,
     };
     let back = Route {
         from: to,
         to: from,
         ..route
     };
-    Ok(match table.one_way {
+    Ok(match one_way {
         true => vec![route],
         false => vec![route, back],
     })
 }
 
 /// Reads `INTERFACE/VPI.VCI`.
-fn end(text: &str, ports: &[CellPort]) -> Result<End, String> {
+///
+/// # Errors
+/// In words, where it is none.
+pub fn end(text: &str, ports: &[CellPort]) -> Result<End, String> {
     let parts = text.split_once('/');
     let (interface, name) =
         parts.ok_or_else(|| format!("{text}: not INTERFACE/VPI.VCI such as eth1/0.100"))?;

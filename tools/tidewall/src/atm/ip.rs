@@ -1,49 +1,52 @@
 //! `tidewall atm ip`: an interface of the kernel's whose packets go over circuits.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use tidewall_atm::ip::{Config, HEADER_LEN, MTU_DEFAULT, Neighbour};
 use tidewall_service::ip_over_atm::IpOverAtm;
-use tidewall_socket::{Circuit, EmbeddedConfig, Stack};
+use tidewall_socket::{Circuit, Nsap};
 use tidewall_wire::atm::aal5::{PAYLOAD_MAX, TRAILER_LEN};
 use tidewall_wire::atm::arp::Number;
-use tidewall_wire::atm::{CELL_PAYLOAD_LEN, Nsap, pseudowire};
+use tidewall_wire::atm::{CELL_PAYLOAD_LEN, pseudowire};
 
 use super::circuit;
+use super::link::Link;
 use crate::end::{Failure, Outcome, check_interface, say_line};
+use crate::units;
 
 /// How often it looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Carry IP over circuits: an interface for any program of this host
 ///
-/// Makes a tun interface whose IPv4 packets go over permanent circuits, in AAL5 behind LLC/SNAP
-/// (RFC 2225). Who is at the other end of a circuit is found by InATMARP, if it is a host of the
-/// interface's subnetwork, or said as 0.100=ADDRESS.
+/// Makes a tun interface whose IPv4 packets go over circuits, in AAL5 behind LLC/SNAP (RFC 2225).
+/// Who is at the other end of a permanent circuit is found by InATMARP, if it is a host of the
+/// interface's subnetwork, or said as 0.100=ADDRESS. With --number and --arp-server circuits are
+/// set up by calls: one host of the subnetwork is the server, the others register there, and call
+/// whom they have a packet for by the number that it knows.
 /// The interface goes, with its address and routes, when the command ends, however it does.
 #[derive(clap::Args)]
 #[command(after_help = "Examples, on two hosts of a link:\n  \
     tidewall atm ip --interface eth1 --next-hop 10.0.0.2 --address 10.9.0.1/24 --circuit 0.100\n  \
     tidewall atm ip --interface eth1 --next-hop 10.0.0.1 --address 10.9.0.2/24 --circuit 0.100\n  \
     ping 10.9.0.2\n\n\
+    By calls, over a switch that signals (tidewall atm switch --help); the first is the server:\n  \
+    tidewall atm ip --interface eth1 --next-hop 10.0.1.1 --address 10.9.0.1/24 --number 470001…00 --server\n  \
+    tidewall atm ip --interface eth1 --next-hop 10.0.2.1 --address 10.9.0.2/24 --number 470002…00 --arp-server 470001…00\n\n\
     A network behind a neighbour: --route 10.20.0.0/16=10.9.0.2, and for the kernel\n  \
     ip route add 10.20.0.0/16 dev atm0\n\n\
     Exit codes: 0 ended by a signal; 1 the device failed; 2 it could not begin.")]
 pub struct Arguments {
-    /// The interface that the circuits leave by
-    #[arg(long, value_name = "IF")]
-    interface: String,
-    /// Address of the neighbour that the circuits lead to: a host, or a switch of cells
-    #[arg(long, value_name = "ADDRESS")]
-    next_hop: IpAddr,
+    #[command(flatten)]
+    link: Link,
     /// The new interface's address and the prefix of the subnetwork
     #[arg(long, value_name = "ADDRESS/LENGTH")]
     address: Ipv4Net,
-    /// A circuit, once for each, and who is at its other end if it does not answer InATMARP
-    #[arg(long = "circuit", value_name = "VPI.VCI[=ADDRESS]", required = true, value_parser = end)]
+    /// A permanent circuit, once for each, and who is at its other end if it does not answer InATMARP
+    #[arg(long = "circuit", value_name = "VPI.VCI[=ADDRESS]", required_unless_present = "number", value_parser = end)]
     circuits: Vec<(Circuit, Option<Ipv4Addr>)>,
     /// Packets to a prefix go to a neighbour; the longest that matches counts
     #[arg(long = "route", value_name = "PREFIX=ADDRESS", value_parser = route)]
@@ -54,12 +57,20 @@ pub struct Arguments {
     /// Bytes of the longest packet [default: what fits into a frame of the interface, 9180 at most]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..=i64::from(MTU_MAX)))]
     mtu: Option<u16>,
-    /// The host's own ATM address, if it has one
-    #[arg(long, value_name = "NSAP")]
-    nsap: Option<Nsap>,
+    /// Register with this ATMARP server, and ask it for neighbours' numbers
+    #[arg(
+        long,
+        value_name = "NSAP",
+        requires = "number",
+        conflicts_with = "server"
+    )]
+    arp_server: Option<Nsap>,
     /// Answer ATMARP requests for the neighbours that have said their ATM addresses
     #[arg(long)]
     server: bool,
+    /// Release circuits of calls that have carried no packet for so long
+    #[arg(long, value_name = "TIME", default_value = "20m", value_parser = units::duration)]
+    idle: Duration,
 }
 
 /// A packet and its LLC header are one payload.
@@ -93,31 +104,30 @@ fn mtu_of(device: usize) -> u16 {
 
 pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Outcome {
     let Arguments {
-        interface,
+        link,
         address,
         name,
         ..
     } = arguments;
+    let interface = &link.interface;
     check_interface(interface)?;
     let opening = |error| Failure::io(&format!("opening {interface}"), &error);
     let device = tidewall_sys::interface::mtu(interface).map_err(opening)?;
     let mtu = arguments.mtu.unwrap_or_else(|| mtu_of(device));
-    let stack = Stack::embedded(EmbeddedConfig::new(interface)).map_err(opening)?;
-    for warning in stack.warnings() {
-        eprintln!("tidewall: {warning}");
-    }
-    stack.attach_atm(arguments.next_hop).map_err(opening)?;
+    let stack = link.open()?;
     let config = Config {
         address: address.addr(),
         prefix_len: address.prefix_len(),
-        number: arguments.nsap.map_or(Number::None, Number::Nsap),
+        number: link.number.map_or(Number::None, Number::Nsap),
         server: arguments.server,
+        asks: arguments.arp_server,
+        idle: arguments.idle,
     };
     let mut served = IpOverAtm::open(&stack, name, mtu, config)
         .map_err(|error| Failure::io(&format!("making {name}"), &error))?;
     for (circuit, neighbour) in &arguments.circuits {
         let what = format!("opening circuit {circuit} of {interface}");
-        let added = served.add(&stack, *circuit, *neighbour);
+        let added = served.add(*circuit, *neighbour);
         added.map_err(|error| Failure::io(&what, &error))?;
     }
     for (prefix, by) in &arguments.routes {
@@ -126,8 +136,18 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Outcome {
             .add_route(prefix.addr(), prefix.prefix_len(), *by);
         added.map_err(|error| Failure::usage(error.to_string()))?;
     }
+    if let Some(number) = arguments.link.number {
+        let what = format!("taking calls to {number} by {interface}");
+        let listens = served.listen(number);
+        listens.map_err(|error| Failure::io(&what, &error))?;
+    }
+    let calls = match (link.number, arguments.arp_server) {
+        (None, _) => String::new(),
+        (Some(number), None) => format!(", calls to {number}"),
+        (Some(number), Some(server)) => format!(", calls to {number}, server {server}"),
+    };
     say_line(&format!(
-        "{name}: {address}, MTU {mtu}, {} circuits of {interface}; Ctrl-C ends",
+        "{name}: {address}, MTU {mtu}, {} circuits of {interface}{calls}; Ctrl-C ends",
         arguments.circuits.len()
     ))?;
     let mut known: Vec<Neighbour> = Vec::new();
@@ -136,6 +156,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Outcome {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             other => other.map_err(|error| Failure::io(&format!("serving {name}"), &error))?,
         }
+        stack.answer_operator(|request| operate(&mut served, request));
         let now: Vec<Neighbour> = served.subnetwork().neighbours().collect();
         if now != known {
             for changed in now.iter().filter(|it| !known.contains(it)) {
@@ -150,12 +171,34 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Outcome {
     totals(&mut served)
 }
 
+/// Adds or removes a permanent circuit by hand.
+fn operate(served: &mut IpOverAtm, request: &str) -> Result<String, String> {
+    let words: Vec<&str> = request.split_whitespace().collect();
+    match words[..] {
+        ["add", text] => {
+            let (circuit, neighbour) = end(text)?;
+            let added = served.add(circuit, neighbour);
+            added.map_err(|error| format!("{circuit}: {error}"))?;
+            Ok(format!("circuit {circuit} added"))
+        }
+        ["remove", text] => {
+            let circuit = circuit(text)?;
+            let removed = served.remove(circuit);
+            removed.map_err(|_| format!("{circuit} is no permanent circuit of this interface"))?;
+            Ok(format!("circuit {circuit} removed"))
+        }
+        _ => Err("a circuit of this interface has one end here: VPI.VCI[=ADDRESS]".into()),
+    }
+}
+
 fn totals(served: &mut IpOverAtm) -> Outcome {
     let (own, of) = (served.counters(), served.subnetwork().counters());
     let counts = [
         ("packets sent", own.sent),
         ("delivered", own.delivered),
+        ("calls", own.calls),
         ("arp", of.arp),
+        ("dropped-not-reached", own.not_reached),
         ("dropped-no-circuit", of.no_circuit),
         ("dropped-not-ipv4", own.not_ipv4),
         ("dropped-not-sent", own.not_sent),

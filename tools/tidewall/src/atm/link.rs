@@ -27,9 +27,23 @@ pub struct Link {
     /// Name the circuits of calls, as a switch does: of two hosts linked directly one must
     #[arg(long, requires = "number")]
     pub network_side: bool,
+}
+
+/// How lines are printed.
+#[derive(clap::Args)]
+pub struct Lines {
     /// Print each line as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl Lines {
+    pub fn say(&self, text: &str, value: &impl Serialize) -> Outcome {
+        match self.json {
+            true => say_json(value),
+            false => say_line(text),
+        }
+    }
 }
 
 /// Where a circuit leads.
@@ -48,6 +62,8 @@ pub struct Peer {
         conflicts_with = "circuit"
     )]
     to: Option<Nsap>,
+    #[command(flatten)]
+    pub lines: Lines,
 }
 
 impl Link {
@@ -88,13 +104,6 @@ impl Link {
                 _ => Failure::io(&what, &error),
             }
         })
-    }
-
-    pub fn say(&self, text: &str, value: &impl Serialize) -> Outcome {
-        match self.json {
-            true => say_json(value),
-            false => say_line(text),
-        }
     }
 }
 

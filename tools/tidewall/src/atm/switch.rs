@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidewall_atm::signalling::Side;
 use tidewall_atm::switch::{End, Route};
-use tidewall_service::cell_switch::{CellPort, CellSwitch, Way};
+use tidewall_service::cell_switch::{CellPort, CellSwitch, Way, side_name};
 
 use super::config::{self, Setup};
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
@@ -87,6 +86,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             other => other.map_err(|error| Failure::io("switching", &error))?,
         }
+        let first = switch.stack().cloned();
+        if let Some(stack) = first {
+            stack.answer_operator(|request| operate(&mut switch, &mut current, request));
+        }
         if reload.swap(false, Ordering::Relaxed) {
             match read(arguments) {
                 Ok(new) => change(&mut switch, &mut current, new)?,
@@ -121,6 +124,55 @@ fn add(switch: &mut CellSwitch, setup: &Setup, route: Route) -> Outcome {
     switch
         .add(route)
         .map_err(|error| Failure::answer(format!("{}: {error}", named(&setup.ports, route.from))))
+}
+
+/// Adds or removes a circuit of the table by hand.
+fn operate(switch: &mut CellSwitch, current: &mut Setup, request: &str) -> Result<String, String> {
+    let words: Vec<&str> = request.split_whitespace().collect();
+    match words[..] {
+        ["add", from, to, priority, ref rest @ ..] => {
+            let priority = priority
+                .parse()
+                .map_err(|_| format!("{priority}: no priority"))?;
+            let one_way = rest == ["one-way"];
+            let routes = config::between([from, to], priority, one_way, &current.ports)?;
+            for (number, route) in routes.iter().enumerate() {
+                if let Err(error) = switch.add(*route) {
+                    for added in routes.iter().take(number) {
+                        // It was added just now.
+                        let _ = switch.remove(added.from);
+                    }
+                    return Err(format!("{}: {error}", named(&current.ports, route.from)));
+                }
+            }
+            current.routes.extend(&routes);
+            Ok(format!(
+                "{} directions from {from} to {to} added",
+                routes.len()
+            ))
+        }
+        ["add", _] => Err("a switch's circuit has two ends: add PID eth1/0.100 eth2/0.200".into()),
+        ["remove", end] => {
+            let end = config::end(end, &current.ports)?;
+            let of = |route: &Route| route.from == end || route.to == end;
+            let (gone, rest) = current.routes.iter().partition(|route| of(route));
+            let (gone, rest): (Vec<Route>, Vec<Route>) = (gone, rest);
+            if gone.is_empty() {
+                let name = named(&current.ports, end);
+                return Err(format!(
+                    "no permanent circuit has the end {name}; see: tidewall atm pvc list"
+                ));
+            }
+            for route in &gone {
+                switch
+                    .remove(route.from)
+                    .map_err(|error| error.to_string())?;
+            }
+            current.routes = rest;
+            Ok(format!("{} directions removed", gone.len()))
+        }
+        _ => Err(format!("{request}: not understood")),
+    }
 }
 
 /// Takes the circuits of a new setup. Other ports would be another switch.
@@ -172,10 +224,7 @@ fn describe(setup: &Setup) -> String {
             port.interface, port.next_hop, port.queue
         );
         if let Some(signals) = port.signals {
-            let side = match signals.side {
-                Side::Network => "network",
-                Side::User => "user",
-            };
+            let side = side_name(signals.side);
             let leads = setup.prefixes.iter().filter(|(_, port)| *port == number);
             let leads: Vec<_> = leads.map(|(prefix, _)| prefix.to_string()).collect();
             let numbers = match leads.is_empty() {
