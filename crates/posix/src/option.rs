@@ -270,7 +270,7 @@ impl Posix {
     /// `getsockopt(2)`: the value in Linux's layout, all of it.
     ///
     /// # Errors
-    /// ENOPROTOOPT for an unknown option.
+    /// ENOPROTOOPT for an unknown option, EOPNOTSUPP for an unknown level.
     pub fn getsockopt(&self, fd: i32, level: i32, option: i32) -> Result<Vec<u8>> {
         let file = self.file(fd)?;
         let socket = self.socket_of(fd)?;
@@ -386,7 +386,11 @@ impl Posix {
                 own.traffic_class.into()
             }
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => options.only_v6.into(),
-            _ => return Err(Errno(libc::ENOPROTOOPT)),
+            (libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => {
+                return Err(Errno(libc::ENOPROTOOPT));
+            }
+            // A level that nobody has; setting there is ENOPROTOOPT.
+            _ => return Err(Errno(libc::EOPNOTSUPP)),
         };
         Ok(value.to_ne_bytes().to_vec())
     }

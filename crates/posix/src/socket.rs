@@ -424,8 +424,14 @@ impl Posix {
         if socket.is_atm() {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
+        let over = |stream: &TcpStream| {
+            let info = stream.info();
+            info.is_some_and(|info| matches!(info.state, Phase::Closed | Phase::TimeWait))
+        };
         let peer = match &*self.file(fd)? {
             OpenFile::Kernel(_) => None,
+            // As Linux, which has given the connection up by then.
+            OpenFile::Stream(stream) if over(stream) => None,
             file => file.peer_address().map_err(errno)?,
         };
         let peer = peer.ok_or(Errno(libc::ENOTCONN))?;

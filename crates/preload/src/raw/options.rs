@@ -3,8 +3,9 @@
 use std::ffi::{c_int, c_ulong, c_void};
 
 use libc::socklen_t;
-use tidewall_posix::{Errno, Posix, Result, errno};
+use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
 use tidewall_socket::OpenFile;
+use tidewall_socket::readiness::Events;
 
 use super::{bytes, done, number, originals, room};
 use crate::process::{inside, ours};
@@ -145,6 +146,9 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usi
             done(set.map_err(errno))
         }
         libc::FIONREAD => {
+            // What has come is to be seen, as it is in the kernel.
+            let now = &mut [PollFd::new(fd, Events::IN)];
+            let _ = inside(|| posix.poll(now, 0));
             let unread = inside(|| match &*posix.descriptors().file(fd).ok()? {
                 OpenFile::Stream(stream) => Some(stream.unread()?.0),
                 _ => None,

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use libc::{sockaddr, socklen_t};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_posix::{Accepted, Errno, PollFd, Posix, Result};
+use tidewall_socket::OpenFile;
 use tidewall_socket::readiness::Events;
 
 use super::signals::restarting;
@@ -105,7 +106,9 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return Err(Errno(libc::EINVAL));
     }
-    let waits = |file: &tidewall_socket::OpenFile| !file.is_nonblocking().unwrap_or(true);
+    let waits = |file: &OpenFile| {
+        matches!(file, OpenFile::Listener(_)) && !file.is_nonblocking().unwrap_or(true)
+    };
     if posix.descriptors().file(fd).is_ok_and(|file| waits(&file)) {
         // So that no number is taken while it waits.
         posix.poll(&mut [PollFd::new(fd, Events::IN)], -1)?;

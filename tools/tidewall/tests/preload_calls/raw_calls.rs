@@ -1,0 +1,281 @@
+//! The C library's calls: what they return, or −errno.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::{mem, ptr};
+
+use tidewall_sys::RawAddress;
+
+pub fn borrow(fd: RawFd) -> BorrowedFd<'static> {
+    // SAFETY: the caller's: open to the end of the program.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+fn result(value: impl Into<i64>) -> i64 {
+    match value.into() {
+        -1 => -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap()),
+        value => value,
+    }
+}
+
+/// A call whose arguments are numbers and memory that is here.
+macro_rules! call {
+    ($name:ident($($argument:expr),*)) => {{
+        // SAFETY: numbers, and memory that is as long as said, for the call alone.
+        result(unsafe { libc::$name($($argument),*) } as i64)
+    }};
+}
+
+pub fn ignore_sigpipe() {
+    // SAFETY: no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+pub fn socket(kind: c_int) -> i64 {
+    call!(socket(libc::AF_INET, kind, 0))
+}
+
+pub fn bind(fd: c_int, address: SocketAddr) -> i64 {
+    let (raw, length) = RawAddress::new(address);
+    call!(bind(fd, raw.0.as_ptr().cast(), length))
+}
+
+pub fn connect(fd: c_int, address: SocketAddr) -> i64 {
+    let (raw, length) = RawAddress::new(address);
+    call!(connect(fd, raw.0.as_ptr().cast(), length))
+}
+
+pub fn listen(fd: c_int, backlog: c_int) -> i64 {
+    call!(listen(fd, backlog))
+}
+
+/// The result, and the address where one is given.
+fn named(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> i64) -> (i64, String) {
+    let mut raw = [0u8; 128];
+    let mut length = raw.len() as libc::socklen_t;
+    let value = call(raw.as_mut_ptr().cast(), &raw mut length);
+    let address = RawAddress::parse(&raw[..length as usize]).filter(|_| value >= 0);
+    (
+        value,
+        address.map_or("-".to_owned(), |it| it.ip().to_string()),
+    )
+}
+
+pub fn accept4(fd: c_int, flags: c_int) -> (i64, String) {
+    named(|address, length| call!(accept4(fd, address, length, flags)))
+}
+
+pub fn accept(fd: c_int) -> (i64, String) {
+    named(|address, length| call!(accept(fd, address, length)))
+}
+
+pub fn getsockname(fd: c_int) -> (i64, String) {
+    named(|address, length| call!(getsockname(fd, address, length)))
+}
+
+pub fn getpeername(fd: c_int) -> (i64, String) {
+    named(|address, length| call!(getpeername(fd, address, length)))
+}
+
+pub fn read(fd: c_int, buffer: &mut [u8]) -> i64 {
+    call!(read(fd, buffer.as_mut_ptr().cast(), buffer.len()))
+}
+
+pub fn recv(fd: c_int, buffer: &mut [u8], flags: c_int) -> i64 {
+    call!(recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), flags))
+}
+
+pub fn recvfrom(fd: c_int, buffer: &mut [u8], flags: c_int) -> (i64, String) {
+    named(|address, length| {
+        let place = buffer.as_mut_ptr().cast();
+        call!(recvfrom(fd, place, buffer.len(), flags, address, length))
+    })
+}
+
+fn halves(buffer: &mut [u8]) -> [libc::iovec; 2] {
+    let (first, second) = buffer.split_at_mut(buffer.len() / 2);
+    [first, second].map(|half| libc::iovec {
+        iov_base: half.as_mut_ptr().cast(),
+        iov_len: half.len(),
+    })
+}
+
+fn message(vector: &mut [libc::iovec]) -> libc::msghdr {
+    // SAFETY: all zero is a message without anything.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = vector.as_mut_ptr();
+    message.msg_iovlen = vector.len();
+    message
+}
+
+pub fn readv(fd: c_int, buffer: &mut [u8]) -> i64 {
+    let vector = halves(buffer);
+    call!(readv(fd, vector.as_ptr(), 2))
+}
+
+pub fn recvmsg(fd: c_int, buffer: &mut [u8], flags: c_int) -> (i64, c_int) {
+    let mut vector = halves(buffer);
+    let mut message = message(&mut vector);
+    let value = call!(recvmsg(fd, &raw mut message, flags));
+    (value, message.msg_flags)
+}
+
+pub fn write(fd: c_int, buffer: &[u8]) -> i64 {
+    call!(write(fd, buffer.as_ptr().cast(), buffer.len()))
+}
+
+pub fn send(fd: c_int, buffer: &[u8], flags: c_int) -> i64 {
+    call!(send(fd, buffer.as_ptr().cast(), buffer.len(), flags))
+}
+
+pub fn sendto(fd: c_int, buffer: &[u8], to: SocketAddr) -> i64 {
+    let (raw, length) = RawAddress::new(to);
+    let address = raw.0.as_ptr().cast();
+    call!(sendto(
+        fd,
+        buffer.as_ptr().cast(),
+        buffer.len(),
+        0,
+        address,
+        length
+    ))
+}
+
+pub fn writev(fd: c_int, buffer: &mut [u8]) -> i64 {
+    let vector = halves(buffer);
+    call!(writev(fd, vector.as_ptr(), 2))
+}
+
+pub fn sendmsg(fd: c_int, buffer: &mut [u8]) -> i64 {
+    let mut vector = halves(buffer);
+    let message = message(&mut vector);
+    call!(sendmsg(fd, &raw const message, 0))
+}
+
+pub fn sendfile(to: c_int, from: c_int, offset: &mut i64, count: usize) -> i64 {
+    call!(sendfile(to, from, &raw mut *offset, count))
+}
+
+pub fn shutdown(fd: c_int, how: c_int) -> i64 {
+    call!(shutdown(fd, how))
+}
+
+pub fn close(fd: c_int) -> i64 {
+    call!(close(fd))
+}
+
+pub fn dup(fd: c_int) -> i64 {
+    call!(dup(fd))
+}
+
+pub fn dup2(fd: c_int, number: c_int) -> i64 {
+    call!(dup2(fd, number))
+}
+
+pub fn fcntl(fd: c_int, command: c_int, argument: c_int) -> i64 {
+    call!(fcntl(fd, command, argument))
+}
+
+pub fn unread(fd: c_int) -> i64 {
+    let mut bytes: c_int = 0;
+    match call!(ioctl(fd, libc::FIONREAD, &raw mut bytes)) {
+        0 => bytes.into(),
+        error => error,
+    }
+}
+
+pub fn setsockopt(fd: c_int, level: c_int, name: c_int, value: c_int) -> i64 {
+    call!(setsockopt(fd, level, name, (&raw const value).cast(), 4))
+}
+
+pub fn getsockopt(fd: c_int, level: c_int, name: c_int) -> (i64, c_int) {
+    let (mut value, mut length): (c_int, libc::socklen_t) = (0, 4);
+    let place = (&raw mut value).cast();
+    (
+        call!(getsockopt(fd, level, name, place, &raw mut length)),
+        value,
+    )
+}
+
+pub fn poll(list: &mut [(c_int, i16)], milliseconds: c_int) -> (i64, Vec<i16>) {
+    let mut entries: Vec<_> = (list.iter())
+        .map(|&(fd, events)| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        })
+        .collect();
+    let count = entries.len() as libc::nfds_t;
+    let value = call!(poll(entries.as_mut_ptr(), count, milliseconds));
+    (value, entries.iter().map(|entry| entry.revents).collect())
+}
+
+/// Which of the numbers select(2) finds readable and writable, without waiting.
+pub fn select(fds: &[c_int]) -> (i64, Vec<(bool, bool)>) {
+    // SAFETY: all zero is the empty set, and no time.
+    let (mut read, mut write, mut time): (libc::fd_set, libc::fd_set, libc::timeval) =
+        unsafe { mem::zeroed() };
+    for &fd in fds {
+        // SAFETY: numbers below FD_SETSIZE, of which this program has few.
+        unsafe {
+            libc::FD_SET(fd, &raw mut read);
+            libc::FD_SET(fd, &raw mut write);
+        }
+    }
+    let count = fds.iter().max().map_or(0, |fd| fd + 1);
+    let except = ptr::null_mut();
+    let value = call!(select(
+        count,
+        &raw mut read,
+        &raw mut write,
+        except,
+        &raw mut time
+    ));
+    // SAFETY: as above.
+    let has = |fd: c_int, set: *const libc::fd_set| unsafe { libc::FD_ISSET(fd, set) };
+    let ready = fds
+        .iter()
+        .map(|&fd| (has(fd, &raw const read), has(fd, &raw const write)));
+    (value, ready.collect())
+}
+
+pub fn epoll_create() -> i64 {
+    call!(epoll_create1(0))
+}
+
+pub fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, events: u32, data: u64) -> i64 {
+    let mut event = libc::epoll_event { events, u64: data };
+    call!(epoll_ctl(set, operation, fd, &raw mut event))
+}
+
+/// What is ready, with its data, in the order of that. A call may report a part, and the
+/// rest first the next time (docs/deviations.md).
+pub fn epoll_wait(set: c_int) -> (i64, Vec<(u64, u32)>) {
+    const PARTS: usize = 16;
+    let mut found = std::collections::BTreeMap::new();
+    let mut first = 0;
+    for part in 0..PARTS {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        let value = call!(epoll_wait(set, events.as_mut_ptr(), 64, 0));
+        if part == 0 {
+            first = value.min(0);
+        }
+        let count = usize::try_from(value).unwrap_or(0);
+        for event in &events[..count] {
+            *found.entry(event.u64).or_insert(0) |= event.events;
+        }
+    }
+    (first, found.into_iter().collect())
+}
+
+pub fn pipe() -> [c_int; 2] {
+    let mut ends = [0; 2];
+    assert_eq!(call!(pipe(ends.as_mut_ptr())), 0);
+    ends
+}
+
+pub fn file(path: &std::ffi::CStr) -> i64 {
+    call!(open(path.as_ptr(), libc::O_RDONLY))
+}
