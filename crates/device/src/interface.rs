@@ -9,21 +9,27 @@ use tidewall_sys::interface::any_socket;
 
 /// Receive queues of an interface, `None` where sysfs does not show it.
 pub fn queue_count(interface: &str) -> Option<u32> {
-    queues_named(interface, "rx-")
+    let [receive, _] = queue_counts(interface)?;
+    Some(receive).filter(|&count| count > 0)
 }
 
 /// Transmit queues of an interface, `None` where sysfs does not show it.
 pub fn transmit_queue_count(interface: &str) -> Option<u32> {
-    queues_named(interface, "tx-")
+    let [_, transmit] = queue_counts(interface)?;
+    Some(transmit).filter(|&count| count > 0)
 }
 
-fn queues_named(interface: &str, prefix: &str) -> Option<u32> {
+/// Receive and transmit queues of an interface, `None` where sysfs does not show it.
+pub fn queue_counts(interface: &str) -> Option<[u32; 2]> {
     let entries = std::fs::read_dir(format!("/sys/class/net/{interface}/queues")).ok()?;
-    let count = entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
-        .count();
-    u32::try_from(count).ok().filter(|&count| count > 0)
+    let mut counts = [0; 2];
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        for (count, prefix) in counts.iter_mut().zip(["rx-", "tx-"]) {
+            *count += u32::from(name.as_encoded_bytes().starts_with(prefix.as_bytes()));
+        }
+    }
+    Some(counts)
 }
 
 /// True for hardware, that of a virtual machine included.

@@ -250,9 +250,14 @@ pub(super) fn bind(
 
 /// Bytes of the frames that an interface's MTU needs.
 pub(super) fn frame_size(interface: &str) -> usize {
-    match mtu(interface) {
-        Some(mtu) if mtu > receivable(FRAME_SIZE) => LARGE_FRAME,
-        _ => FRAME_SIZE,
+    mtu(interface).map_or(FRAME_SIZE, frame_size_of)
+}
+
+/// Bytes of the frames that an MTU needs.
+pub(super) fn frame_size_of(mtu: usize) -> usize {
+    match mtu > receivable(FRAME_SIZE) {
+        true => LARGE_FRAME,
+        false => FRAME_SIZE,
     }
 }
 
@@ -350,15 +355,21 @@ impl Unbound {
     }
 }
 
-/// A second socket on the queue of `first`, over the same memory, which has a receive
-/// ring of its own: nobody sleeps on it.
-pub(super) fn bind_waiting(first: BorrowedFd<'_>, place: Place<'_>) -> io::Result<WaitingHalf> {
+/// A second socket for a queue, with a receive ring of its own: nobody sleeps on it.
+pub(super) fn waiting_half() -> io::Result<WaitingHalf> {
     let cloexec = SocketFlags::CLOEXEC;
     let fd = socket_with(AddressFamily::XDP, SocketType::RAW, cloexec, None)?;
     set_xdp_rx_ring_size(&fd, WAITING_RING)?;
-    let waiting = map_waiting(fd)?;
-    bind_retrying(waiting.fd.as_fd(), place, Some(first), 0)?;
-    Ok(waiting)
+    map_waiting(fd)
+}
+
+/// Binds it to the queue of `first`, over the same memory.
+pub(super) fn bind_waiting(
+    waiting: &WaitingHalf,
+    first: &Bound,
+    place: Place<'_>,
+) -> io::Result<()> {
+    bind_retrying(waiting.fd.as_fd(), place, Some(first.fd.as_fd()), 0)
 }
 
 /// The ring of such a socket. Before Linux 6.4 only while it is not bound.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use tidewall_sys::interface;
 
 use super::bind::{
-    Bound, Frames, Place, Rings, Unbound, bind, bind_waiting, frame_size, map_waiting,
+    Bound, Frames, Place, Rings, Unbound, bind, bind_waiting, frame_size, frame_size_of,
+    map_waiting, waiting_half,
 };
 use super::napi::{helpers, no_helpers};
 use super::socket::{Settings, WaitingHalf};
@@ -63,7 +64,7 @@ pub fn make(
         None => Frames::Own(settings.frames),
     };
     let bound = bind(place, frames, Some(settings.receive_ring), flags(settings))?;
-    finish(settings, place, bound)
+    Ok(Beside::new(place)?.with(place, settings.receive_ring, bound))
 }
 
 fn place<'a>(settings: &Settings<'a>, queue: u32) -> io::Result<Place<'a>> {
@@ -80,28 +81,45 @@ fn flags(settings: &Settings<'_>) -> u16 {
     if settings.copy { libc::XDP_COPY } else { 0 }
 }
 
-/// The rest of what a queue has.
-fn finish(settings: &Settings<'_>, place: Place<'_>, bound: Bound) -> io::Result<Made> {
-    let helpers = match settings.trusted {
-        true => helpers(),
-        false => no_helpers(),
-    };
-    let helpers = helpers.map_err(|error| place.refused("prefer busy polling", &error))?;
-    // Without it everything wakes.
-    let waiting = bind_waiting(bound.fd.as_fd(), place).ok();
-    Ok(Made {
-        queue: place.queue,
-        receive_ring: settings.receive_ring,
-        bound,
-        waiting,
-        helpers,
-    })
+/// What a queue has beside its first socket.
+struct Beside {
+    /// Not bound.
+    waiting: Option<WaitingHalf>,
+    helpers: [UdpSocket; 2],
+}
+
+impl Beside {
+    fn new(place: Place<'_>) -> io::Result<Self> {
+        let helpers = match place.trusted {
+            true => helpers(),
+            false => no_helpers(),
+        };
+        Ok(Beside {
+            // Without it everything wakes.
+            waiting: waiting_half().ok(),
+            helpers: helpers.map_err(|error| place.refused("prefer busy polling", &error))?,
+        })
+    }
+
+    fn with(self, place: Place<'_>, receive_ring: u32, bound: Bound) -> Made {
+        let is_bound = |waiting: &WaitingHalf| bind_waiting(waiting, &bound, place).is_ok();
+        Made {
+            queue: place.queue,
+            receive_ring,
+            waiting: self.waiting.filter(is_bound),
+            bound,
+            helpers: self.helpers,
+        }
+    }
 }
 
 /// What can be made of a queue while another has it: memory that the kernel has pinned,
-/// and rings.
+/// rings, and the sockets beside it. Binding alone is left.
 pub struct Prepared {
     unbound: Box<Unbound>,
+    beside: Beside,
+    /// Of the interface.
+    index: u32,
 }
 
 impl Prepared {
@@ -116,33 +134,41 @@ impl Prepared {
         let unbound = Unbound::with_memory(place, settings.frames, frame_size, ring)?;
         Ok(Prepared {
             unbound: Box::new(unbound),
+            beside: Beside::new(place)?,
+            index: place.index,
         })
     }
 
-    /// Makes a queue of it, with the settings that it was prepared for.
+    /// Makes a queue of it, with the settings that it was prepared for. `mtu`: of the
+    /// interface by now, bytes.
     ///
     /// # Errors
-    /// As [`make`]. It is there again where the kernel has refused to bind it.
+    /// As [`make`()]. It is there again where the kernel has refused to bind it.
     pub fn make(
         self,
         settings: &Settings<'_>,
         queue: u32,
+        mtu: u32,
     ) -> Result<Made, (io::Error, Option<Self>)> {
-        let gone = |error| (error, None);
-        let place = place(settings, queue).map_err(gone)?;
-        // The interface's MTU has changed since.
-        if self.unbound.frame_size() != frame_size(settings.interface) {
-            return make(settings, queue, None).map_err(gone);
+        if self.unbound.frame_size() != frame_size_of(mtu as usize) {
+            return make(settings, queue, None).map_err(|error| (error, None));
         }
+        let place = Place {
+            interface: settings.interface,
+            index: self.index,
+            queue,
+            wait: settings.wait,
+            trusted: settings.trusted,
+        };
         if let Err(error) = self.unbound.bind(place, None, flags(settings)) {
             return Err((error, Some(self)));
         }
         let bound = self.unbound.into_bound();
         if bound.wants_larger_frames() {
             drop(bound);
-            return make(settings, queue, None).map_err(gone);
+            return make(settings, queue, None).map_err(|error| (error, None));
         }
-        finish(settings, place, bound).map_err(gone)
+        Ok(self.beside.with(place, settings.receive_ring, bound))
     }
 }
 

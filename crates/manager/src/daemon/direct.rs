@@ -7,7 +7,8 @@ mod removal;
 mod shared;
 
 use std::collections::HashSet;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
     APPLICATIONS, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
 };
-use tidewall_device::interface::{queue_count, transmit_queue_count};
+use tidewall_device::interface::{queue_count, queue_counts};
 use tidewall_sys::interface;
 use tidewall_sys::netlink::Rtnetlink;
 use zerocopy::FromZeros;
@@ -33,7 +34,6 @@ use super::slots::Slots;
 use super::{Device, Recovered};
 use crate::XdpMode;
 use crate::pinned::{PinDirectory, PinnedProgram};
-use crate::program::random_bytes;
 use crate::protocol::{
     Answer, Blocks, Empty, JOIN_WITHOUT_QUEUES, Join, Joined, QueueCounters, Request, address,
 };
@@ -60,6 +60,8 @@ pub struct DirectDevice {
     mode: XdpMode,
     namespace: u64,
     netlink: Rtnetlink,
+    /// Of random bytes.
+    random: File,
     reserved: Reserved,
     neighbours: Neighbours,
     queues: Queues,
@@ -77,8 +79,10 @@ pub struct DirectDevice {
     polled: bool,
     /// When it is lent, or switched to be polled by threads, or neither any more.
     switch_at: Option<(shared::Polling, Duration)>,
-    /// The device, but for what may change unnoticed.
+    /// The device; how many queues it has may change unnoticed.
     described: Joined,
+    /// Whether something was taken from a stock since the last [`DirectDevice::tick`].
+    taken: bool,
     /// The manager's own entry in the journal.
     own: Entry,
     /// Whether the program was there before this process.
@@ -144,6 +148,7 @@ impl DirectDevice {
             mode,
             namespace: holders::namespace(&interface::any_socket()?)?,
             netlink,
+            random: File::open("/dev/urandom")?,
             reserved,
             neighbours,
             queues: Queues::new(interface, index, holder, queues::noted(&own)),
@@ -155,6 +160,7 @@ impl DirectDevice {
             polled: false,
             switch_at: None,
             described: Joined::new_zeroed(),
+            taken: false,
             own,
             adopted,
         };
@@ -258,7 +264,10 @@ impl DirectDevice {
         }
         // From who stays alone if this one has no queues.
         self.take_back()?;
-        let made = self.queues.make(application, join, self.mode)?;
+        let [queues, transmit_queues] = queue_counts(&self.interface).unwrap_or([1, 0]);
+        self.described.transmit_queues = transmit_queues;
+        let shape = (queues, self.described.mtu);
+        let made = self.queues.make(application, join, self.mode, shape)?;
         if let Err(error) = self.enter_queues(application, &made) {
             close_elsewhere(made);
             return Err(error);
@@ -274,12 +283,6 @@ impl DirectDevice {
             self.program
                 .trusted()
                 .set_fragment_application(Some(application));
-            if queues::noted(&self.own).is_none()
-                && let Some(before) = self.queues.settings()
-            {
-                self.note(|own| queues::note(own, Some(before)))?;
-                self.queues.defer(before);
-            }
         }
         Ok(())
     }
@@ -314,7 +317,9 @@ impl Device for DirectDevice {
     type Parts = Parts;
 
     fn random(&mut self) -> io::Result<[u8; 16]> {
-        random_bytes()
+        let mut bytes = [0; 16];
+        self.random.read_exact(&mut bytes)?;
+        Ok(bytes)
     }
 
     fn take_number(&mut self, is_free: &dyn Fn(u16) -> bool) -> io::Result<u16> {
@@ -329,10 +334,7 @@ impl Device for DirectDevice {
     }
 
     fn describe(&self) -> Joined {
-        Joined {
-            transmit_queues: transmit_queue_count(&self.interface).unwrap_or(0),
-            ..self.described.clone()
-        }
+        self.described.clone()
     }
 
     fn record(&mut self, application: u16, entry: &Entry) -> io::Result<()> {
@@ -345,6 +347,8 @@ impl Device for DirectDevice {
     }
 
     fn make(&mut self, application: u16, join: &Join, private: bool) -> io::Result<(u32, Parts)> {
+        // What takes long comes after the answer.
+        self.taken = true;
         let queues = match private {
             true => self.make_private(application, join)?,
             false => self.make_queues(application, join)?,

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tidewall_device::afxdp::{self, Made, Settings};
@@ -11,6 +12,7 @@ use tidewall_device::interface::queue_count;
 use tidewall_sys::interface;
 use zerocopy::FromZeros;
 
+use super::closing::close_elsewhere;
 use super::journal::Entry;
 use super::queues::sizes;
 use crate::domains::pair::{Pair, Pairs};
@@ -30,6 +32,9 @@ const RESTS: usize = 4;
 struct Socketed {
     pair: Pair,
     made: Option<Made>,
+    /// Beside its application's copy of the second socket, for the same reason as of the
+    /// device's own queues.
+    held: Option<OwnedFd>,
 }
 
 /// What private applications of one device have, and what is ready for more.
@@ -62,7 +67,11 @@ impl Private {
         for (near, application) in program.near_ends()? {
             // The other end is not asked for again: such a pair is not used again.
             let pair = Pair { near, far: 0 };
-            let used = Socketed { pair, made: None };
+            let used = Socketed {
+                pair,
+                made: None,
+                held: None,
+            };
             in_use.entry(application).or_default().push(used);
         }
         let used: Vec<u32> = in_use.values().flatten().map(|one| one.pair.near).collect();
@@ -101,6 +110,11 @@ impl Private {
         users.next().copied().filter(|_| users.next().is_none())
     }
 
+    /// Makes what was taken anew, by a thread.
+    pub(super) fn refill(&self) {
+        self.stock.refill();
+    }
+
     /// What the stock has counted.
     pub(super) fn counters(&self) -> StockCounters {
         self.stock.counters()
@@ -129,7 +143,6 @@ impl Private {
         if sizes == self.others.sizes {
             let ready = self.stock.take_several(self.queues as usize);
             in_use.extend(ready.ok_or_else(|| self.stock.not_ready("pairs"))?);
-            self.stock.refill();
         } else {
             // While everybody waits: none of a rare size is in stock.
             for _ in 0..self.queues {
@@ -141,7 +154,11 @@ impl Private {
                 program.set_pair(application, queue, one.pair.near, made)?;
             }
         }
-        let handed = in_use.iter_mut().map(|one| one.made.take());
+        let handed = in_use.iter_mut().map(|one| {
+            let second = one.made.as_ref().and_then(Made::waiting_socket);
+            one.held = second.and_then(|socket| socket.try_clone_to_owned().ok());
+            one.made.take()
+        });
         let numbered = (0..).zip(handed);
         Ok(numbered
             .filter_map(|(queue, made)| Some(made?.numbered(queue)))
@@ -164,11 +181,16 @@ impl Private {
         for one in all {
             program.forget_pair(one.pair.near)?;
         }
-        for used in self.in_use.remove(&application).into_iter().flatten() {
+        let mut held = Vec::new();
+        for mut used in self.in_use.remove(&application).into_iter().flatten() {
+            held.extend(used.held.take());
             match used.pair.far {
                 0 => self.stock.end(used),
                 _ => self.stock.give_back(used),
             }
+        }
+        if !held.is_empty() {
+            close_elsewhere(held);
         }
         Ok(())
     }
@@ -191,6 +213,7 @@ impl SocketMaker {
             Ok(made) => Ok(Socketed {
                 pair,
                 made: Some(made),
+                held: None,
             }),
             Err(error) => {
                 // What cannot be deleted now is when the device is opened next.

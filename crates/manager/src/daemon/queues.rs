@@ -11,7 +11,6 @@ use std::time::Duration;
 use tidewall_device::afxdp::{self, Made, Prepared, Settings};
 use tidewall_device::demux::TrustedTables;
 use tidewall_device::demux::layout::QUEUES;
-use tidewall_device::interface::queue_count;
 use tidewall_device::queue::InterruptModeration;
 use zerocopy::FromZeros;
 
@@ -119,7 +118,8 @@ impl Queues {
         Some([defer?, timeout?])
     }
 
-    /// Makes what an application has asked for.
+    /// Makes what an application has asked for, on an interface that has `queues` of an
+    /// MTU, bytes. What is taken from the stock is made anew after [`Queues::refill`].
     ///
     /// # Errors
     /// EINVAL for another number than all, and sizes out of range; EBUSY while another
@@ -129,6 +129,7 @@ impl Queues {
         application: u16,
         join: &Join,
         mode: XdpMode,
+        (queues, mtu): (u32, u32),
     ) -> io::Result<Vec<Made>> {
         if join.flags & JOIN_WITHOUT_QUEUES != 0 {
             return Ok(Vec::new());
@@ -142,7 +143,6 @@ impl Queues {
             wait: false,
             trusted: true,
         };
-        let queues = queue_count(&self.interface).unwrap_or(1);
         if join.queues != 0 && join.queues != queues {
             return Err(invalid(format!(
                 "{} has {queues} receive queues, and an application has all",
@@ -194,7 +194,7 @@ impl Queues {
                 stock.put_back(prepared);
                 continue;
             }
-            match prepared.make(&settings, queue) {
+            match prepared.make(&settings, queue, mtu) {
                 Ok(one) => made.push(one),
                 Err((error, left)) => {
                     failed = Some(error);
@@ -204,10 +204,14 @@ impl Queues {
                 }
             }
         }
-        if failed.is_none() {
+        self.all_or_none(made, failed)
+    }
+
+    /// Makes what was taken anew, by a thread.
+    pub(super) fn refill(&self) {
+        if let Some((_, stock)) = &self.stock {
             stock.refill();
         }
-        self.all_or_none(made, failed)
     }
 
     /// All queues of the device, of which the second sockets are held from now on.

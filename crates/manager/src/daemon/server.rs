@@ -367,10 +367,6 @@ impl Server {
                 .handle(client, bytes, holder.as_ref(), now, &mut self.device);
         // The descriptors that came are closed before the answer reports them.
         drop(received);
-        match reply {
-            Reply::Left => self.log_ended(application),
-            _ => self.log_reply(client, &reply),
-        }
         let sent = match &reply {
             Reply::Answer(answer, beside) => {
                 let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
@@ -382,6 +378,10 @@ impl Server {
             }
             Reply::Left => self.send(client, id, &Answer::Done(Empty {}), &[]),
         };
+        match reply {
+            Reply::Left => self.log_ended(application),
+            _ => self.log_reply(client, &reply),
+        }
         match &reply {
             Reply::Left => {
                 self.close(client, true);

@@ -54,7 +54,12 @@ impl Slots {
         })
     }
 
-    /// Takes a number that is ready.
+    /// Makes what was taken anew, by a thread.
+    pub(super) fn refill(&self) {
+        self.stock.refill();
+    }
+
+    /// Takes a number that is ready; another is after [`Slots::refill`].
     ///
     /// # Errors
     /// EBUSY where none is; some are being made.
@@ -73,7 +78,6 @@ impl Slots {
     pub(super) fn hand_out(&mut self, number: u16) -> io::Result<OwnedFd> {
         let slot = self.in_use.get_mut(&number);
         let tables = slot.and_then(|slot| slot.tables.take());
-        self.stock.refill();
         tables.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use tidewall_device::interface::{driver, is_physical};
+use tidewall_device::interface::{driver, is_physical, transmit_queue_count};
 use tidewall_sys::interface;
 use tidewall_sys::netlink::Change;
 use tidewall_wire::ethernet::MacAddress;
@@ -36,6 +36,7 @@ impl DirectDevice {
             driver: text(&driver(&self.interface).unwrap_or_default()),
             index: self.index,
             mtu,
+            transmit_queues: transmit_queue_count(&self.interface).unwrap_or(0),
             mac: mac.0,
             mode: self.own.queues as u8,
             checksum_offload_possible: (!is_physical(&self.interface)).into(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidewall_device::afxdp::Made;
 use tidewall_device::demux::layout::DEPARTURES;
 
-use super::{DirectDevice, Private, private, queues};
+use super::{DirectDevice, Private, Slots, private, queues};
 use crate::XdpMode;
 use crate::domains::stock::StockCounters;
 use crate::domains::threaded;
@@ -54,6 +54,25 @@ impl DirectDevice {
         Ok(())
     }
 
+    /// What of a Join need not be done before it is answered: has what was taken made anew,
+    /// and the device defer interrupts, also for an application whose manager died before.
+    fn follow_up(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.taken) {
+            self.queues.refill();
+            self.slots.iter().for_each(Slots::refill);
+            self.private.iter().for_each(Private::refill);
+        }
+        if self.queues.are_used()
+            && self.lent.is_none()
+            && queues::noted(&self.own).is_none()
+            && let Some(before) = self.queues.settings()
+        {
+            self.note(|own| queues::note(own, Some(before)))?;
+            self.queues.defer(before);
+        }
+        Ok(())
+    }
+
     /// When [`DirectDevice::tick`] has something to do.
     pub fn deadline(&self) -> Option<Duration> {
         self.switch_at.map(|(_, at)| at)
@@ -68,6 +87,7 @@ impl DirectDevice {
     /// What switching reports. It is tried again after [`LINGER`], or when the interface has
     /// changed.
     pub fn tick(&mut self, now: Duration) -> io::Result<()> {
+        self.follow_up()?;
         let wanted = self.wanted_polling();
         let lingers = private::noted(&self.own).is_some();
         let (is_due, after) = match wanted {
