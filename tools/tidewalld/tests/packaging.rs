@@ -5,11 +5,15 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use support::*;
+use tidewall_device::demux::layout::Protocol;
+use tidewall_manager::client::Client;
 use tidewall_manager::places;
+use tidewall_manager::protocol::Join;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SERVICE: &str = "tidewalld@.service";
@@ -25,6 +29,16 @@ fn what_is_packaged_has_the_privileges_it_needs() {
     }
 }
 
+/// As docker would, but for its image and seccomp's filter: in namespaces for processes,
+/// mounts and names, a root directory of its own and the network of the host.
+#[test]
+fn a_container_by_the_recipe_serves() {
+    let test = "a_container_by_the_recipe_serves";
+    if tidewall_skip::has_programs(test, &["setpriv", "unshare", "chroot"]) {
+        run(test);
+    }
+}
+
 fn unit(name: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join("packaging/systemd").join(name)).unwrap()
 }
@@ -33,7 +47,8 @@ fn unit(name: &str) -> String {
 fn recipe() -> String {
     let text = fs::read_to_string(Path::new(ROOT).join("docs/manager.md")).unwrap();
     let (_, section) = text.split_once("### In a container").unwrap();
-    let lines = section.lines().filter_map(|line| line.strip_prefix("    "));
+    let lines = section.lines().map(|line| line.strip_prefix("    "));
+    let lines = lines.skip_while(Option::is_none).map_while(|line| line);
     let lines: Vec<&str> = lines
         .map(|line| line.trim_end_matches('\\').trim())
         .collect();
@@ -199,5 +214,121 @@ mod inside {
             "{recipe}"
         );
         begins_with(&added);
+    }
+
+    /// A root directory with the host's programs, read-only, and what the recipe shares.
+    const ROOT_DIRECTORY: &str = r#"
+        set -e
+        mount -t tmpfs tw-root "$R"
+        cd "$R"
+        mkdir proc sys run run/tidewall tmp dev
+        for d in null urandom; do touch dev/$d; mount --bind /dev/$d dev/$d; done
+        for d in usr bin sbin lib lib64 etc; do
+            if test -L /$d; then cp -a /$d .
+            elif test -d /$d; then mkdir $d; mount --bind /$d $d; mount -o remount,bind,ro $d
+            fi
+        done
+        touch tidewalld; mount --bind "$DAEMON" tidewalld
+        mount --rbind /sys sys
+        mount --bind "$PINS" sys/fs/bpf
+        mount --bind "$RUN" run/tidewall
+    "#;
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_container_by_the_recipe_serves() {
+        let recipe = recipe();
+        let (options, command) = recipe.split_once(" IMAGE ").unwrap();
+        let beside = |name: &str| {
+            let mut path = directory().into_os_string();
+            path.push(name);
+            let path = PathBuf::from(path);
+            fs::create_dir(&path).unwrap();
+            path
+        };
+        let (root, shared) = (beside(".root"), beside(".run"));
+        let made = Command::new("sh")
+            .args(["-c", ROOT_DIRECTORY])
+            .env("R", &root)
+            .env("DAEMON", DAEMON)
+            .env("PINS", directory())
+            .env("RUN", &shared)
+            .status();
+        assert!(made.unwrap().success());
+        // What stands in the script beside the recipe's own.
+        for volume in ["/sys:/sys", "/sys/fs/bpf:/sys/fs/bpf"] {
+            assert!(options.contains(&format!("-v {volume} ")), "{options}");
+        }
+        let mut added: Vec<String> = (options.split("--cap-add ").skip(1))
+            .filter_map(|rest| rest.split(' ').next())
+            .map(|name| format!("+{}", name.to_lowercase()))
+            .collect();
+        // Whose test may not raise its limits has the capability in their place.
+        let limits = fs::read_to_string("/proc/self/limits").unwrap();
+        let of_memory = (limits.lines()).find(|line| line.starts_with("Max locked memory"));
+        if !of_memory.unwrap().contains("unlimited") {
+            added.push("+ipc_lock".to_owned());
+        }
+        let start = || {
+            let script = format!(
+                "mount -t proc tw-proc \"$R/proc\" &&
+                 exec chroot \"$R\" setpriv --no-new-privs --bounding-set=-all,{} /{} --trust {TRUSTED}",
+                added.join(","),
+                command.replace("eth0", INTERFACE),
+            );
+            let mut contained = Command::new("unshare");
+            contained
+                .args([
+                    "--pid",
+                    "--mount",
+                    "--ipc",
+                    "--uts",
+                    "--fork",
+                    "--kill-child",
+                ])
+                .args(["sh", "-c", &script])
+                .env("R", &root)
+                .stderr(Stdio::piped());
+            let mut child = contained.spawn().unwrap();
+            let mut said = String::new();
+            let mut reader = BufReader::new(child.stderr.take().unwrap());
+            reader.read_line(&mut said).unwrap();
+            std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::stderr()));
+            (Daemon(child), said)
+        };
+        let setting = |name: &str| {
+            let path = format!("/sys/class/net/{INTERFACE}/{name}");
+            fs::read_to_string(path).unwrap().trim().to_owned()
+        };
+        let before = setting("napi_defer_hard_irqs");
+        let reserved = fs::read_to_string(RESERVED).unwrap();
+        let manager = shared.join(places::socket(INTERFACE).file_name().unwrap());
+        let (contained, said) = start();
+        assert!(said.contains("event=began"), "{said}");
+        // By a process outside of it, without privileges.
+        let queues = Join { flags: 0, ..join() };
+        let (client, handed) = as_user(TRUSTED, || Client::join(&manager, &queues).unwrap());
+        assert!(!handed.queues.is_empty());
+        client.lease(Protocol::Tcp).unwrap();
+        assert_ne!(fs::read_to_string(RESERVED).unwrap(), reserved);
+        wait_until("interrupts are deferred", || {
+            setting("napi_defer_hard_irqs") == "1"
+        });
+        // Another container goes on with what the first has left.
+        drop(contained);
+        let (contained, said) = start();
+        assert!(said.contains("taken over"), "{said}");
+        drop((contained, client, handed));
+        let mut removal = Command::new(DAEMON);
+        removal.args(["--interface", INTERFACE, "--remove", "--pins"]);
+        let pins = places::pins(INTERFACE);
+        removal.arg(directory().join(pins.strip_prefix("/sys/fs/bpf").unwrap()));
+        assert!(removal.status().unwrap().success());
+        assert_eq!(setting("napi_defer_hard_irqs"), before);
+        assert_eq!(fs::read_to_string(RESERVED).unwrap(), reserved);
+        let unmounted = Command::new("umount").arg("-R").arg(&root).status();
+        assert!(unmounted.unwrap().success());
+        fs::remove_dir(&root).unwrap();
+        fs::remove_dir_all(&shared).unwrap();
     }
 }
