@@ -102,10 +102,22 @@ impl Bed {
     }
 }
 
+/// Ends what still runs in a namespace, and removes it: a program whose `tidewall run` was
+/// killed by a test that failed would go on.
+fn remove(namespace: &str) {
+    let pids = Command::new("ip")
+        .args(["netns", "pids", namespace])
+        .output();
+    for pid in String::from_utf8_lossy(&pids.map_or(Vec::new(), |pids| pids.stdout)).lines() {
+        let _ = Command::new("kill").args(["-9", pid]).status();
+    }
+    let _ = ip(&format!("netns del {namespace}"));
+}
+
 impl Drop for Bed {
     fn drop(&mut self) {
         for namespace in [&self.client, &self.server] {
-            let _ = ip(&format!("netns del {namespace}"));
+            remove(namespace);
         }
     }
 }
