@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what this machine lacks: clang and the kernel headers for the driver
-# program, iproute2 and ethtool for the test beds, tshark as judge of captures,
+# program, iproute2 and ethtool for the test beds, tshark and atm-tools' saaldump as judges of captures,
 # nft for the kernel's SYN proxy, curl, wrk, ab and h2load as clients of the web
 # server, servers that run unmodified (Redis, memcached, HAProxy, Unbound, nginx, Squid, Node, sshd for
 # its client) and dnsperf, musl for a program that cannot, perf, valgrind to count
@@ -26,6 +26,7 @@ if [ "$(id -u)" = 0 ]; then
 	want ethtool ethtool
 	want nft nftables
 	want tshark tshark
+	want saaldump atm-tools
 	want ping iputils-ping
 	want taskset util-linux
 	want curl curl

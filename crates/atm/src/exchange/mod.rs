@@ -158,8 +158,14 @@ impl Exchange {
 
     /// What happened.
     #[must_use]
-    pub const fn counters(&self) -> &Counters {
-        &self.counters
+    pub fn counters(&self) -> Counters {
+        let ports = self.ports.iter().flatten();
+        let refused: u64 = ports.map(|port| port.signalling.refused()).sum();
+        Counters {
+            calls: self.counters.calls + refused,
+            no_resources: self.counters.no_resources + refused,
+            ..self.counters
+        }
     }
 
     /// All calls, those included of which an end is still being released.

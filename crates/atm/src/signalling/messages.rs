@@ -299,6 +299,7 @@ impl Signalling {
             };
             Some(Cause::new(cause).with(&[element]))
         } else if self.calls.len() >= self.config.calls {
+            self.refused += 1;
             Some(Cause::new(Cause::RESOURCES_UNAVAILABLE))
         } else {
             let clear = |fault: &&Fault| fault.action == Some(ElementAction::Clear);

@@ -227,6 +227,7 @@ pub struct Signalling {
     waiting: VecDeque<Vec<u8>>,
     events: VecDeque<Event>,
     ignored: u64,
+    refused: u64,
 }
 
 impl Signalling {
@@ -247,6 +248,7 @@ impl Signalling {
             waiting: VecDeque::new(),
             events: VecDeque::new(),
             ignored: 0,
+            refused: 0,
         }
     }
 
@@ -266,6 +268,12 @@ impl Signalling {
     #[must_use]
     pub const fn ignored(&self) -> u64 {
         self.ignored
+    }
+
+    /// SETUPs that were refused, as there were as many calls as may be.
+    #[must_use]
+    pub const fn refused(&self) -> u64 {
+        self.refused
     }
 
     /// The signalling link, for its state and errors.

@@ -61,6 +61,11 @@ fn ethernet_frame(decoded: &mut Decoded, frame: &ethernet::Frame<'_>, cut: bool)
     match frame.ethertype() {
         EtherType::IPV4 => ip4(decoded, frame.payload(), cut),
         EtherType::IPV6 => ip6(decoded, frame.payload(), cut),
+        EtherType::MPLS => {
+            let said = super::atm::labelled(frame.payload(), cut);
+            decoded.layers.push(said.clone());
+            said
+        }
         EtherType::ARP => format!("{} > {} ARP", frame.source(), frame.destination()),
         other => format!(
             "{} > {} ethertype {:#06x}",

@@ -1,6 +1,7 @@
 //! `tidewall trace`: single frames through every stage, for people and as
 //! pcapng, since tcpdump does not see the frames that Tidewall takes.
 
+mod atm;
 mod decode;
 mod pcapng;
 
