@@ -35,6 +35,7 @@ pub fn reduce(private: bool) -> io::Result<()> {
             cure(&missing),
         ));
     }
+    allow_descriptors();
     // In a container its limit cannot be raised, as a rule.
     let locks = (!unlock_memory()).then_some(IPC_LOCK);
     let locks = locks.filter(|&locks| effective.bits() & bit(locks) != 0);
@@ -69,6 +70,18 @@ fn cure(missing: &[&str]) -> String {
         "this process lacks {missing}: run it as root; in a container with --cap-add for each of \
          NET_ADMIN, NET_RAW, BPF and PERFMON; or see packaging/systemd/tidewalld@.service"
     )
+}
+
+/// As many as this process may have: a connection takes one, and each queue of a private
+/// application another. Nobody here executes a program, which would inherit it.
+fn allow_descriptors() {
+    let hard = getrlimit(Resource::Nofile).maximum;
+    let limit = Rlimit {
+        current: hard,
+        maximum: hard,
+    };
+    // Otherwise it has those that it began with.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// Frame memory counts against RLIMIT_MEMLOCK, with that of all processes of the user,

@@ -407,9 +407,13 @@ mod inside {
         let mut bits: u64 = kept.iter().map(|number| 1 << number).sum();
         let (daemon, _) = start();
         let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.0.id())).unwrap();
-        let locked = limits
-            .lines()
-            .find(|line| line.starts_with("Max locked memory"));
+        let limit = |name| limits.lines().find(|line| line.starts_with(name));
+        let open: Vec<&str> = limit("Max open files")
+            .unwrap()
+            .split_whitespace()
+            .collect();
+        assert_eq!(open[3], open[4]);
+        let locked = limit("Max locked memory");
         if !locked.unwrap().contains("unlimited") {
             // Or CAP_IPC_LOCK, where the limit could not be raised.
             bits |= 1 << 14;

@@ -58,7 +58,7 @@ fn is_lent(lent: u32) -> bool {
 /// How long a queue that is busy is waited for: its last user may be just gone.
 const BUSY_WITHIN: Duration = Duration::from_secs(2);
 /// Between the first two tries, and at most; of a queue, and of a manager that is gone.
-const TRY_QUEUE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
+const TRY_QUEUE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2)];
 const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 impl Client {
