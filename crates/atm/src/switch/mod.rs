@@ -609,20 +609,18 @@ impl Switch {
         self.counters.received += cells;
         self.counters.sent += cells;
         self.counters.passed += cells;
-        if !passage.user {
-            self.counters.not_user += cells;
-        }
         let (Some(Some(entry)), ports) = (self.entries.get_mut(passage.entry), &mut self.ports)
         else {
             return;
         };
         entry.taken += cells;
         if !passage.user {
+            self.counters.not_user += cells;
             return;
         }
-        let route = entry.route;
-        let port = ports.get_mut(route.to.port);
-        if let Some(queue) = port.and_then(|port| port.queues.get_mut(route.priority)) {
+        let port = ports.get_mut(entry.route.to.port);
+        let priority = entry.route.priority;
+        if let Some(queue) = port.and_then(|port| port.queues.get_mut(priority)) {
             queue.passed(&mut entry.pdu, passage.last);
         }
     }
