@@ -20,7 +20,7 @@
 //! Read first: RFC 791 and 1122 (IPv4), RFC 8200 (IPv6), RFC 768 and 6935 (UDP),
 //! RFC 9293, 7323 and 2018 (TCP),
 //! RFC 792 and 4443 (ICMP), RFC 1071 and 1624 (checksum).
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod acp;
 pub mod atm;

@@ -7,6 +7,9 @@
 //! +--------- - - ---------+-------------+--------+-----+--------+--------+
 //! ```
 
+#[allow(unsafe_code)]
+mod raw_fold;
+
 use super::CELL_PAYLOAD_LEN;
 use crate::EmitError;
 
@@ -221,6 +224,13 @@ impl Crc32 {
     /// With more bytes behind those so far.
     #[must_use]
     pub fn update(self, bytes: &[u8]) -> Self {
+        match raw_fold::fold(self.0, bytes) {
+            Some((folded, rest)) => Self(0).by_tables(&folded).by_tables(rest),
+            None => self.by_tables(bytes),
+        }
+    }
+
+    fn by_tables(self, bytes: &[u8]) -> Self {
         let mut crc = self.0;
         let (eights, rest) = bytes.as_chunks::<8>();
         for &[a, b, c, d, e, f, g, h] in eights {
@@ -244,7 +254,10 @@ impl Crc32 {
     }
 }
 
-/// Remainders by the polynomial of IEEE 802.3: of a byte with `index` bytes of zero
+/// That of IEEE 802.3.
+const POLYNOMIAL: u32 = 0x04c1_1db7;
+
+/// Remainders by the polynomial: of a byte with `index` bytes of zero
 /// behind it.
 static TABLES: [[u32; 256]; 8] = {
     let mut tables = [[0; 256]; 8];
@@ -253,7 +266,7 @@ static TABLES: [[u32; 256]; 8] = {
         let mut crc = (byte as u32) << 24;
         let mut bit = 0;
         while bit < 8 {
-            crc = crc << 1 ^ if crc >> 31 != 0 { 0x04c1_1db7 } else { 0 };
+            crc = crc << 1 ^ if crc >> 31 != 0 { POLYNOMIAL } else { 0 };
             bit += 1;
         }
         tables[0][byte] = crc;
