@@ -23,6 +23,9 @@ const ANSWERS_MAX: usize = 16;
 /// The circuit that no socket binds.
 const NEVER_OPEN: Circuit = Circuit { vpi: 0, vci: 0 };
 
+/// Most frames that are taken with the circuit locked once.
+const RUN: usize = 16;
+
 /// Frames that a call takes although they yield nothing, at least.
 const FRAMES_MAX: usize = 128;
 
@@ -110,11 +113,12 @@ impl CircuitInner {
     ) -> usize {
         let mut given = self.drain_outside(core, limit, each);
         let (mut frames, enough) = (0, limit.max(FRAMES_MAX));
+        let mut step = BETWEEN_LOOKS;
         for (number, queue) in core.receiver.queues.iter().enumerate() {
             while given < limit {
                 let mut most = limit - given;
                 if core.receiver.will_be_due() {
-                    most = most.min(BETWEEN_LOOKS);
+                    most = most.min(step);
                 }
                 let batch = Batch::new(self, number, &queue.shared);
                 let (taken, delivered) = batch.deliver(core, most, each);
@@ -126,9 +130,12 @@ impl CircuitInner {
                 if frames >= enough {
                     return given;
                 }
-                if given < limit && core.receiver.poll_if_due(core).is_err() {
-                    // The next call reports it.
-                    return given;
+                if given < limit {
+                    match core.receiver.poll_between(core, step) {
+                        Ok(next) => step = next,
+                        // The next call reports it.
+                        Err(_) => return given,
+                    }
                 }
             }
         }
@@ -327,14 +334,14 @@ fn delivered(received: &AtmReceived<'_>) -> String {
     format!("{} bytes", received.payload.len())
 }
 
-/// Frames taken out of a channel for the application's closure, one at a time. Whatever that
+/// Frames taken out of a channel for the application's closure, some at a time. Whatever that
 /// does, they go back, and their credit.
 struct Batch<'a> {
     circuit: &'a CircuitInner,
     queue: usize,
     shared: &'a Shared,
-    /// The one that is being read.
-    frame: Option<Frame>,
+    /// Those that are being read, the first ones first.
+    run: [Option<Frame>; RUN],
     done: Done,
     delivered: usize,
 }
@@ -345,7 +352,7 @@ impl<'a> Batch<'a> {
             circuit,
             queue,
             shared,
-            frame: None,
+            run: [const { None }; RUN],
             done: Done::default(),
             delivered: 0,
         }
@@ -361,38 +368,56 @@ impl<'a> Batch<'a> {
         let (circuit, shared) = (self.circuit, self.shared);
         let mut taken = 0;
         while taken < most {
-            let next = {
+            let last = {
                 let mut waiting = lock(&circuit.waiting);
                 // What was copied out came before what is in the channel.
-                match waiting.outside.is_empty() {
+                let mut next = || match waiting.outside.is_empty() {
                     true => circuit.next(core, self.queue, shared, &mut waiting),
                     false => None,
-                }
-            };
-            let Some((frame, what)) = next else { break };
-            taken += 1;
-            let frame = &*self.frame.insert(frame);
-            match what {
-                Taken::Whole => {
-                    if let Some(received) = circuit.read(core, shared, frame) {
-                        self.delivered += 1;
-                        each(received);
+                };
+                let mut run = self.run.iter_mut().take(most - taken);
+                // Whole ones come many in a row, and are read with the circuit unlocked.
+                loop {
+                    let Some(place) = run.next() else {
+                        break Some(Taken::Nothing);
+                    };
+                    match next() {
+                        Some((frame, Taken::Whole)) => *place = Some(frame),
+                        Some((frame, other)) => {
+                            taken += 1;
+                            self.done.add(shared, frame);
+                            break Some(other);
+                        }
+                        None => break None,
                     }
                 }
-                Taken::Reassembled(owned) => {
+            };
+            for place in 0..RUN {
+                let Some(frame) = self.run.get(place).and_then(Option::as_ref) else {
+                    break;
+                };
+                taken += 1;
+                if let Some(received) = circuit.read(core, shared, frame) {
+                    self.delivered += 1;
+                    each(received);
+                }
+                self.end_frame(place);
+            }
+            match last {
+                None => break,
+                Some(Taken::Reassembled(owned)) => {
                     self.delivered += 1;
                     each(owned.borrow());
                 }
-                Taken::Answer(of, loopback) => circuit.answer(core, of, &loopback),
-                Taken::Nothing => {}
+                Some(Taken::Answer(of, loopback)) => circuit.answer(core, of, &loopback),
+                Some(Taken::Whole | Taken::Nothing) => {}
             }
-            self.end_frame();
         }
         (taken, self.delivered)
     }
 
-    fn end_frame(&mut self) {
-        if let Some(frame) = self.frame.take() {
+    fn end_frame(&mut self, place: usize) {
+        if let Some(frame) = self.run.get_mut(place).and_then(Option::take) {
             self.done.add(self.shared, frame);
         }
     }
@@ -400,7 +425,7 @@ impl<'a> Batch<'a> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        self.end_frame();
+        (0..RUN).for_each(|place| self.end_frame(place));
         let done = std::mem::take(&mut self.done);
         self.shared.give_back(self.circuit.id(), done);
         let delivered = self.delivered as u64;
