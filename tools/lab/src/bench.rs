@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tidewall_load::{LoadSpec, PingSpec};
+use tidewall_load::{LoadSpec, PingSpec, SenderKind};
 use tidewall_service::counters::Times as LoopTimes;
 use tidewall_service::{Kind, Reader, ServiceSpec};
 
@@ -254,9 +254,9 @@ impl Bench {
             system: setup.system,
             computes: setup.compute.is_some(),
         };
-        session.greet(&setup.services)?;
+        session.greet(&setup.services, setup.circuits)?;
         let beside: Vec<_> = setup.beside.iter().filter_map(Beside::service).collect();
-        session.greet(&beside)?;
+        session.greet(&beside, false)?;
         session.companions.stop()?;
         Ok(session)
     }
@@ -309,20 +309,24 @@ impl Drop for Session<'_> {
 }
 
 impl Session<'_> {
-    /// Asks every service that answers datagrams, beside nothing.
-    fn greet(&self, services: &[ServiceSpec]) -> anyhow::Result<()> {
+    /// Asks every service that answers datagrams, or PDUs, beside nothing.
+    fn greet(&self, services: &[ServiceSpec], circuits: bool) -> anyhow::Result<()> {
         let (time, timeout) = GREETING;
         for service in services {
-            if service.kind == Kind::Discard {
-                continue;
-            }
             let config = self.bench.testbed.config();
             let place = Place {
                 namespace: self.bench.testbed.client(),
                 cpu: config.client_cpu,
             };
+            if circuits {
+                self.find_poll(place, service.port)?;
+            }
+            if service.kind == Kind::Discard {
+                continue;
+            }
             let ping = PingSpec {
                 timeout,
+                circuit: circuits,
                 ..PingSpec::new(server(service.port))
             };
             let job = LoadJob::unwatched(LoadSpec {
@@ -339,6 +343,17 @@ impl Session<'_> {
             );
         }
         Ok(())
+    }
+
+    /// Sends datagrams to the UDP port of a circuit's service, by which a stack finds the
+    /// device's poll.
+    fn find_poll(&self, place: Place<'_>, port: u16) -> anyhow::Result<()> {
+        let job = LoadJob::unwatched(LoadSpec {
+            blast: Some(blast(SenderKind::Socket, port, Some(200))),
+            cpu: Some(place.cpu),
+            ..LoadSpec::new(GREETING.0)
+        });
+        run_load(place, job, || false, || Ok(())).map(drop)
     }
 
     /// Runs one load against the service, looked at as `watching` says.

@@ -1,9 +1,9 @@
 //! Load generators: what the experiments, `tidewall load` and `tidewall blast`
 //! throw at a host.
 //!
-//! Lives here: the open-loop blast of UDP datagrams or TCP SYN segments
+//! Lives here: the open-loop blast of UDP datagrams, TCP SYN segments or AAL5 PDUs
 //! ([`BlastSpec`]) with its three kinds of sender, calls over UDP
-//! ([`PingSpec`]), requests at a rate that the server cannot slow down
+//! and circuits ([`PingSpec`]), requests at a rate that the server cannot slow down
 //! ([`SClientSpec`]), connections that do next to nothing ([`IdleSpec`]), the
 //! other loads over TCP ([`HttpSpec`], [`ProbeSpec`], [`StreamSpec`]), all paced
 //! on one thread ([`run()`]), and the look-up of the destination's Ethernet
@@ -22,11 +22,12 @@
 //!  LoadSpec ─► run ─┬─ pacer ─► sender (skb │ frame │ socket) ─► interface
 //!                   ├─ s_clients: accounts (no I/O) ◄──► kernel TCP sockets
 //!                   ├─ idle ◄──► kernel TCP sockets
-//!                   ├─ exchange ◄──► kernel UDP socket ─► histogram
+//!                   ├─ exchange ◄──► kernel UDP socket, or circuit ─► histogram
 //!                   └─ http, stream ◄──► kernel TCP sockets ─► histogram
 //! ```
 #![deny(unsafe_code)]
 
+mod circuit;
 mod exchange;
 mod http;
 mod idle;

@@ -1,8 +1,8 @@
 //! Services: application code written once and run on either stack.
 //!
 //! Lives here: what a service needs of a stack, for datagrams ([`Host`],
-//! [`Datagrams`]) and for connections ([`StreamHost`], [`Stream`]), the two
-//! stacks that provide it ([`tidewall`] and [`linux`], [`tidewall_stream`], [`linux_stream`]), the
+//! [`Datagrams`]) and for connections ([`StreamHost`], [`Stream`]), what
+//! provides it ([`tidewall`], [`circuits`] and [`linux`], [`tidewall_stream`], [`linux_stream`]), the
 //! older ways to wait for connections ([`SelectHost`], [`PollHost`]), the
 //! event loop of echo, acknowledge and discard services over the one
 //! ([`serve`]), a web server and a forwarding proxy over the other ([`http`]), the loops of the transport switch
@@ -23,6 +23,7 @@
 #![deny(unsafe_code)]
 
 pub mod cell_switch;
+pub mod circuits;
 pub mod counters;
 pub mod descriptor_host;
 pub mod descriptor_sockets;

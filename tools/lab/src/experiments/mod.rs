@@ -1,6 +1,7 @@
 //! The experiments, one file each.
 
 mod anypoint;
+mod atm;
 mod http_base;
 mod http_cost;
 mod lrp_base;
@@ -303,7 +304,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 32] = [
+pub static EXPERIMENTS: [Experiment; 38] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -330,6 +331,12 @@ pub static EXPERIMENTS: [Experiment; 32] = [
     anypoint::memory::EXPERIMENT,
     anypoint::redis::EXPERIMENT,
     anypoint::frames::EXPERIMENT,
+    atm::data::EXPERIMENT,
+    atm::setup::EXPERIMENT,
+    atm::profile::EXPERIMENT,
+    atm::load::EXPERIMENT,
+    atm::size::EXPERIMENT,
+    atm::flood::EXPERIMENT,
     manager_modes::EXPERIMENT,
     manager_domains::EXPERIMENT,
     manager_restart::EXPERIMENT,

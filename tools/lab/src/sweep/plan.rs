@@ -25,6 +25,8 @@ pub(crate) struct Curve {
     /// How its loads are looked at.
     pub(crate) watching: Watching,
     pub(crate) services: Vec<ServiceSpec>,
+    /// They are on circuits.
+    pub(crate) circuits: bool,
     /// Served over TCP, in place of the services.
     pub(crate) tcp: Option<TcpSpec>,
     /// Bytes that a thread beside the services computes over.
@@ -71,6 +73,7 @@ impl Curve {
             control: self.control,
             classes: self.classes.clone(),
             services: self.services.clone(),
+            circuits: self.circuits,
             tcp: self.tcp.clone(),
             compute: self.compute,
             beside: self.beside.clone(),

@@ -20,10 +20,13 @@ use tidewall_device::frame::Frame;
 use tidewall_device::queue::{Interrupt, InterruptModeration, POLL_MAX, Queue, Received};
 use tidewall_manager::{AfXdp, Config};
 use tidewall_service::{Counters, Kind, ServiceSpec, multiply};
+use tidewall_sys::interface::index;
+use tidewall_wire::atm::Circuit;
+use tidewall_wire::atm::pseudowire::{self, Label};
 
 use super::ServiceJob;
 use super::service::{Account, drops_of_snapshot};
-use crate::testbed::{SERVER, SERVER_INTERFACE};
+use crate::testbed::{SERVER, SERVER_INTERFACE, SERVER_MAC_ADDRESS};
 
 /// Frames that the program admits to a port between two polls: two whole ones, since an
 /// interrupt may bring one of its own.
@@ -31,6 +34,8 @@ pub(super) const LIMIT: u32 = 2 * POLL_MAX;
 /// Frames that a queue receives into and sends from: the fewer, the more of them are in the
 /// processor's caches. Room for what two polls bring, and as many that are being sent.
 const FRAMES: usize = 4 * POLL_MAX as usize;
+/// The test bed's, bytes.
+const MTU: u32 = 1500;
 /// Bytes of a UDP header.
 const HEADER: u16 = 8;
 
@@ -119,6 +124,7 @@ impl<'a> Bare<'a> {
         let tables = device.tables();
         let trusted = &tables.trusted;
         trusted.set_locals(&[SERVER.0.into(), SERVER.1.into()])?;
+        trusted.set_device(index(SERVER_INTERFACE)?, SERVER_MAC_ADDRESS, MTU);
         trusted.limit_kernel_frames(false);
         let serve = |(spec, number): (&'a ServiceSpec, u16)| Served {
             spec,
@@ -134,6 +140,15 @@ impl<'a> Bare<'a> {
             for Served { spec, channel, .. } in &services {
                 let embedded = &tables.embedded;
                 embedded.set_limit(number, channel.index(), LIMIT);
+                if setup.circuits {
+                    let circuit = Circuit {
+                        vpi: 0,
+                        vci: spec.port,
+                    };
+                    let label = Label::of_circuit(circuit).context("no label")?;
+                    embedded.open_circuit(label, *channel)?;
+                    trusted.own_circuit(label, EMBEDDED_APPLICATION)?;
+                }
                 embedded.listen(Protocol::Udp, None, spec.port, *channel)?;
                 trusted.own_port(Protocol::Udp, None, spec.port, EMBEDDED_APPLICATION)?;
             }
@@ -234,10 +249,12 @@ impl Served<'_> {
     /// is on its way back.
     fn take(&mut self, mut frame: Frame, metadata: &Metadata, queue: &mut Queue) -> Option<Frame> {
         self.came = self.came.wrapping_add(1);
-        if metadata.kind() != Some(FrameKind::Datagram) {
-            return Some(frame);
-        }
-        let payload = metadata.end.saturating_sub(metadata.transport + HEADER);
+        let before = match metadata.kind() {
+            Some(FrameKind::Datagram) => metadata.transport + HEADER,
+            Some(FrameKind::Circuit) => metadata.network + pseudowire::HEADER_LEN as u16,
+            _ => return Some(frame),
+        };
+        let payload = metadata.end.saturating_sub(before);
         self.turn.datagrams += 1;
         self.turn.payload_bytes += u64::from(payload);
         if self.spec.work > 0 {
@@ -253,8 +270,15 @@ impl Served<'_> {
     }
 }
 
-/// Makes of a datagram the same one from its receiver to its sender.
+/// Makes of a datagram the same one from its receiver to its sender, and of a PDU the same one
+/// the other way.
 fn exchange(frame: &mut [u8], metadata: &Metadata) {
+    if metadata.kind() == Some(FrameKind::Circuit) {
+        if let Some(both) = frame.get_mut(..12) {
+            both.rotate_left(6);
+        }
+        return;
+    }
     let network = usize::from(metadata.network);
     let (addresses, length) = match metadata.version {
         4 => (network + 12, 4),

@@ -113,6 +113,19 @@ pub(crate) struct Spent {
 }
 
 impl Spent {
+    /// Of all threads of a process: what they took, and their switches.
+    pub(crate) fn of_process(before: &Cpu, after: &Cpu) -> Self {
+        let all = |of: fn(&Thread) -> u64| {
+            let sum = |cpu: &Cpu| cpu.of_threads(|_| true, of);
+            sum(after).saturating_sub(sum(before)) as f64
+        };
+        Spent {
+            application: all(|thread| thread.nanoseconds),
+            switches: all(|thread| thread.switches),
+            ..Spent::default()
+        }
+    }
+
     pub(crate) fn between(before: &Cpu, after: &Cpu) -> Self {
         let queues = |of: fn(&QueueSnapshot) -> u64| after.sum(of).saturating_sub(before.sum(of));
         let threads = |which: fn(&Thread) -> bool| {

@@ -11,6 +11,7 @@
 mod bare;
 mod benchmark;
 mod bridging;
+mod calls;
 mod child;
 mod cpu;
 pub mod flows;
@@ -20,6 +21,7 @@ mod hold;
 mod hostile;
 mod load;
 mod manager;
+mod own;
 mod program;
 mod segments;
 mod service;
@@ -35,6 +37,7 @@ mod work;
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use anyhow::Context;
 use rustix::process::{Signal, set_parent_process_death_signal, setpriority_process, setsid};
@@ -51,6 +54,8 @@ use crate::system::{Control, System};
 use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 
 pub use benchmark::BenchmarkJob;
+pub use calls::{CallsJob, CallsOver, CallsRole, PAIR};
+pub(crate) use calls::{CallsReport, UNREAD};
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
 pub use forwarding::{ForwardJob, ForwardReport, ForwardSide};
@@ -104,6 +109,12 @@ pub enum Job {
     Splice(SpliceJob),
     /// Run a program of somebody else's at a port.
     Program(Program, u16),
+    /// Call, or be called.
+    Calls(CallsJob),
+    /// Run a shell pipeline again and again, until the standard input ends.
+    Pipeline,
+    /// Run another command of this program.
+    Own(Vec<String>),
     /// Run `redis-benchmark`.
     Benchmark(BenchmarkJob),
     /// Be a transport switch.
@@ -141,6 +152,9 @@ pub struct Setup {
     pub classes: Vec<ClassSpec>,
     /// Which services, highest priority first.
     pub services: Vec<ServiceSpec>,
+    /// They are on circuits 0.PORT in place of ports of UDP.
+    #[serde(default)]
+    pub circuits: bool,
     /// Served over TCP, in place of the services.
     pub tcp: Option<TcpSpec>,
     /// Each service has a thread of its own, as if it were a process, and one
@@ -373,6 +387,9 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Split(job) => splitting::run(&job),
         Job::Splice(job) => splicing::run(&job),
         Job::Program(program, port) => program::run(&program, port),
+        Job::Calls(job) => calls::run(&job),
+        Job::Pipeline => pipeline(),
+        Job::Own(arguments) => own::run(&arguments),
         Job::Benchmark(job) => benchmark::run(&job),
         Job::Switch(job) => switching::run(&job),
         Job::Flow(job, ahead) => flows::run(&job, ahead),
@@ -395,6 +412,32 @@ fn limit_syns(per_second: u32) -> anyhow::Result<()> {
     let _limit = SynLimit::attach(SERVER_INTERFACE, per_second)?;
     println!("ready");
     service::until_input_ends(|_| Ok(()))
+}
+
+/// This process competes as one of that nice value, whether sessions are grouped or not.
+fn become_nice(nice: i32) -> anyhow::Result<()> {
+    setpriority_process(None, nice)?;
+    // Not every kernel has it.
+    let _ = fs::write("/proc/self/autogroup", nice.to_string());
+    Ok(())
+}
+
+/// What competes with a manager in Black and Crosby's Figure 2: processing by programs and by
+/// the kernel.
+fn pipeline() -> anyhow::Result<()> {
+    const PIPELINE: &str =
+        "while :; do cat /proc/kallsyms | tr a-z A-Z | sort | wc >/dev/null; done";
+    become_nice(0)?;
+    let mut shell = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "sh", "-c", PIPELINE])
+        .stdin(Stdio::null())
+        .spawn()
+        .context("cannot run a shell")?;
+    println!("ready");
+    let ended = service::until_input_ends(|_| Ok(()));
+    shell.kill()?;
+    shell.wait()?;
+    ended
 }
 
 fn spin() -> anyhow::Result<()> {
@@ -442,7 +485,16 @@ mod tests {
         let flow = |job| Job::Flow(job, true);
         let origin = "10.77.0.1:8080".parse().unwrap();
         let jobs = [
+            Job::Pipeline,
+            Job::Calls(CallsJob {
+                role: CallsRole::Keeper(3),
+                over: CallsOver::InProcess,
+                time_ms: 10,
+                pause_us: 5,
+                nice: -6,
+            }),
             service(Setup {
+                circuits: true,
                 system: System::Generic,
                 receive: Some(linux::Receive::Recvmmsg),
                 spin: Some(20),

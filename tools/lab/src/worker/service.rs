@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tidewall_service::circuits::Circuits;
 use tidewall_service::descriptor_host::DescriptorEpoll;
 use tidewall_service::descriptor_sockets::{DescriptorSockets, Select};
 use tidewall_service::linux::{self, Linux};
@@ -25,7 +26,7 @@ use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 use super::bare::Bare;
 use super::{ClassSpec, Cpu, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
 use crate::system::System;
-use crate::testbed::SERVER_INTERFACE;
+use crate::testbed::{CLIENT, SERVER_INTERFACE};
 
 /// Packets dropped so far, by place.
 pub(crate) type Drops = BTreeMap<String, u64>;
@@ -159,6 +160,11 @@ fn serve_stack(
     stop: &AtomicBool,
 ) -> anyhow::Result<()> {
     let Some(spec) = &job.setup.tcp else {
+        if job.setup.circuits {
+            let client = SocketAddr::new(CLIENT.0.into(), 0);
+            let host = Circuits::new(&stack, client, receive_limit)?;
+            return serve_datagrams(&|| host.clone(), job, counters, stop);
+        }
         let host = Tidewall::new(stack, receive_limit);
         return serve_datagrams(&|| host.clone(), job, counters, stop);
     };

@@ -5,7 +5,7 @@ mod blast;
 mod ping;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -292,7 +292,7 @@ impl Parts {
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let clients = [&self.s_clients, &self.probe].into_iter().flatten();
-        let pings = self.pings.iter().map(|ping| ping.socket.as_fd());
+        let pings = self.pings.iter().filter_map(Ping::descriptor);
         pings
             .chain(clients.map(SClients::descriptor))
             .chain(self.http.as_ref().map(Client::descriptor))

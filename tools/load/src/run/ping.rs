@@ -1,10 +1,12 @@
-//! The running closed loop over UDP.
+//! The running closed loop over UDP or a circuit.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::{LATENCY_MAX, REPLIES_MAX, nanoseconds};
+use crate::circuit::CircuitEnd;
 use crate::exchange::Exchange;
 use crate::report::{Latency, Measures, PingCounts, PingReport, per_second};
 use crate::spec::{PingSpec, Wait};
@@ -12,7 +14,7 @@ use crate::tcp::prefer_busy_poll;
 
 /// The running closed loop.
 pub(super) struct Ping {
-    pub(super) socket: UdpSocket,
+    socket: Socket,
     pub(super) wait: Wait,
     pub(super) exchange: Exchange,
     outstanding: u16,
@@ -20,6 +22,28 @@ pub(super) struct Ping {
     request: Vec<u8>,
     reply: Vec<u8>,
     pub(super) measures: Measures<PingCounts>,
+}
+
+/// What requests go by.
+enum Socket {
+    Udp(UdpSocket),
+    Circuit(CircuitEnd),
+}
+
+impl Socket {
+    fn send(&self, request: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Udp(socket) => socket.send(request),
+            Socket::Circuit(end) => end.send(request),
+        }
+    }
+
+    fn recv(&self, reply: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Udp(socket) => socket.recv(reply),
+            Socket::Circuit(end) => end.recv(reply),
+        }
+    }
 }
 
 impl Ping {
@@ -30,6 +54,9 @@ impl Ping {
         };
         let local = spec.source.unwrap_or(any);
         let open = || {
+            if spec.circuit {
+                return Ok(Socket::Circuit(CircuitEnd::open(spec)?));
+            }
             let socket = UdpSocket::bind(local)?;
             socket.connect(spec.destination)?;
             socket.set_nonblocking(true)?;
@@ -37,7 +64,7 @@ impl Ping {
                 // Without CAP_NET_ADMIN, replies come by interrupt as ever.
                 let _ = prefer_busy_poll(&socket);
             }
-            Ok(socket)
+            Ok(Socket::Udp(socket))
         };
         let socket = open().map_err(|error: io::Error| {
             io::Error::new(
@@ -56,6 +83,14 @@ impl Ping {
             reply: vec![0; 2048],
             measures: Measures::new(LATENCY_MAX)?,
         })
+    }
+
+    /// What becomes readable when a reply comes; none of a client that spins in any case.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.socket {
+            Socket::Udp(socket) => Some(socket.as_fd()),
+            Socket::Circuit(_) => None,
+        }
     }
 
     /// Takes the replies that are there and sends what may be sent. True when

@@ -7,8 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use tidewall_sys::netlink::{Netdev, XDP_NDO_XMIT};
 
 use super::{Sender, Sent, Sources, template};
+use crate::circuit;
 use crate::neighbour::{LinkKind, Path};
-use crate::spec::{BlastSpec, Content, SourceOrder};
+use crate::spec::{BlastSpec, Content, SourceOrder, invalid};
 use crate::template::Template;
 use crate::xdp::{Redirect, Scatter};
 
@@ -16,11 +17,9 @@ use crate::xdp::{Redirect, Scatter};
 /// Sources of SYN segments are scattered by the program itself, frame by frame.
 pub(super) struct FrameSender {
     program: Redirect,
-    template: Template,
     bytes: Vec<u8>,
-    sources: Sources,
-    /// True when the source differs between bursts.
-    rewrite: bool,
+    /// How the source is written, where it differs between bursts.
+    sources: Option<(Template, Sources)>,
     /// Bits of the address's last four bytes that the program sets.
     scattered: u32,
 }
@@ -29,30 +28,44 @@ impl FrameSender {
     pub(super) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Self> {
         check_peer(path)?;
         let sources = Sources::new(spec, path);
+        if let Content::Pdus | Content::Cells = spec.content {
+            let mut frames = circuit::frames(spec, path)?;
+            let bytes = frames.pop().filter(|_| frames.is_empty());
+            let bytes = bytes.ok_or_else(|| {
+                invalid("a PDU of several frames does not leave as XDP frames: use the skb sender")
+            })?;
+            return Ok(FrameSender {
+                program: redirect(path, None)?,
+                bytes,
+                sources: None,
+                scattered: 0,
+            });
+        }
         let template = template(spec, path, &sources)?;
         let by_frame = spec.content == Content::Syn && spec.order == SourceOrder::Scattered;
         let scatter = spec.spoof.filter(|_| by_frame).map(|prefix| Scatter {
             places: template.places(),
             mask: prefix.low_mask(),
         });
-        let program = Redirect::new(path.link.index, scatter).map_err(|error| {
-            io::Error::new(
-                error.kind(),
-                format!(
-                    "cannot prepare XDP frames: {error} (it needs CAP_BPF, CAP_NET_ADMIN and \
-                     CAP_SYS_ADMIN)"
-                ),
-            )
-        })?;
         Ok(FrameSender {
-            program,
+            program: redirect(path, scatter)?,
             bytes: template.frame().to_vec(),
-            template,
-            sources,
-            rewrite: spec.spoof.is_some() || spec.flows > 1,
+            sources: (spec.spoof.is_some() || spec.flows > 1).then_some((template, sources)),
             scattered: scatter.map_or(0, |scatter| scatter.mask),
         })
     }
+}
+
+fn redirect(path: &Path, scatter: Option<Scatter>) -> io::Result<Redirect> {
+    Redirect::new(path.link.index, scatter).map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!(
+                "cannot prepare XDP frames: {error} (it needs CAP_BPF, CAP_NET_ADMIN and \
+                 CAP_SYS_ADMIN)"
+            ),
+        )
+    })
 }
 
 /// The address with these bits of its last four bytes cleared.
@@ -88,11 +101,10 @@ fn check_peer(path: &Path) -> io::Result<()> {
 
 impl Sender for FrameSender {
     fn send(&mut self, count: u32) -> io::Result<Sent> {
-        if self.rewrite {
-            let source = self.sources.next();
+        if let Some((template, sources)) = &mut self.sources {
+            let source = sources.next();
             let address = without(source.ip(), self.scattered);
-            self.template
-                .set_source(&mut self.bytes, address, source.port());
+            template.set_source(&mut self.bytes, address, source.port());
         }
         match self.program.send(&self.bytes, count) {
             Ok(()) => Ok(Sent {

@@ -117,8 +117,8 @@ fn template(spec: &BlastSpec, path: &Path, sources: &Sources) -> io::Result<Temp
         destination: spec.destination,
     };
     match spec.content {
-        Content::Datagrams => Template::new(&ends, spec.payload),
         Content::Syn => Template::syn(&ends),
+        _ => Template::new(&ends, spec.payload),
     }
 }
 

@@ -7,22 +7,23 @@ use tidewall_device::frame::{Frame, FrameMemory};
 use tidewall_device::queue::Transmit;
 
 use super::{Sender, Sent, Sources, template};
+use crate::circuit;
 use crate::neighbour::Path;
-use crate::spec::BlastSpec;
+use crate::spec::{BlastSpec, Content, invalid};
 use crate::template::Template;
 
 /// Frames of the transmitter: several of the largest bursts.
 const FRAMES: u32 = 1024;
 
 /// Sends frames that were written once; only the source of a frame is written
-/// again, where it varies.
+/// again, where it varies and the frames are fewer than the sources.
 pub(super) struct SkbSender {
     transmit: Box<dyn Transmit>,
     memory: FrameMemory,
-    template: Template,
-    sources: Sources,
-    /// True when frame and source do not stay together.
-    rewrite: bool,
+    /// How a frame's source is written again; none where each frame is sent as it is.
+    sources: Option<(Template, Sources)>,
+    /// Of each frame of the memory.
+    lengths: Vec<u16>,
     /// Frames with the kernel are in neither list.
     free: VecDeque<Frame>,
     reclaimed: Vec<Frame>,
@@ -49,29 +50,50 @@ impl SkbSender {
         mut frames: Vec<Frame>,
     ) -> io::Result<Self> {
         let mut sources = Sources::new(spec, path);
-        let template = template(spec, path, &sources)?;
-        let flows = usize::from(spec.flows.max(1));
-        let rewrite = spec.spoof.is_some() || flows > frames.len();
-        if !rewrite {
-            // Frames come back in the order they went: with a whole number of
-            // rounds of flows, each can keep its flow.
-            frames.truncate(frames.len() - frames.len() % flows);
-        }
-        let headroom = transmit.headroom();
-        for frame in &mut frames {
-            let source = sources.next();
-            let bytes = extend(frame, &memory, headroom, &template);
-            if let Some(bytes) = bytes.get_mut(..template.frame().len()) {
-                bytes.copy_from_slice(template.frame());
-                template.set_source(bytes, source.ip(), source.port());
+        let (packets, rewrite) = match spec.content {
+            Content::Pdus | Content::Cells => (circuit::frames(spec, path)?, None),
+            Content::Datagrams | Content::Syn => {
+                let template = template(spec, path, &sources)?;
+                let flows = usize::from(spec.flows.max(1));
+                let rewrite = spec.spoof.is_some() || flows > frames.len();
+                let mut packet = template.frame().to_vec();
+                let packets = (0..if rewrite { 1 } else { flows }).map(|_| {
+                    let source = sources.next();
+                    template.set_source(&mut packet, source.ip(), source.port());
+                    packet.clone()
+                });
+                let packets = packets.collect();
+                let again = rewrite.then(|| (template, Sources::new(spec, path)));
+                (packets, again)
             }
+        };
+        if frames.len() < packets.len() {
+            return Err(invalid(format!(
+                "a PDU of {} bytes needs {} frames, more than a transmitter has",
+                spec.payload,
+                packets.len()
+            )));
+        }
+        // Frames come back in the order they went: with a whole number of rounds of packets,
+        // each can keep its packet.
+        frames.truncate(frames.len() - frames.len() % packets.len().max(1));
+        let mut lengths = Vec::new();
+        for (frame, packet) in frames.iter_mut().zip(packets.iter().cycle()) {
+            let index = frame.index() as usize;
+            if lengths.len() <= index {
+                lengths.resize(index + 1, 0);
+            }
+            if let Some(length) = lengths.get_mut(index) {
+                // A frame is at most 4 KiB.
+                *length = packet.len() as u16;
+            }
+            extend(frame, &memory, transmit.headroom(), &lengths).copy_from_slice(packet);
         }
         Ok(SkbSender {
             transmit,
             memory,
-            template,
-            sources: Sources::new(spec, path),
-            rewrite,
+            sources: rewrite,
+            lengths,
             free: frames.into(),
             reclaimed: Vec::new(),
         })
@@ -99,15 +121,15 @@ impl SkbSender {
     }
 }
 
-/// Lets a frame hold one packet of the stream; the packet.
+/// Lets a frame hold its packet of the stream; the packet.
 fn extend<'a>(
     frame: &'a mut Frame,
     memory: &'a FrameMemory,
     headroom: u16,
-    template: &Template,
+    lengths: &[u16],
 ) -> &'a mut [u8] {
-    // A frame of the template is at most 1514 bytes.
-    frame.set_extent(headroom, template.frame().len() as u16);
+    let length = lengths.get(frame.index() as usize).copied();
+    frame.set_extent(headroom, length.unwrap_or(0));
     memory.packet_mut(frame)
 }
 
@@ -118,10 +140,10 @@ impl Sender for SkbSender {
         for _ in 0..count {
             let Some(mut frame) = self.take()? else { break };
             // The completion ring tells which frame came back, not its extent.
-            let bytes = extend(&mut frame, &self.memory, headroom, &self.template);
-            if self.rewrite {
-                let source = self.sources.next();
-                self.template.set_source(bytes, source.ip(), source.port());
+            let bytes = extend(&mut frame, &self.memory, headroom, &self.lengths);
+            if let Some((template, sources)) = &mut self.sources {
+                let source = sources.next();
+                template.set_source(bytes, source.ip(), source.port());
             }
             if let Err(frame) = self.transmit.transmit(frame, None) {
                 self.flush()?;

@@ -105,9 +105,14 @@ pub enum Content {
     /// TCP segments that ask for a connection (SYN) and say nothing more: a
     /// SYN flood (RFC 4987 §2). They offer what a Linux client offers.
     Syn,
+    /// AAL5 PDUs of zeros on circuit 0.PORT of the destination's link, in RFC 4717's frame
+    /// mode. What does not fit into a frame goes in several, each a packet of the rate.
+    Pdus,
+    /// Their cells, in its N-to-one cell mode behind label 16, as many a packet as fit.
+    Cells,
 }
 
-/// An open-loop stream of UDP datagrams or TCP SYN segments: sent on schedule,
+/// An open-loop stream of UDP datagrams, TCP SYN segments or AAL5 PDUs: sent on schedule,
 /// whatever becomes of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlastSpec {
@@ -145,7 +150,7 @@ pub struct BlastSpec {
     /// In which order [`BlastSpec::spoof`] goes through its prefix.
     #[serde(default)]
     pub order: SourceOrder,
-    /// Bytes of UDP payload, 0…[`PAYLOAD_MAX`]; 0 for [`Content::Syn`].
+    /// Bytes of UDP payload, 0…[`PAYLOAD_MAX`]; 0 for [`Content::Syn`]; of a PDU's, from 1.
     pub payload: u16,
     /// Packets/s, 1…[`RATE_MAX`]. `None`: as fast as it goes.
     #[serde(default)]
@@ -219,7 +224,13 @@ impl BlastSpec {
         if self.content == Content::Syn {
             self.check_syn()?;
         }
-        let payload_max = if self.destination.is_ipv6() {
+        let circuit = matches!(self.content, Content::Pdus | Content::Cells);
+        if circuit {
+            self.check_circuit()?;
+        }
+        let payload_max = if circuit {
+            u16::MAX
+        } else if self.destination.is_ipv6() {
             PAYLOAD_MAX - 20
         } else {
             PAYLOAD_MAX
@@ -275,6 +286,21 @@ impl BlastSpec {
             ));
         }
         check_port(self.destination)
+    }
+
+    fn check_circuit(&self) -> io::Result<()> {
+        if self.kind == SenderKind::Socket {
+            return Err(invalid(
+                "a socket sends no PDUs: use the skb or the frame sender",
+            ));
+        }
+        if self.payload == 0 {
+            return Err(invalid("a PDU has 1 to 65535 bytes of payload"));
+        }
+        if self.flows != 1 || self.spoof.is_some() {
+            return Err(invalid("PDUs have no sources to vary"));
+        }
+        Ok(())
     }
 
     fn check_syn(&self) -> io::Result<()> {

@@ -27,7 +27,7 @@ pub enum Wait {
     Block,
 }
 
-/// A closed loop of requests to an echo service, over a kernel UDP socket; or,
+/// A closed loop of requests to an echo service, over a kernel UDP socket or a circuit; or,
 /// with a rate, an open one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PingSpec {
@@ -59,6 +59,10 @@ pub struct PingSpec {
     /// What to do between replies.
     #[serde(default)]
     pub wait: Wait,
+    /// In place of UDP, over circuit 0.PORT of the destination's link: by a stack of its own,
+    /// which takes the interface. Only with [`Wait::Spin`] and without a source.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub circuit: bool,
 }
 
 impl PingSpec {
@@ -73,6 +77,7 @@ impl PingSpec {
             interval: Duration::ZERO,
             rate: None,
             wait: Wait::Spin,
+            circuit: false,
         }
     }
 
@@ -102,6 +107,11 @@ impl PingSpec {
         }
         if self.interval > DURATION_MAX {
             return Err(invalid("the interval must be at most an hour"));
+        }
+        if self.circuit && (self.payload == 0 || self.wait != Wait::Spin || self.source.is_some()) {
+            return Err(invalid(
+                "over a circuit a request has a byte at least and no source, and its client spins",
+            ));
         }
         check_port(self.destination)?;
         check_families(self.destination, self.source.map(|source| source.ip()))

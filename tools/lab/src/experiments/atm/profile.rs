@@ -1,0 +1,147 @@
+//! Where the time of who is called goes, and how often it is switched to and from.
+
+use std::time::Duration;
+
+use super::super::{Experiment, Run, USUAL};
+use super::{Case, IN_PROCESS, value};
+use crate::profile::{Profile, Recorder};
+use crate::result::{Claim, Series};
+use crate::worker::{CallsOver, CallsRole, Spent};
+
+pub(in super::super) const EXPERIMENT: Experiment = Experiment {
+    name: "atm-profile",
+    paper: "ATM sockets, Table 2",
+    about: "where the time of the called end goes, and its context switches a call",
+    x: "nothing",
+    y: "processor time a call, µs",
+    senders: &["calls in a closed loop"],
+    measure,
+    claims,
+    ..USUAL
+};
+
+const SETTING: &str = "the called end";
+const TIME: Duration = Duration::from_millis(800);
+const SWITCHES: &str = "context switches a call";
+/// Parts by their functions' names; the first that matches counts, and the last takes what is
+/// left.
+const PARTS: [(&str, &[&str]); 5] = [
+    ("signalling %", &["tidewall_atm", "tidewall_wire"]),
+    (
+        "sockets %",
+        &["tidewall_socket", "tidewall_receive", "tidewall_device"],
+    ),
+    (
+        LOCKS,
+        &["futex", "pthread", "mutex", "sync", "spin", "lock"],
+    ),
+    ("memory %", &["alloc", "malloc", "free", "BTree"]),
+    (KERNEL, &[""]),
+];
+const LOCKS: &str = "locks and waking %";
+const KERNEL: &str = "kernel and the rest %";
+
+fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    let cpu = run.bench.testbed.config().server_cpu;
+    let sampled = crate::profile::is_there(cpu);
+    if let Err(why) = &sampled {
+        run.note(format!("Not sampled: {why}"));
+    }
+    let cases = [Case {
+        system: IN_PROCESS,
+        setting: SETTING,
+        x: 0.0,
+        what: (),
+    }];
+    let plan = run.options.rounds_of(6);
+    super::rounds(run, &cases, plan, |bench, case| {
+        let mut called = super::called(bench, CallsOver::InProcess)?;
+        let mut recorder = None;
+        let mut before = None;
+        let job = super::calls(CallsRole::Caller, CallsOver::InProcess, TIME);
+        let report = super::call(bench, &job, || {
+            before = Some(called.cpu()?);
+            if sampled.is_ok() {
+                recorder = Some(Recorder::start(cpu, TIME)?);
+            }
+            Ok(())
+        })?;
+        let after = called.cpu()?;
+        let spent = Spent::of_process(&before.unwrap_or_default(), &after);
+        let calls = (report.calls as f64).max(1.0);
+        let mut sample = super::sample(case.x, &report);
+        sample.y = spent.application / 1e3 / calls;
+        sample
+            .values
+            .insert(SWITCHES.to_owned(), spent.switches / calls);
+        if let Some(recorder) = recorder {
+            let profile = recorder.finish(called.process())?;
+            sample.values.extend(parts(&profile));
+        }
+        Ok(sample)
+    })?;
+    run.note(
+        "Samples of the called end's processor by perf, the idle loop and other processes left out. \
+         The paper's manager spent just over half of its time in its threads library.",
+    );
+    Ok(())
+}
+
+/// Shares of the time that was not idle, %.
+fn parts(profile: &Profile) -> impl Iterator<Item = (String, f64)> {
+    let total = profile.functions.values().sum::<u64>().max(1) as f64;
+    PARTS
+        .into_iter()
+        .enumerate()
+        .map(move |(place, (name, _))| {
+            let own = |function: &str| {
+                let is =
+                    |(_, words): &(&str, &[&str])| words.iter().any(|word| function.contains(word));
+                PARTS.iter().position(is) == Some(place)
+            };
+            (name.to_owned(), 100.0 * profile.of(own) as f64 / total)
+        })
+}
+
+fn claims(series: &[Series]) -> Vec<Claim> {
+    let at = |name| value(series, (IN_PROCESS, SETTING), 0.0, name);
+    let mut claims = vec![Claim::new(
+        "switches",
+        "context switches a call of the called end, control in its process",
+        at(SWITCHES),
+    )];
+    for (number, (name, _)) in PARTS.into_iter().enumerate() {
+        let text = format!("share of the called end's time: {name}");
+        let claim = Claim::new(format!("part-{}", number + 1), text, at(name));
+        claims.push(match name {
+            LOCKS => claim.paper(50.0),
+            _ => claim,
+        });
+    }
+    claims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_function_is_of_one_part() {
+        let names = [
+            ("tidewall_atm::sscop::Sscop::send", 10),
+            ("tidewall_socket::lock::Mutex<T>::lock", 20),
+            ("futex_wake", 30),
+            ("malloc", 15),
+            ("veth_xmit", 25),
+        ];
+        let profile = Profile {
+            idle: 900,
+            functions: names
+                .map(|(name, samples)| (name.to_owned(), samples))
+                .into(),
+            others: 5,
+        };
+        let shares: Vec<f64> = parts(&profile).map(|(_, share)| share).collect();
+        assert_eq!(shares, [10.0, 20.0, 30.0, 15.0, 25.0]);
+    }
+}

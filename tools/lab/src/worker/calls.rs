@@ -1,0 +1,326 @@
+//! Workers that call and are called: switched circuits, and TCP to compare with.
+//!
+//! Who is called accepts, receives until the caller has released, and takes the next. Who
+//! calls does one call after the other, or keeps many.
+
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use tidewall_socket::{
+    AtmControl, AtmListener, AtmOptions, AtmSocket, CallOptions, Circuit, EmbeddedConfig, Nsap,
+    Side, Stack,
+};
+
+use super::cpu::Cpu;
+use super::service::until_input_ends;
+use crate::testbed::{CLIENT, CLIENT_INTERFACE, SERVER, SERVER_INTERFACE};
+
+/// Port of TCP.
+const PORT: u16 = 5000;
+/// Calls that wait to be accepted.
+const BACKLOG: usize = 64;
+/// A circuit of who is called that nobody receives from.
+pub(crate) const UNREAD: Circuit = Circuit { vpi: 0, vci: 2000 };
+/// Longest that anything may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Calls before any is counted: the first brings the signalling link up.
+const WARM_UP: usize = 20;
+/// The histograms' longest time, ns.
+const LONGEST: u64 = 60_000_000_000;
+/// A pair of interfaces in one namespace, and the first three bytes of each one's network: the
+/// other end has address 2 there.
+pub const PAIR: [(&str, [u8; 3]); 2] = [("tw-e", [10, 80, 0]), ("tw-f", [10, 81, 0])];
+
+/// Calls to make or to take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallsJob {
+    /// Which end.
+    pub role: CallsRole,
+    /// How.
+    pub over: CallsOver,
+    /// How long it calls, ms.
+    pub time_ms: u32,
+    /// Longest pause before a call, µs: each is a random part of it.
+    pub pause_us: u32,
+    /// The process's nice value; under -20: SCHED_FIFO, with the lowest priority there.
+    pub nice: i32,
+}
+
+/// An end of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CallsRole {
+    /// Calls from the client's interface.
+    Caller,
+    /// Is called at the server's, until the input ends.
+    Called,
+    /// Both in one thread, over [`PAIR`].
+    Both,
+    /// Makes so many calls and keeps them, until the input ends. Answers the line `memory`.
+    Keeper(u32),
+}
+
+/// How calls go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CallsOver {
+    /// Circuits, controlled in each end's process.
+    InProcess,
+    /// The same through a switch of cells, which is at the server's interface and at the first
+    /// of [`PAIR`]: who is called is at the second.
+    Switched,
+    /// TCP of the kernel's.
+    Tcp,
+}
+
+/// Some durations, µs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Spread {
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+}
+
+impl Spread {
+    fn of(times: &Histogram<u64>) -> Self {
+        let us = |ns: u64| ns as f64 / 1e3;
+        Spread {
+            mean: times.mean() / 1e3,
+            p50: us(times.value_at_quantile(0.5)),
+            p99: us(times.value_at_quantile(0.99)),
+        }
+    }
+}
+
+/// What a caller found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CallsReport {
+    /// Calls that were made and released.
+    pub(crate) calls: u64,
+    /// In so many seconds, pauses included.
+    pub(crate) seconds: f64,
+    /// From calling until the caller goes on, connected.
+    pub(crate) setup: Spread,
+    /// And until its own end is released and it can call again; of both ends in one thread,
+    /// until both are.
+    pub(crate) whole: Spread,
+}
+
+/// Does it.
+pub(super) fn run(job: &CallsJob) -> anyhow::Result<()> {
+    match job.nice {
+        nice @ -20.. => super::become_nice(nice)?,
+        _ => tidewall_sys::set_fifo(1)?,
+    }
+    match (job.role, job.over) {
+        (CallsRole::Called, CallsOver::InProcess | CallsOver::Switched) => {
+            let [_, (far, [a, b, c])] = PAIR;
+            let (interface, next_hop, side) = match job.over {
+                CallsOver::Switched => (far, Ipv4Addr::new(a, b, c, 2), Side::User),
+                _ => (SERVER_INTERFACE, CLIENT.0, Side::Network),
+            };
+            let stack = controlled(interface, next_hop, side, CALLED)?;
+            let listener = AtmListener::bind(&stack, CALLED, BACKLOG, AtmOptions::default())?;
+            let _unread = AtmSocket::bind(&stack, UNREAD)?;
+            // Ends with the process.
+            std::thread::spawn(move || -> io::Result<()> {
+                loop {
+                    let (socket, _) = listener.accept()?;
+                    while socket.recv(&mut [0; 64])? > 0 {}
+                }
+            });
+            answer()
+        }
+        (CallsRole::Called, CallsOver::Tcp) => {
+            let listener = TcpListener::bind((SERVER.0, PORT))?;
+            std::thread::spawn(move || -> io::Result<()> {
+                loop {
+                    drop(listener.accept()?);
+                }
+            });
+            answer()
+        }
+        (CallsRole::Caller, CallsOver::InProcess | CallsOver::Switched) => {
+            let stack = controlled(CLIENT_INTERFACE, SERVER.0, Side::User, CALLER)?;
+            repeat(job, |connected| {
+                let socket = AtmSocket::connect_with(&stack, CALLED, &patient())?;
+                connected();
+                drop(socket);
+                Ok(())
+            })
+        }
+        (CallsRole::Caller, CallsOver::Tcp) => {
+            let to = SocketAddr::new(SERVER.0.into(), PORT);
+            repeat(job, |connected| {
+                let mut stream = TcpStream::connect(to)?;
+                connected();
+                // The other end has closed.
+                stream.read_exact(&mut [0; 1]).or_else(|error| {
+                    let ended = error.kind() == io::ErrorKind::UnexpectedEof;
+                    ended.then_some(()).ok_or(error)
+                })
+            })
+        }
+        (CallsRole::Both, CallsOver::InProcess) => {
+            let (near, listener) = joined()?;
+            listener.set_nonblocking(true)?;
+            repeat(job, |connected| both(&near, &listener, connected))
+        }
+        (CallsRole::Keeper(count), CallsOver::InProcess) => keep(count),
+        (CallsRole::Both | CallsRole::Keeper(_), _) => {
+            bail!("both ends in one thread are joined by a link alone")
+        }
+    }
+}
+
+/// Answers the line `cpu`.
+fn answer() -> anyhow::Result<()> {
+    println!("ready");
+    until_input_ends(|line| {
+        if line == "cpu" {
+            println!("{}", serde_json::to_string(&Cpu::read(None))?);
+        }
+        Ok(())
+    })
+}
+
+/// Numbers that begin with 47.0005.01 and 47.0005.02.
+const CALLER: Nsap = number(1);
+const CALLED: Nsap = number(2);
+
+const fn number(end: u8) -> Nsap {
+    let mut number = [0; 20];
+    [number[0], number[2], number[3]] = [0x47, 5, end];
+    Nsap(number)
+}
+
+/// Both ends of [`PAIR`]: who calls, and who is called.
+fn joined() -> anyhow::Result<(Stack, AtmListener)> {
+    let [near, far] = PAIR.map(|(interface, [a, b, c])| (interface, Ipv4Addr::new(a, b, c, 2)));
+    let near = controlled(near.0, near.1, Side::User, CALLER)?;
+    let far = controlled(far.0, far.1, Side::Network, CALLED)?;
+    let listener = AtmListener::bind(&far, CALLED, BACKLOG, AtmOptions::default())?;
+    Ok((near, listener))
+}
+
+fn controlled(
+    interface: &str,
+    next_hop: Ipv4Addr,
+    side: Side,
+    number: Nsap,
+) -> anyhow::Result<Stack> {
+    let stack = Stack::embedded(EmbeddedConfig::new(interface).control(false))
+        .with_context(|| format!("cannot start the stack on {interface}"))?;
+    stack.attach_atm(IpAddr::V4(next_hop))?;
+    stack.control_atm(AtmControl { number, side })?;
+    Ok(stack)
+}
+
+fn patient() -> CallOptions {
+    CallOptions {
+        timeout: Some(PATIENCE),
+        ..CallOptions::default()
+    }
+}
+
+/// One call and its release, in one thread.
+fn both(near: &Stack, listener: &AtmListener, connected: &mut dyn FnMut()) -> io::Result<()> {
+    let began = Instant::now();
+    let late = |what: io::Result<()>| match what {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+            ) && began.elapsed() < PATIENCE =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+        Ok(()) => Ok(true),
+    };
+    let socket = AtmSocket::connect_nonblocking(near, CALLED, &CallOptions::default())?;
+    let mut accepted = None;
+    while !late(listener.accept().map(|(socket, _)| accepted = Some(socket)))? {}
+    while !late(socket.finish_connect(Some(Duration::from_nanos(1))))? {}
+    connected();
+    drop(socket);
+    if let Some(other) = accepted {
+        other.set_nonblocking(true)?;
+        while !late(other.recv(&mut [0; 64]).map(drop))? {}
+    }
+    Ok(())
+}
+
+/// Calls again and again, and prints the report. `call` says when it is connected.
+fn repeat(
+    job: &CallsJob,
+    mut call: impl FnMut(&mut dyn FnMut()) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    for _ in 0..WARM_UP {
+        call(&mut || {})?;
+    }
+    println!("ready");
+    let made = || Histogram::<u64>::new_with_max(LONGEST, 3);
+    let (mut setup, mut whole) = (made()?, made()?);
+    let time = Duration::from_millis(job.time_ms.into());
+    let began = Instant::now();
+    // A linear congruential generator (Knuth's MMIX): no two pauses alike.
+    let mut random = 1_u64;
+    while began.elapsed() < time {
+        if job.pause_us > 0 {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let pause = (random >> 33) % u64::from(job.pause_us);
+            std::thread::sleep(Duration::from_micros(pause));
+        }
+        let at = Instant::now();
+        let mut connected = at.elapsed();
+        call(&mut || connected = at.elapsed())?;
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        setup.saturating_record(ns(connected));
+        whole.saturating_record(ns(at.elapsed()));
+    }
+    let report = CallsReport {
+        calls: whole.len(),
+        seconds: began.elapsed().as_secs_f64(),
+        setup: Spread::of(&setup),
+        whole: Spread::of(&whole),
+    };
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+/// Keeps calls.
+fn keep(count: u32) -> anyhow::Result<()> {
+    let (near, listener) = joined()?;
+    let before = resident()?;
+    let mut kept = Vec::new();
+    for _ in 0..count {
+        let socket = AtmSocket::connect_nonblocking(&near, CALLED, &CallOptions::default())?;
+        let (accepted, _) = listener.accept()?;
+        socket.finish_connect(Some(PATIENCE))?;
+        kept.push([socket, accepted]);
+    }
+    let after = resident()?;
+    println!("ready");
+    until_input_ends(|line| {
+        if line == "memory" {
+            println!("{}", serde_json::to_string(&(before, after))?);
+        }
+        Ok(())
+    })
+}
+
+/// Anonymous memory of this process that is resident, bytes.
+fn resident() -> anyhow::Result<u64> {
+    // Which is counted for this; RssAnon lags behind by some hundred pages.
+    let sums = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+    let line = sums.lines().find_map(|it| it.strip_prefix("Anonymous:"));
+    let kib = line.and_then(|it| it.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.context("the kernel does not say what is anonymous")? * 1024)
+}
