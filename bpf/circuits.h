@@ -27,18 +27,22 @@ INLINE __u32 circuit_label(struct xdp_md *ctx, const struct tw_control *control)
 	return entry & 0x100 ? entry >> 12 : NO_LABEL;
 }
 
+/* The application that owns a label, or NO_OWNER. */
+INLINE __u32 label_owner(__u32 label)
+{
+	struct tw_owner_key key = { .protocol = TW_PROTOCOL_CIRCUIT };
+	*(__u64 *)(key.address + 8) = MAPPED(htonl(label));
+	const __u32 *application = bpf_map_lookup_elem(&owners, &key);
+	return application ? *application : NO_OWNER;
+}
+
 /* The application that owns the label of a frame, or NO_OWNER. */
 GLOBAL __u32 circuit_owner(struct xdp_md *ctx, struct tw_device *device)
 {
 	if (!device)
 		return NO_OWNER;
 	__u32 label = circuit_label(ctx, &device->control);
-	if (label == NO_LABEL)
-		return NO_OWNER;
-	struct tw_owner_key key = { .protocol = TW_PROTOCOL_CIRCUIT };
-	*(__u64 *)(key.address + 8) = MAPPED(htonl(label));
-	const __u32 *application = bpf_map_lookup_elem(&owners, &key);
-	return application ? *application : NO_OWNER;
+	return label == NO_LABEL ? NO_OWNER : label_owner(label);
 }
 
 /* Channel of a frame of which circuit_owner() knew the label, or 0. */

@@ -8,6 +8,7 @@
 #ifndef TIDEWALL_PRIVATE_H
 #define TIDEWALL_PRIVATE_H
 
+#include "circuits.h"
 #include "owners.h"
 
 /* From the demultiplexer to to_xsk(), the place of the socket is above the offset
@@ -43,7 +44,7 @@ SEC("xdp") int to_xsk(struct xdp_md *ctx)
 
 /* What becomes of a frame that an application sends. Whatever a program with
  * CAP_NET_RAW could do beyond the sockets of its user is refused: another's address
- * or port, ARP and ICMP, a tag, IP options. So are fragments: a later one has no
+ * or port or circuit, ARP and ICMP, a tag, IP options. So are fragments: a later one has no
  * port, and one with the identification of a neighbour's datagram would spoil that. */
 INLINE __u32 departure(struct __sk_buff *skb, struct tw_device *device, __u32 application)
 {
@@ -62,6 +63,16 @@ INLINE __u32 departure(struct __sk_buff *skb, struct tw_device *device, __u32 ap
 		return TW_SENT_TYPE;
 	if (skb->len > READ_ONCE(control->longest))
 		return TW_SENT_LONG;
+	if (ethernet[6] == htons(0x8847)) {
+		/* The other end gives a circuit's frames by its label alone. */
+		__u8 entry[LABEL_ENTRY];
+		if (bpf_skb_load_bytes(skb, NETWORK, entry, LABEL_ENTRY))
+			return TW_SENT_MALFORMED;
+		if (!(entry[2] & 1))
+			return TW_SENT_TYPE;
+		__u32 label = (__u32)entry[0] << 12 | (__u32)entry[1] << 4 | entry[2] >> 4;
+		return label_owner(label) == application ? TW_SENT_PASSED : TW_SENT_PORT;
+	}
 	if (ethernet[6] == htons(0x0800)) {
 		if (bpf_skb_load_bytes(skb, NETWORK, header, V4_HEADER))
 			return TW_SENT_MALFORMED;

@@ -7,6 +7,7 @@
 //! ```text
 //! cells, frames ─► reassembly ─► payloads
 //! VPI 0, VCI 5 ─► sscop ─► signalling ─► calls ─► exchange ─► calls of another port
+//!                                signalling ─► calls ─► who has them
 //! payloads ─► ip ─► IPv4 packets
 //! packets of a port ─► switch ─► packets of another
 //! payloads ─► rate ─► when each may go
@@ -16,6 +17,7 @@
 //! and the map of `tidewall_wire::atm`.
 #![forbid(unsafe_code)]
 
+pub mod calls;
 pub mod exchange;
 pub mod ip;
 pub mod rate;

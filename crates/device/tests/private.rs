@@ -21,6 +21,8 @@ use tidewall_device::demux::layout::{
 use tidewall_device::demux::{ApplicationTables, KernelMaps, Tables, TrustedTables, programs};
 use tidewall_manager::Program;
 use tidewall_sys::bpf::{ArrayMap, create_array, set_object};
+use tidewall_wire::atm::Circuit;
+use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::ethernet::MacAddress;
 
 /// `enum xdp_action`, and TC_ACT_SHOT and TC_ACT_REDIRECT.
@@ -491,6 +493,26 @@ fn only_what_an_application_may_send_leaves() {
     // Its port given back.
     trusted.disown_port(Protocol::Udp, None, 4000).unwrap();
     assert_eq!(bed.send(&good), (SHOT, Sent::Port));
+    // Circuits: its own, nobody's, a neighbour's; a label that is not the only one, half a label.
+    let [own, nobodys, neighbours] = [100, 101, 102].map(|vci| {
+        let label = Label::of_circuit(Circuit { vpi: 0, vci }).unwrap();
+        let mut frame = good[..12].to_vec();
+        frame.extend([0x88, 0x47]);
+        frame.extend(label.entry());
+        frame.extend([0; 52]);
+        (label, frame)
+    });
+    trusted.own_circuit(own.0, OTHER).unwrap();
+    trusted.own_circuit(neighbours.0, OTHER + 1).unwrap();
+    assert_eq!(bed.send(&own.1), (REDIRECTED, Sent::Passed));
+    assert_eq!(bed.send(&nobodys.1), (SHOT, Sent::Port));
+    assert_eq!(bed.send(&neighbours.1), (SHOT, Sent::Port));
+    let mut two = own.1.clone();
+    two[16] &= !1;
+    assert_eq!(bed.send(&two), (SHOT, Sent::Type));
+    assert_eq!(bed.send(&own.1[..17]), (SHOT, Sent::Malformed));
+    trusted.disown_circuit(own.0).unwrap();
+    assert_eq!(bed.send(&own.1), (SHOT, Sent::Port));
 }
 
 /// Random frames, most of them near a good one: what leaves is what a slow reading of the

@@ -79,6 +79,14 @@ impl Connection {
         Ok((Self::new(one)?, Self::new(other)?))
     }
 
+    /// An end that was handed over.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn of_descriptor(socket: OwnedFd) -> io::Result<Self> {
+        Self::new(socket)
+    }
+
     fn new(socket: OwnedFd) -> io::Result<Self> {
         let socket = Unshared::new(socket)?;
         Ok(Connection { socket })

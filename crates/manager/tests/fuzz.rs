@@ -17,6 +17,24 @@ fn fuzz_request() {
     });
 }
 
+/// What a body of a circuit means is said again by the same bytes, or is refused.
+#[test]
+fn fuzz_circuits() {
+    fuzz("request", |bytes| {
+        let (sap, carried) = match Request::parse(bytes) {
+            Ok((_, Request::AtmListen(of))) => (of.sap, of.carried),
+            Ok((_, Request::AtmCall(of))) => (of.to, of.carried),
+            _ => return,
+        };
+        if let Some(meant) = sap.sap() {
+            assert_eq!(AtmSap::of(&meant).sap(), Some(meant));
+        }
+        if let Some(options) = carried.options() {
+            assert_eq!(AtmCarried::of(&options), carried);
+        }
+    });
+}
+
 #[test]
 fn fuzz_answer() {
     fuzz("answer", |bytes| {
@@ -48,6 +66,47 @@ tidewall_fuzz::targets!(seeds, TIME);
 #[test]
 fn the_corpus_is_as_generated() {
     tidewall_fuzz::check_corpus(env!("CARGO_MANIFEST_DIR"), &seeds());
+}
+
+fn circuit() -> CircuitNumber {
+    CircuitNumber { vpi: 0, vci: 100 }
+}
+
+fn carried() -> AtmCarried {
+    AtmCarried {
+        send_max: 9180,
+        receive_max: 1000,
+        send_rate: 50_000,
+        receive_rate: 1,
+    }
+}
+
+fn sap() -> AtmSap {
+    AtmSap {
+        number: [0x47; 20],
+        lengths: [2, 0],
+        high_layer: [1, 2, 0, 0, 0, 0, 0, 0, 0],
+        low_layer: [0; 13],
+    }
+}
+
+fn released() -> AtmRelease {
+    AtmRelease {
+        call: 2,
+        cause: 16,
+        pad: [0; 3],
+    }
+}
+
+fn reference() -> AtmReference {
+    AtmReference {
+        value: 0x7f_fffe,
+        ours: 1,
+        local: 0,
+        known: 1,
+        pad: 0,
+        circuit: circuit(),
+    }
 }
 
 fn seeds() -> Vec<Seed> {
@@ -132,6 +191,47 @@ fn seeds() -> Vec<Seed> {
             "get_queue_counters",
             Request::GetQueueCounters(QueueNumber { queue: 1 }),
         ),
+        ("attach_atm", Request::AttachAtm(Empty {})),
+        ("open_circuit", Request::OpenCircuit(circuit())),
+        ("close_circuit", Request::CloseCircuit(circuit())),
+        (
+            "atm_listen",
+            Request::AtmListen(AtmListen {
+                listener: 1,
+                backlog: 8,
+                carried: carried(),
+                sap: sap(),
+            }),
+        ),
+        (
+            "atm_unlisten",
+            Request::AtmUnlisten(ListenerNumber { listener: 1 }),
+        ),
+        (
+            "atm_call",
+            Request::AtmCall(AtmCall {
+                call: 2,
+                carried: carried(),
+                to: sap(),
+                from: [0; 20],
+            }),
+        ),
+        (
+            "atm_accept",
+            Request::AtmAccept(AtmAccept {
+                listener: 1,
+                call: 3,
+            }),
+        ),
+        ("atm_release", Request::AtmRelease(released())),
+        (
+            "atm_present",
+            Request::AtmPresent(AtmPresent {
+                call: 3,
+                reference: reference(),
+            }),
+        ),
+        ("atm_presented", Request::AtmPresented(Empty {})),
     ];
     let answers = [
         ("done", Answer::Done(Empty {})),
@@ -201,6 +301,8 @@ fn seeds() -> Vec<Seed> {
                 refused: 7,
                 malformed: 8,
                 retried: 9,
+                circuits: 10,
+                calls: 11,
             }),
         ),
         ("helpers", Answer::Helpers(Empty {})),
@@ -225,6 +327,46 @@ fn seeds() -> Vec<Seed> {
                 counters: [5; COUNTERS],
             }),
         ),
+        (
+            "atm_attached",
+            Answer::AtmAttached(AtmAttached {
+                number: [0x47; 20],
+                next_hop: address_bytes([192, 0, 2, 9].into()),
+            }),
+        ),
+        ("atm_begun", Answer::AtmBegun(reference())),
+        (
+            "atm_accepted",
+            Answer::AtmAccepted(AtmAccepted {
+                reference: reference(),
+                carried: carried(),
+                local: [0x47; 20],
+                peer: [0x39; 20],
+            }),
+        ),
+        (
+            "atm_incoming",
+            Answer::AtmIncoming(ListenerNumber { listener: 1 }),
+        ),
+        (
+            "atm_withdrawn",
+            Answer::AtmWithdrawn(ListenerNumber { listener: 1 }),
+        ),
+        (
+            "atm_circuit",
+            Answer::AtmCircuit(AtmCircuit {
+                call: 2,
+                circuit: circuit(),
+            }),
+        ),
+        (
+            "atm_connected",
+            Answer::AtmConnected(AtmConnected {
+                call: 2,
+                longest: 9180,
+            }),
+        ),
+        ("atm_ended", Answer::AtmEnded(released())),
     ];
     let seed =
         |target, name, message: [u8; MESSAGE_BYTES]| Seed::from((target, name, message.to_vec()));

@@ -206,8 +206,15 @@ pub fn set_up(name: &str, mtu: u16) -> io::Result<()> {
 /// # Errors
 /// ENODEV, ENETDOWN.
 pub fn bind_packet(socket: impl AsFd, interface: u32, protocol: u16) -> io::Result<()> {
-    // struct sockaddr_ll of packet(7).
-    let address = libc::sockaddr_ll {
+    let address = packet_address(interface, protocol);
+    let (fd, length) = (socket.as_fd().as_raw_fd(), size_of_val(&address));
+    // SAFETY: an address and its length.
+    done(unsafe { libc::bind(fd, (&raw const address).cast(), length as libc::socklen_t) })
+}
+
+/// `struct sockaddr_ll` of packet(7).
+fn packet_address(interface: u32, protocol: u16) -> libc::sockaddr_ll {
+    libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
         sll_protocol: protocol.to_be(),
         sll_ifindex: interface.cast_signed(),
@@ -215,8 +222,47 @@ pub fn bind_packet(socket: impl AsFd, interface: u32, protocol: u16) -> io::Resu
         sll_pkttype: 0,
         sll_halen: 0,
         sll_addr: [0; 8],
-    };
+    }
+}
+
+/// Of linux/if_packet.h.
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
+
+/// Keeps what is sent on the interface from a packet socket (PACKET_IGNORE_OUTGOING).
+///
+/// # Errors
+/// ENOPROTOOPT before Linux 4.20.
+pub fn ignore_outgoing(socket: impl AsFd) -> io::Result<()> {
+    let (fd, on): (_, libc::c_int) = (socket.as_fd().as_raw_fd(), 1);
+    let length = size_of_val(&on) as libc::socklen_t;
+    let (level, option) = (libc::SOL_PACKET, PACKET_IGNORE_OUTGOING);
+    // SAFETY: a number and its length.
+    done(unsafe { libc::setsockopt(fd, level, option, (&raw const on).cast(), length) })
+}
+
+/// Sends a packet to a link address by a packet socket that has the kernel write the link
+/// header (SOCK_DGRAM).
+///
+/// # Errors
+/// ENETDOWN, ENOBUFS and what else the device reports; WouldBlock.
+pub fn send_packet(
+    socket: impl AsFd,
+    interface: u32,
+    protocol: u16,
+    to: [u8; 6],
+    packet: &[u8],
+) -> io::Result<()> {
+    let mut address = packet_address(interface, protocol);
+    address.sll_halen = 6;
+    for (place, byte) in address.sll_addr.iter_mut().zip(to) {
+        *place = byte;
+    }
     let (fd, length) = (socket.as_fd().as_raw_fd(), size_of_val(&address));
-    // SAFETY: an address and its length.
-    done(unsafe { libc::bind(fd, (&raw const address).cast(), length as libc::socklen_t) })
+    let (bytes, count) = (packet.as_ptr().cast(), packet.len());
+    let (name, flags) = ((&raw const address).cast(), libc::MSG_NOSIGNAL);
+    // SAFETY: bytes and an address, with their lengths.
+    match unsafe { libc::sendto(fd, bytes, count, flags, name, length as libc::socklen_t) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }

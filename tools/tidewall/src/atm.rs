@@ -18,6 +18,7 @@ use serde::Serialize;
 use tidewall_socket::descriptor::Flags;
 use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::{AtmListener, AtmOptions, AtmSocket, Circuit, Descriptors, OpenFile};
+use tidewall_wire::atm::InvalidCircuit;
 
 use crate::end::{Failure, Outcome, say_line, stop_flag};
 use crate::units::{self, nanoseconds};
@@ -125,14 +126,8 @@ fn payload_length() -> clap::builder::RangedI64ValueParser<u16> {
 
 /// Reads `VPI.VCI`.
 fn circuit(text: &str) -> Result<Circuit, String> {
-    let read = || {
-        let (vpi, vci) = text.split_once('.')?;
-        Some(Circuit {
-            vpi: vpi.parse().ok()?,
-            vci: vci.parse().ok()?,
-        })
-    };
-    read().ok_or_else(|| "not a circuit such as 0.100".to_owned())
+    text.parse()
+        .map_err(|error: InvalidCircuit| error.to_string())
 }
 
 /// Runs the subcommand.

@@ -14,6 +14,7 @@ mod systemd;
 
 use std::fmt::Display;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use std::str::FromStr;
 use clap::Parser;
 use tidewall_manager::XdpMode;
 use tidewall_manager::connection::Listener;
+use tidewall_manager::daemon::circuits::{AtmConfig, Permanent, Side};
 use tidewall_manager::daemon::direct::DirectDevice;
 use tidewall_manager::daemon::log::{Level, Log};
 use tidewall_manager::daemon::metrics::{Endpoint, Metrics};
@@ -31,6 +33,7 @@ use tidewall_manager::daemon::unit::UnitName;
 use tidewall_manager::daemon::{Limits, Trust, Users};
 use tidewall_manager::pinned::PinDirectory;
 use tidewall_manager::places;
+use tidewall_wire::atm::{Circuit, Nsap};
 
 /// Owns a network interface for applications without privileges.
 ///
@@ -65,6 +68,22 @@ struct Arguments {
     /// of a Unix socket for user 0
     #[arg(long, value_name = "ENDPOINT")]
     metrics: Option<Endpoint>,
+    /// Makes the interface one of ATM, whose circuits lead to this neighbour on its link;
+    /// applications call and are called through this daemon (docs/atm.md)
+    #[arg(long, value_name = "ADDRESS", requires = "atm_number")]
+    atm_next_hop: Option<IpAddr>,
+    /// The interface's NSAP, forty hexadecimal digits; of the last byte each listener's is its
+    /// own to choose
+    #[arg(long, value_name = "NSAP", requires = "atm_next_hop")]
+    atm_number: Option<Nsap>,
+    /// Which end of the link this is; of two that are linked directly exactly one is the
+    /// network's
+    #[arg(long, value_name = "user|network", default_value = "user", value_parser = side)]
+    atm_side: Side,
+    /// Permanent circuits that applications may open, of every user or of one; may be repeated
+    #[arg(long, value_name = "VPI.VCI[-VCI][=UID]", value_parser = permanent)]
+    #[arg(requires = "atm_next_hop")]
+    atm_permanent: Vec<Permanent>,
     /// Detach the program, remove what is pinned, and end
     #[arg(long)]
     remove: bool,
@@ -92,6 +111,33 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn side(text: &str) -> Result<Side, String> {
+    match text {
+        "user" => Ok(Side::User),
+        "network" => Ok(Side::Network),
+        _ => Err("user or network".to_owned()),
+    }
+}
+
+/// As `0.100`, `0.100-199` and `0.100=1000`.
+fn permanent(text: &str) -> Result<Permanent, String> {
+    let wrong = || "as 0.100, 0.100-199 or 0.100=1000 (a user id)".to_owned();
+    let (circuits, user) = match text.split_once('=') {
+        Some((circuits, user)) => (circuits, Some(user.parse().map_err(|_| wrong())?)),
+        None => (text, None),
+    };
+    let (first, last) = circuits.split_once('-').unwrap_or((circuits, ""));
+    let Circuit { vpi, vci } = first.parse().map_err(|_| wrong())?;
+    let last = match last {
+        "" => vci,
+        last => last.parse().map_err(|_| wrong())?,
+    };
+    let vcis = vci..=last;
+    Some(Permanent { vpi, vcis, user })
+        .filter(|it| !it.vcis.is_empty())
+        .ok_or_else(wrong)
 }
 
 /// Whose processes may join.
@@ -189,6 +235,14 @@ fn start(
     log.write(Level::Info, "began", &values);
     let listener = listener(&socket_path(arguments)?, passed)?;
     let mut server = Server::new(limits(arguments), device, listener, std::mem::take(log))?;
+    if let (Some(next_hop), Some(number)) = (arguments.atm_next_hop, arguments.atm_number) {
+        server.set_atm(AtmConfig {
+            next_hop,
+            number,
+            side: arguments.atm_side,
+            permanent: arguments.atm_permanent.clone(),
+        })?;
+    }
     if let Some(endpoint) = &arguments.metrics {
         server.set_metrics(Metrics::open(endpoint)?)?;
     }

@@ -55,6 +55,9 @@ pub struct Config {
     pub t322: Duration,
     /// Calls at a time; a SETUP beyond is refused.
     pub calls: usize,
+    /// The call reference before the first: best another at each start, as the other end may
+    /// still have calls of an earlier life of this one.
+    pub first_reference: u32,
     /// The signalling link's.
     pub link: sscop::Config,
 }
@@ -73,6 +76,7 @@ impl Config {
             t316: Duration::from_secs(120),
             t322: Duration::from_secs(4),
             calls: 10_000,
+            first_reference: 0,
             link: sscop::Config::default(),
         }
     }
@@ -241,7 +245,7 @@ impl Signalling {
             up: false,
             calls: BTreeMap::new(),
             timers: BTreeSet::new(),
-            next_value: 0,
+            next_value: config.first_reference % CallReference::MAX,
             restarting: None,
             down_until: None,
             asking: None,
@@ -316,6 +320,35 @@ impl Signalling {
         }
         self.arm(id, now + self.config.t303);
         Ok(id)
+    }
+
+    /// Takes over a call that was active in an earlier life of this end. When the link comes
+    /// up its state is asked for, as that of any active call.
+    ///
+    /// # Errors
+    /// [`RequestError::TooMany`]; [`RequestError::State`] where there is such a call.
+    pub fn restore(
+        &mut self,
+        id: CallId,
+        connection: Option<ConnectionIdentifier>,
+    ) -> Result<(), RequestError> {
+        if self.calls.len() >= self.config.calls {
+            return Err(RequestError::TooMany);
+        }
+        if !(1..=CallReference::MAX).contains(&id.value) || self.calls.contains_key(&id) {
+            return Err(RequestError::State);
+        }
+        let call = Call {
+            phase: Phase::Active,
+            timer: None,
+            again: false,
+            connection,
+            unacknowledged: false,
+            setup: None,
+            cause: Cause::new(Cause::NORMAL),
+        };
+        self.calls.insert(id, call);
+        Ok(())
     }
 
     fn free_id(&mut self) -> CallId {

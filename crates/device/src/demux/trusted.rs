@@ -353,6 +353,23 @@ impl TrustedTables {
             .map(drop)
     }
 
+    /// All circuits that applications have, with the application.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn owned_circuits(&self) -> io::Result<Vec<(Label, u16)>> {
+        let owners = self.state().maps.owners()?;
+        let circuits = owners.into_iter().filter_map(|(key, application)| {
+            let address = IpAddr::from(*key.first_chunk::<16>()?).to_canonical();
+            let (IpAddr::V4(value), Some(&protocol)) = (address, key.get(18)) else {
+                return None;
+            };
+            let label = Label::new(value.to_bits()).filter(|_| protocol == PROTOCOL_CIRCUIT as u8);
+            Some((label?, application as u16))
+        });
+        Ok(circuits.collect())
+    }
+
     /// Declares the addresses of this host; every other destination is the
     /// kernel's. While the set changes, a frame may still be judged by the old
     /// one, or go to the kernel.

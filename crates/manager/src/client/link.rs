@@ -16,6 +16,7 @@ use tidewall_device::forked::{Process, Unshared};
 use zerocopy::FromZeros;
 
 use super::TRY_AGAIN;
+use super::circuits::Presentable;
 use crate::connection::{Connection, Received};
 use crate::protocol::{Answer, BLOCK_PORTS, Block, Blocks, Port, Present, Request, header};
 
@@ -55,6 +56,7 @@ pub(super) struct State {
     /// There will be none any more, and why.
     ended: Option<String>,
     lent: Arc<AtomicU32>,
+    pub(super) circuits: Presentable,
 }
 
 impl Link {
@@ -258,7 +260,7 @@ impl Shared {
         for block in unknown(&again.leases, &state.leases) {
             state.ask_again(&Request::ReturnLease(block), &[])?;
         }
-        Ok(())
+        state.present_circuits()
     }
 }
 
@@ -272,6 +274,7 @@ impl State {
             lost: false,
             ended: None,
             lent: Arc::default(),
+            circuits: Presentable::default(),
         }
     }
 
@@ -327,7 +330,11 @@ impl State {
     }
 
     /// As [`State::ask`]; that it is refused is no reason to end.
-    fn ask_again(&mut self, request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn ask_again(
+        &mut self,
+        request: &Request,
+        beside: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
         match self.ask(request, beside) {
             Err(error) if is_gone(&error) => Err(error),
             _ => Ok(()),

@@ -1,6 +1,7 @@
 //! The application's half: what a process asks of a manager.
 
 mod application;
+mod circuits;
 mod link;
 mod owner;
 
@@ -26,6 +27,7 @@ use crate::protocol::{
 };
 
 pub use application::Application;
+pub use circuits::{Begun, Deliver};
 use link::{Link, State, gone, unexpected};
 
 /// An application of a manager. It ends when this is dropped or its process dies.

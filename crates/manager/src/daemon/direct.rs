@@ -13,6 +13,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tidewall_device::afxdp::{HELPER_PORTS, Made};
 use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
@@ -21,6 +22,7 @@ use tidewall_device::demux::layout::{
 use tidewall_device::interface::{queue_count, queue_counts};
 use tidewall_sys::interface;
 use tidewall_sys::netlink::Rtnetlink;
+use tidewall_wire::atm::pseudowire::Label;
 use zerocopy::FromZeros;
 
 use super::closing::close_elsewhere;
@@ -219,9 +221,12 @@ impl DirectDevice {
             };
             (key, application)
         };
+        let circuits = self.program.trusted().owned_circuits()?.into_iter();
+        let circuit = |(label, of): (Label, u16)| Some((label.circuit()?, of));
         Ok(Recovered {
             entries: entries.collect::<io::Result<_>>()?,
             ports: ports.into_iter().map(keyed).collect(),
+            circuits: circuits.filter_map(circuit).collect(),
         })
     }
 
@@ -240,6 +245,11 @@ impl DirectDevice {
     pub fn classes(&self) -> Vec<[ClassCounts; CLASSES]> {
         let counts = |queue| Class::ALL.map(|class| self.program.trusted().class(queue, class));
         (0..self.queue_count()).map(counts).collect()
+    }
+
+    /// Its index.
+    pub fn index(&self) -> u32 {
+        self.index
     }
 
     /// The interface's name.
@@ -403,6 +413,20 @@ impl Device for DirectDevice {
     fn disown_port(&mut self, key: &PortKey) -> io::Result<()> {
         let tables = self.program.trusted();
         tables.disown_port(key.protocol, key.address, key.port)
+    }
+
+    fn own_circuit(&mut self, label: Label, application: u16) -> io::Result<()> {
+        self.program.trusted().own_circuit(label, application)
+    }
+
+    fn disown_circuit(&mut self, label: Label) -> io::Result<()> {
+        self.program.trusted().disown_circuit(label)
+    }
+
+    fn local_circuit(&mut self) -> io::Result<[OwnedFd; 2]> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok([one, other])
     }
 
     fn is_free(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
+use tidewall_wire::atm::Circuit;
 
 mod holders;
 mod leases;
@@ -15,16 +16,17 @@ mod status;
 pub use refusal::Refusal;
 
 use leases::{BLOCKS, contains, count};
-use refusal::refused;
+pub(in crate::daemon) use refusal::refused;
 
+use super::circuits::{AtmConfig, CallNotice, Circuits};
 use super::journal::{ACTIVE, Entry, FREE, INCOMPLETE};
 use super::ports::{HolderFacts, PortKey, Ports};
 use super::unit::UnitName;
 use super::{Device, Limits, PRESENT_WITHIN, Trust};
 use crate::connection::Credentials;
 use crate::protocol::{
-    Answer, Counters, Failure, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined, Present, Request,
-    header,
+    Answer, AtmAttached, Counters, Failure, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined,
+    Present, Request, header,
 };
 
 /// How soon a step that failed is tried again.
@@ -40,6 +42,8 @@ pub struct Recovered {
     pub entries: Vec<Entry>,
     /// What the driver program's tables say, with the application.
     pub ports: Vec<(PortKey, u16)>,
+    /// Circuits, by the same.
+    pub circuits: Vec<(Circuit, u16)>,
 }
 
 /// What a client is answered.
@@ -49,6 +53,8 @@ pub enum Reply<P> {
     Answer(Answer, Vec<OwnedFd>),
     /// It has joined: the message, and what goes beside it and after it.
     Joined(Joined, P),
+    /// It has circuits: the message, beside which goes the connection of its notices.
+    Attached(AtmAttached),
     /// It has left: one message, after which its connection is to be closed.
     Left,
 }
@@ -60,6 +66,7 @@ pub struct Manager {
     clients: HashMap<ClientId, Client>,
     applications: Vec<Option<Application>>,
     ports: Ports,
+    circuits: Circuits,
     /// Application of each block: UDP, TCP.
     blocks: [[Option<u16>; BLOCKS]; 2],
     /// Where the search for a block begins.
@@ -121,6 +128,7 @@ impl Manager {
             clients: HashMap::new(),
             applications: (0..APPLICATIONS).map(|_| None).collect(),
             ports: Ports::default(),
+            circuits: Circuits::default(),
             blocks: [[None; BLOCKS]; 2],
             next_block: 0,
             present_until: None,
@@ -136,6 +144,8 @@ impl Manager {
                 refused: 0,
                 malformed: 0,
                 retried: 0,
+                circuits: 0,
+                calls: 0,
             },
         };
         manager.recover(recovered, now, device);
@@ -174,6 +184,7 @@ impl Manager {
                 state,
             });
         }
+        self.circuits = Circuits::new(recovered.circuits.into_iter());
         let mut ownerless = Vec::new();
         for (key, application) in recovered.ports {
             match self.application(application) {
@@ -201,6 +212,35 @@ impl Manager {
         if self.applications.iter().flatten().any(awaited) {
             self.present_until = Some(now + PRESENT_WITHIN);
         }
+    }
+
+    /// Has applications call and be called, over a link of signalling that its caller keeps.
+    /// `seed`: a random number.
+    pub fn control_circuits(&mut self, config: AtmConfig, seed: u32, now: Duration) {
+        let is_awaited = |number: &u16| self.state(*number) == Some(State::Awaited);
+        let awaited = (0..APPLICATIONS as u16).filter(is_awaited).collect();
+        self.circuits.control(config, seed, awaited, now);
+    }
+
+    /// A PDU of the signalling link has come.
+    pub fn signalling_received<D: Device>(&mut self, pdu: &[u8], now: Duration, device: &mut D) {
+        self.circuits.pdu_received(pdu, now);
+        self.circuits.step(now, device);
+    }
+
+    /// True while the signalling link waits: what has come is left where it is.
+    pub fn signalling_waits(&self) -> bool {
+        self.circuits.link_waits()
+    }
+
+    /// The next PDU for the signalling link.
+    pub fn poll_signalling(&mut self, now: Duration) -> Option<Vec<u8>> {
+        self.circuits.poll_transmit(now)
+    }
+
+    /// What an application is to be told of its calls next.
+    pub fn poll_call_notice(&mut self) -> Option<CallNotice> {
+        self.circuits.poll_notice()
     }
 
     /// Takes a client in.
@@ -290,7 +330,7 @@ impl Manager {
 
     /// When [`Manager::tick`] has something to do.
     pub fn deadline(&self) -> Option<Duration> {
-        [self.present_until, self.retry_at]
+        [self.present_until, self.retry_at, self.circuits.deadline()]
             .into_iter()
             .flatten()
             .min()
@@ -298,6 +338,7 @@ impl Manager {
 
     /// Does what is due: clears what nobody has presented, and tries again what failed.
     pub fn tick<D: Device>(&mut self, now: Duration, device: &mut D) {
+        self.circuits.step(now, device);
         let expired = |until: Option<Duration>| until.is_some_and(|until| now >= until);
         let mut sweep = false;
         if expired(self.present_until) {
@@ -373,6 +414,26 @@ impl Manager {
             Request::DisownPort(holder) => self.let_go(client, holder.cookie, now, device)?,
             Request::Lease(of) => self.lease(client, of, now, device)?,
             Request::ReturnLease(block) => self.return_lease(client, block, now, device)?,
+            Request::AttachAtm(_) => {
+                let number = self.joined(client)?;
+                return Ok(Reply::Attached(self.circuits.attach(number)?));
+            }
+            Request::OpenCircuit(_)
+            | Request::CloseCircuit(_)
+            | Request::AtmListen(_)
+            | Request::AtmUnlisten(_)
+            | Request::AtmCall(_)
+            | Request::AtmAccept(_)
+            | Request::AtmRelease(_)
+            | Request::AtmPresent(_)
+            | Request::AtmPresented(_) => {
+                let number = self.joined(client)?;
+                let user = self.credentials_of(client).map_or(u32::MAX, |it| it.uid);
+                let asked = self.circuits.request(number, user, request, now, device);
+                self.circuits.step(now, device);
+                let (answer, beside) = asked?;
+                return Ok(Reply::Answer(answer, beside.into_iter().collect()));
+            }
             Request::GetCounters(_) => Answer::Counters(self.counters()),
             Request::GetStatus(of) => self.get_status(client, of)?,
             Request::GetQueueCounters(of) => self.get_queue_counters(client, of, device)?,
@@ -521,7 +582,7 @@ impl Manager {
 
     /// Takes away all that an application has; what fails is tried again.
     fn clear<D: Device>(&mut self, number: u16, now: Duration, device: &mut D) {
-        if self.try_clear(number, device).is_ok() {
+        if self.try_clear(number, now, device).is_ok() {
             if let Some(place) = self.applications.get_mut(usize::from(number)) {
                 *place = None;
             }
@@ -532,7 +593,12 @@ impl Manager {
         }
     }
 
-    fn try_clear<D: Device>(&mut self, number: u16, device: &mut D) -> io::Result<()> {
+    fn try_clear<D: Device>(
+        &mut self,
+        number: u16,
+        now: Duration,
+        device: &mut D,
+    ) -> io::Result<()> {
         let Some(application) = self.application_mut(number) else {
             return Ok(());
         };
@@ -565,6 +631,8 @@ impl Manager {
                 }
             }
         }
+        done = done.and(self.circuits.clear(number, now, device));
+        self.circuits.step(now, device);
         done?;
         device.clear(number)?;
         device.record(number, &Entry::free())?;
@@ -639,6 +707,8 @@ impl Manager {
             clients: self.clients.len() as u64,
             ports: self.ports.count() as u64,
             blocks: leases.sum(),
+            circuits: self.circuits.owned() as u64,
+            calls: self.circuits.calls() as u64,
             ..self.counters.clone()
         }
     }

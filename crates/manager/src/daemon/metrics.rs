@@ -144,6 +144,21 @@ pub fn text(values: &Values<'_>) -> String {
             counters.retried,
         ),
     ];
+    let now = [
+        (
+            "tidewall_circuits",
+            "Circuits that applications have.",
+            counters.circuits,
+        ),
+        (
+            "tidewall_calls",
+            "Calls, those that are being released included.",
+            counters.calls,
+        ),
+    ];
+    for (name, help, value) in now {
+        text.one(name, "gauge", help, value);
+    }
     for (name, help, value) in totals {
         text.one(name, "counter", help, value);
     }

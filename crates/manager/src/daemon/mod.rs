@@ -12,6 +12,7 @@
 //! incomplete first and leaves the journal last. A successor clears what is incomplete at
 //! once, and what nobody presents after [`PRESENT_WITHIN`].
 
+pub mod circuits;
 mod closing;
 mod descent;
 pub mod direct;
@@ -35,6 +36,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
+use tidewall_wire::atm::pseudowire::Label;
 
 use crate::protocol::{Answer, Blocks, Join, Joined, QueueCounters, Request};
 use journal::Entry;
@@ -105,6 +107,24 @@ pub trait Device {
     /// # Errors
     /// What the kernel reports.
     fn disown_port(&mut self, port: &PortKey) -> io::Result<()>;
+
+    /// Has the driver give an application the frames of a circuit that nobody has.
+    ///
+    /// # Errors
+    /// ENOBUFS; what the kernel reports.
+    fn own_circuit(&mut self, label: Label, application: u16) -> io::Result<()>;
+
+    /// Has the kernel get the frames of a circuit.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    fn disown_circuit(&mut self, label: Label) -> io::Result<()>;
+
+    /// Both ends of the circuit of a call between two applications.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE.
+    fn local_circuit(&mut self) -> io::Result<[OwnedFd; 2]>;
 
     /// True where no socket of the kernel's has any of these ports.
     ///

@@ -12,6 +12,7 @@ use tidewall_device::demux::layout::Sent;
 use tidewall_sys::monotonic;
 use tidewall_sys::netlink::Monitor;
 
+use super::circuits::{AtmConfig, SignallingLink};
 use super::closing::close_elsewhere;
 use super::descent::descends;
 use super::direct::{DirectDevice, Parts};
@@ -34,7 +35,8 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const CHANGES: u64 = 2;
 const METRICS: u64 = 3;
-const FIRST_CLIENT: u64 = 4;
+const SIGNALLING: u64 = 4;
+const FIRST_CLIENT: u64 = 5;
 /// Set in the number of a scraper of metrics.
 const SCRAPER: u64 = 1 << 63;
 
@@ -58,6 +60,20 @@ pub struct Server {
     units: bool,
     /// When connections are accepted again.
     accept_at: Option<Duration>,
+    /// Where the interface is one of ATM.
+    atm: Option<Atm>,
+}
+
+/// Circuits of applications.
+#[derive(Debug)]
+struct Atm {
+    link: SignallingLink,
+    /// A PDU that waits for the next hop's link address.
+    unsent: Option<Vec<u8>>,
+    /// Whether frames are waited for.
+    listens: bool,
+    /// By which applications are told what becomes of their calls.
+    notices: HashMap<u16, (ClientId, Connection)>,
 }
 
 impl Server {
@@ -91,6 +107,7 @@ impl Server {
             ancestor: None,
             units,
             accept_at: None,
+            atm: None,
         };
         server.watch(server.listener.as_fd(), LISTENER)?;
         server.watch(server.changes.as_fd(), CHANGES)?;
@@ -101,6 +118,81 @@ impl Server {
     /// ([`Limits::program`]). The process must be their subreaper (prctl(2)).
     pub fn set_ancestor(&mut self, process: u32) {
         self.ancestor = Some(process);
+    }
+
+    /// Makes the interface one of ATM: applications have circuits, and call and are called.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn set_atm(&mut self, config: AtmConfig) -> io::Result<()> {
+        let link = SignallingLink::open(self.device.index(), config.next_hop)?;
+        let [a, b, c, d, ..] = self.device.random()?;
+        let seed = u32::from_ne_bytes([a, b, c, d]);
+        self.manager.control_circuits(config, seed, monotonic());
+        self.atm = Some(Atm {
+            link,
+            unsent: None,
+            listens: false,
+            notices: HashMap::new(),
+        });
+        Ok(())
+    }
+
+    /// Frames of the signalling link have come.
+    fn serve_signalling(&mut self) {
+        let Some(atm) = &self.atm else { return };
+        let (manager, device, now) = (&mut self.manager, &mut self.device, monotonic());
+        (atm.link).receive(|pdu| manager.signalling_received(pdu, now, device));
+    }
+
+    /// Tells applications of their calls, and the link what signalling has to say.
+    fn follow_calls(&mut self) {
+        let Some(atm) = &mut self.atm else { return };
+        let mut silent = Vec::new();
+        while let Some(notice) = self.manager.poll_call_notice() {
+            let Some((client, connection)) = atm.notices.get(&notice.application) else {
+                continue;
+            };
+            let beside: Vec<_> = notice.beside.iter().map(AsFd::as_fd).collect();
+            if connection.send(&notice.answer.emit(0), &beside).is_err() {
+                silent.push(*client);
+            }
+        }
+        let now = monotonic();
+        loop {
+            let next = atm.unsent.take();
+            let Some(pdu) = next.or_else(|| self.manager.poll_signalling(now)) else {
+                break;
+            };
+            if !atm.link.send(&pdu, now) {
+                atm.unsent = Some(pdu);
+                break;
+            }
+        }
+        let listens = !self.manager.signalling_waits();
+        if listens && !atm.listens {
+            atm.listens = true;
+            let data = epoll::EventData::new_u64(SIGNALLING);
+            let socket = atm.link.as_fd();
+            if let Err(error) = epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN) {
+                self.warn("no-signalling", &error.into());
+            }
+        }
+        // Who does not read is not there.
+        for client in silent {
+            self.end(client);
+        }
+    }
+
+    /// The connection by which an application is told of its calls.
+    fn attach(&mut self, client: ClientId) -> io::Result<Connection> {
+        let application = self.manager.application_of(client);
+        let atm = self.atm.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        let (own, theirs) = Connection::pair()?;
+        rustix::io::ioctl_fionbio(&own, true)?;
+        let application = application.ok_or(io::ErrorKind::NotConnected)?;
+        atm.notices.insert(application, (client, own));
+        Ok(theirs)
     }
 
     /// Answers those who scrape metrics, too.
@@ -182,6 +274,7 @@ impl Server {
         self.watch(stop, STOP)?;
         // What an earlier process left may be due.
         self.tick();
+        self.follow_calls();
         let mut events = Vec::with_capacity(EVENTS);
         let mut next_alive = interval.map(|interval| Instant::now() + interval);
         loop {
@@ -190,6 +283,10 @@ impl Server {
                 self.manager.deadline(),
                 self.device.deadline(),
                 self.accept_at,
+                self.atm.as_ref().and_then(|atm| {
+                    atm.unsent.as_ref()?;
+                    atm.link.look_at()
+                }),
             ];
             let due = due.into_iter().flatten().min();
             let until_due = due.map(|at| at.saturating_sub(monotonic()));
@@ -224,11 +321,16 @@ impl Server {
                     LISTENER => self.accept(),
                     CHANGES => self.host_changed()?,
                     METRICS => self.accept_scraper(),
+                    SIGNALLING => self.serve_signalling(),
                     number if number & SCRAPER != 0 => self.serve_scraper(number & !SCRAPER),
-                    client => self.serve(client),
+                    client => {
+                        self.serve(client);
+                        self.follow_calls();
+                    }
                 }
             }
             self.tick();
+            self.follow_calls();
         }
     }
 
@@ -376,6 +478,10 @@ impl Server {
                 let joined = Answer::Joined(joined.clone());
                 self.hand_over(client, id, &joined, parts)
             }
+            Reply::Attached(attached) => self.attach(client).and_then(|theirs| {
+                let answer = Answer::AtmAttached(attached.clone());
+                self.send(client, id, &answer, &[theirs.as_fd()])
+            }),
             Reply::Left => self.send(client, id, &Answer::Done(Empty {}), &[]),
         };
         match reply {
@@ -447,6 +553,9 @@ impl Server {
         let Some(connection) = self.clients.remove(&client) else {
             return false;
         };
+        if let Some(atm) = &mut self.atm {
+            atm.notices.retain(|_, (of, _)| *of != client);
+        }
         // Closed here, it would leave the set by that.
         let _ = epoll::delete(&self.epoll, connection.as_fd());
         match has_joined {
@@ -508,7 +617,7 @@ impl Server {
                 self.log_application("presented", peer, joined);
             }
             Reply::Answer(answer, _) => self.log_refused(peer, answer),
-            Reply::Left => {}
+            Reply::Left | Reply::Attached(_) => {}
         }
     }
 

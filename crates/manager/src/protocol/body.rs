@@ -31,6 +31,7 @@ macro_rules! bodies {
         }
     )*};
 }
+pub(super) use bodies;
 
 bodies! {
     /// Nothing.
@@ -281,6 +282,10 @@ bodies! {
         malformed: u64,
         /// Changes of the device that failed and were tried again.
         retried: u64,
+        /// Circuits that applications have now.
+        circuits: u64,
+        /// Calls now, those that are being released included; a local one counts once.
+        calls: u64,
     }
 }
 
@@ -368,6 +373,25 @@ impl Failure {
 impl From<&Failure> for io::Error {
     fn from(failure: &Failure) -> Self {
         let kind = io::Error::from_raw_os_error(failure.errno).kind();
-        io::Error::new(kind, as_text(&failure.text))
+        let text = as_text(&failure.text);
+        let errno = failure.errno;
+        io::Error::new(kind, Refused { errno, text })
+    }
+}
+
+/// What a manager has refused, within an [`io::Error`].
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct Refused {
+    /// As the system call of a socket would set it.
+    pub errno: i32,
+    text: String,
+}
+
+impl Refused {
+    /// The errno of an error, where it is a manager's refusal.
+    pub fn errno(error: &io::Error) -> Option<i32> {
+        let refused: &Refused = error.get_ref()?.downcast_ref()?;
+        Some(refused.errno)
     }
 }

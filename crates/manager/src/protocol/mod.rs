@@ -6,6 +6,7 @@
 //! unix(7)). Whatever can be parsed is emitted again as the same bytes.
 
 mod body;
+mod circuits;
 
 use std::net::IpAddr;
 
@@ -13,6 +14,7 @@ use tidewall_device::demux::layout::Protocol;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 pub use body::*;
+pub use circuits::*;
 
 /// Version of the protocol, in every header.
 pub const VERSION: u16 = 1;
@@ -173,6 +175,28 @@ messages! {
         GetStatus(ApplicationNumber) = 16,
         /// What the driver program counts on a queue, for user 0. Answered by `QueueCounters`.
         GetQueueCounters(QueueNumber) = 17,
+        /// To have virtual circuits. Answered by `AtmAttached`; beside it goes a connection by
+        /// which the manager says what becomes of calls.
+        AttachAtm(Empty) = 20,
+        /// To get the frames of a permanent circuit.
+        OpenCircuit(CircuitNumber) = 21,
+        /// To leave them to the kernel.
+        CloseCircuit(CircuitNumber) = 22,
+        /// To take calls.
+        AtmListen(AtmListen) = 23,
+        /// To take none any more.
+        AtmUnlisten(ListenerNumber) = 24,
+        /// To call. Answered by `AtmBegun`.
+        AtmCall(AtmCall) = 25,
+        /// To take a call. Answered by `AtmAccepted`, beside which goes the circuit of a local
+        /// one; by `Done` where none waits.
+        AtmAccept(AtmAccept) = 26,
+        /// To end a call.
+        AtmRelease(AtmRelease) = 27,
+        /// To go on with a call of an earlier run of the manager.
+        AtmPresent(AtmPresent) = 28,
+        /// It has presented all of them.
+        AtmPresented(Empty) = 29,
     }
 }
 
@@ -205,6 +229,22 @@ messages! {
         QueueCounters(QueueCounters) = 141,
         /// Who polls the device from now on, to a private application, which has not asked.
         Polling(Polling) = 142,
+        /// Circuits may be opened; beside it goes the connection of notices.
+        AtmAttached(AtmAttached) = 143,
+        /// A call is under way.
+        AtmBegun(AtmReference) = 144,
+        /// A call is taken.
+        AtmAccepted(AtmAccepted) = 145,
+        /// Notice: a call waits for a listener.
+        AtmIncoming(ListenerNumber) = 146,
+        /// Notice: a call that waited is no more.
+        AtmWithdrawn(ListenerNumber) = 147,
+        /// Notice: a call has its circuit, whose frames come to the application.
+        AtmCircuit(AtmCircuit) = 148,
+        /// Notice: payloads go both ways; beside it goes the circuit of a local call.
+        AtmConnected(AtmConnected) = 149,
+        /// Notice: a call is released.
+        AtmEnded(AtmRelease) = 150,
     }
 }
 

@@ -10,6 +10,7 @@ use tidewall_manager::daemon::Device;
 use tidewall_manager::daemon::journal::Entry;
 use tidewall_manager::daemon::ports::PortKey;
 use tidewall_manager::protocol::*;
+use tidewall_wire::atm::pseudowire::Label;
 
 /// A step that is to fail, or before which the daemon is killed, so many steps from now.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,7 @@ pub enum Fault {
 pub struct FakeDevice {
     pub journal: Vec<Entry>,
     pub table: BTreeMap<PortKey, u16>,
+    pub circuits: BTreeMap<Label, u16>,
     pub made: BTreeSet<u16>,
     /// Who has the queues.
     pub queues: Option<u16>,
@@ -126,6 +128,28 @@ impl Device for FakeDevice {
         result
     }
 
+    fn own_circuit(&mut self, label: Label, application: u16) -> io::Result<()> {
+        let (effect, result) = self.step(true);
+        if effect {
+            self.circuits.insert(label, application);
+        }
+        result
+    }
+
+    fn disown_circuit(&mut self, label: Label) -> io::Result<()> {
+        let (effect, result) = self.step(true);
+        if effect {
+            self.circuits.remove(&label);
+        }
+        result
+    }
+
+    fn local_circuit(&mut self) -> io::Result<[OwnedFd; 2]> {
+        self.step(false).1?;
+        let (one, other) = std::os::unix::net::UnixDatagram::pair()?;
+        Ok([one.into(), other.into()])
+    }
+
     fn is_free(&mut self, _: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {
         // A socket of somebody else has one.
         let free = !ports.contains(&33_000);
@@ -155,6 +179,7 @@ impl FakeDevice {
         FakeDevice {
             journal: (0..APPLICATIONS).map(|_| Entry::free()).collect(),
             table: BTreeMap::new(),
+            circuits: BTreeMap::new(),
             made: BTreeSet::new(),
             queues: None,
             reserved: [0; 4],

@@ -108,6 +108,7 @@ impl World {
         match reply {
             Reply::Answer(answer, _) => answer,
             Reply::Joined(joined, ()) => Answer::Joined(joined),
+            Reply::Attached(attached) => Answer::AtmAttached(attached),
             Reply::Left => {
                 self.disconnected(process);
                 self.processes[process].joined = None;
@@ -341,6 +342,7 @@ impl World {
                     .iter()
                     .map(|(&key, &application)| (key, application))
                     .collect(),
+                circuits: Vec::new(),
             };
             self.restarted = Some(self.now);
             self.manager = Manager::new(limits(), recovered, self.now, &mut self.device);

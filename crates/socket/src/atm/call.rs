@@ -6,14 +6,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-use tidewall_atm::rate::RATE_MAX;
 use tidewall_atm::signalling::CallId;
 use tidewall_wire::atm::Nsap;
-use tidewall_wire::atm::aal5::PAYLOAD_MAX;
+use tidewall_wire::atm::q2931::Cause;
 
 use super::circuit::CircuitInner;
-use super::elements::Sap;
-use super::{AtmOptions, AtmSocket, Rates, errno, timed_out};
+use super::{AtmOptions, AtmSocket, Sap, errno, timed_out};
 use crate::readiness::Events;
 use crate::stack::{Core, Stack};
 use crate::timeout::Timeout;
@@ -37,6 +35,8 @@ pub(super) enum Progress {
 pub(super) struct Call {
     /// Set with the lock of the calls held.
     pub(super) id: OnceLock<CallId>,
+    /// The stack's number for it, where a manager controls it.
+    pub(super) number: OnceLock<u32>,
     /// The number at this end.
     pub(super) local: Nsap,
     /// The number at the other end; `None` for a caller that does not say it.
@@ -48,6 +48,7 @@ impl Call {
     pub(super) fn new(local: Nsap, peer: Option<Nsap>, progress: Progress) -> Self {
         Call {
             id: OnceLock::new(),
+            number: OnceLock::new(),
             local,
             peer,
             progress: AtomicU8::new(progress as u8),
@@ -137,6 +138,7 @@ impl AtmSocket {
         let core = stack.here()?;
         core.netdev.check()?;
         check(&options.circuit)?;
+        core.atm.attached(core)?;
         // The question for its link address goes out now, if it is not known.
         match core.atm.neighbour(core) {
             Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return Err(error),
@@ -224,14 +226,7 @@ impl AtmSocket {
 
 /// EINVAL for options out of range.
 pub(super) fn check(options: &AtmOptions) -> io::Result<()> {
-    let rated = |rates: Rates| {
-        [rates.send, rates.receive]
-            .iter()
-            .all(|rate| (1..=RATE_MAX).contains(rate))
-    };
-    let in_range = options.send_max <= PAYLOAD_MAX
-        && (1..=PAYLOAD_MAX).contains(&options.receive_max)
-        && options.rates.is_none_or(rated);
+    let in_range = options.is_in_range();
     in_range.then_some(()).ok_or_else(|| errno(libc::EINVAL))
 }
 
@@ -244,5 +239,34 @@ impl CircuitInner {
         }
         call.progress.store(to as u8, Ordering::Release);
         self.wait_queue.notify(Events::STATE_CHANGED);
+    }
+}
+
+/// The error of a call that has ended, by where it was; 0 where it ended as calls do.
+pub(super) fn error(progress: Progress, cause: Cause) -> i32 {
+    match progress {
+        Progress::Connecting => refusal(cause),
+        _ => ending(cause),
+    }
+}
+
+/// The error of a call that did not come about, as Linux's atmsigd has it.
+fn refusal(cause: Cause) -> i32 {
+    match cause.value() {
+        Cause::UNALLOCATED_NUMBER => libc::EADDRNOTAVAIL,
+        Cause::NO_ROUTE | Cause::CELL_RATE_NOT_AVAILABLE | Cause::RESOURCES_UNAVAILABLE => {
+            libc::EHOSTUNREACH
+        }
+        Cause::NO_USER_RESPONDING | Cause::RECOVERY_ON_TIMER_EXPIRY => libc::ETIMEDOUT,
+        Cause::DESTINATION_OUT_OF_ORDER => libc::EHOSTDOWN,
+        _ => libc::ECONNREFUSED,
+    }
+}
+
+/// The error of a call that was connected; 0 where it ended as calls do.
+fn ending(cause: Cause) -> i32 {
+    match cause.value() {
+        Cause::NORMAL | Cause::NORMAL_UNSPECIFIED => 0,
+        _ => libc::ECONNRESET,
     }
 }

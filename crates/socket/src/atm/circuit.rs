@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -12,6 +13,7 @@ use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::atm::{Circuit, Nsap};
 
 use super::call::{Call, Progress};
+use super::managed::of_manager;
 use super::receive::Owned;
 use super::sending::Rate;
 use super::{Atm, AtmOptions, DEFAULT_RECEIVE_LIMIT, errno};
@@ -29,6 +31,8 @@ pub(crate) struct CircuitInner {
     place: OnceLock<Place>,
     /// The place is its own still.
     placed: AtomicBool,
+    /// Of a call between two applications of one manager: what carries its payloads.
+    pub(super) local: OnceLock<OwnedFd>,
     /// Of a call: whose it is, and where it is.
     pub(super) call: Option<Call>,
     pub(super) options: AtmOptions,
@@ -83,6 +87,7 @@ impl CircuitInner {
             id: set.id,
             place: OnceLock::new(),
             placed: AtomicBool::new(false),
+            local: OnceLock::new(),
             call,
             options,
             send_max: AtomicUsize::new(options.send_max),
@@ -136,7 +141,11 @@ impl CircuitInner {
     /// EADDRINUSE when it is open, ENOBUFS when a table is full.
     pub(super) fn open_place(self: &Arc<Self>, core: &Core, place: Place) -> io::Result<()> {
         let Place { circuit, label } = place;
-        core.netdev.owner.own_circuit(label)?;
+        // That of a call is given by who controls it.
+        let asks = self.call.is_none() || core.netdev.owner.is_embedded();
+        if asks {
+            core.netdev.owner.own_circuit(label).map_err(of_manager)?;
+        }
         let opened = core.tables.open_circuit(label, self.id).and_then(|()| {
             let mut reassembly = lock(&core.atm.reassembly);
             let opened = reassembly.open(circuit, self.options.receive_max);
@@ -144,7 +153,9 @@ impl CircuitInner {
         });
         if let Err(error) = opened {
             core.tables.close_circuit(label);
-            core.netdev.owner.disown_circuit(label);
+            if asks {
+                core.netdev.owner.disown_circuit(label);
+            }
             return Err(error);
         }
         let _ = self.place.set(place);
@@ -168,7 +179,9 @@ impl CircuitInner {
             core.tables.close_circuit(label);
             drop(lock(&core.atm.circuits).remove(&circuit));
             lock(&core.atm.reassembly).close(circuit);
-            core.netdev.owner.disown_circuit(label);
+            if self.call.is_none() || core.netdev.owner.is_embedded() {
+                core.netdev.owner.disown_circuit(label);
+            }
         }
     }
 

@@ -1,19 +1,14 @@
 //! Listeners: who takes calls.
 
-use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use tidewall_atm::signalling::CallId;
+use tidewall_atm::calls::ListenerId;
 use tidewall_wire::atm::Nsap;
-use tidewall_wire::atm::q2931::Elements;
 
 use super::call::check;
-use super::circuit::Place;
-use super::elements::Sap;
-use super::{AtmOptions, AtmSocket, errno};
-use crate::lock::{Mutex, lock, rank};
+use super::{AtmOptions, AtmSocket, Sap, errno};
 use crate::readiness::Events;
 use crate::readiness::registration::{Handle, Pollable};
 use crate::stack::Stack;
@@ -39,21 +34,28 @@ pub(crate) struct ListenerInner {
     pub(super) options: AtmOptions,
     pub(super) backlog: usize,
     pub(super) wait_queue: WaitQueue,
-    /// Changed with the lock of the calls held.
-    pub(super) waiting: Mutex<VecDeque<Incoming>, rank::Leaf>,
+    /// Set with the lock of the calls held.
+    pub(super) id: OnceLock<ListenerId>,
+    /// Calls that wait to be accepted; changed with the lock of the calls held.
+    pub(super) waiting: AtomicUsize,
     pending_error: AtomicI32,
-}
-
-/// A call that waits to be accepted.
-pub(super) struct Incoming {
-    pub(super) id: CallId,
-    pub(super) place: Place,
-    pub(super) elements: Box<Elements>,
 }
 
 impl ListenerInner {
     pub(super) fn has_calls(&self) -> bool {
-        !lock(&self.waiting).is_empty()
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// One waits no more.
+    pub(super) fn taken(&self) {
+        let less = |waiting: usize| waiting.checked_sub(1);
+        let _ = (self.waiting).fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// A call waits.
+    pub(super) fn called(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.wait_queue.notify_one(Events::DATA_CAME);
     }
 
     /// Fails the next call that accepts.
@@ -87,10 +89,11 @@ impl AtmListener {
             options,
             backlog,
             wait_queue: WaitQueue::default(),
-            waiting: Mutex::default(),
+            id: OnceLock::new(),
+            waiting: AtomicUsize::new(0),
             pending_error: AtomicI32::new(0),
         });
-        core.atm.listen(&inner)?;
+        core.atm.listen(core, &inner)?;
         Ok(AtmListener {
             inner,
             stack: stack.clone(),

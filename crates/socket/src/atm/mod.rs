@@ -12,8 +12,8 @@
 mod call;
 pub(crate) mod circuit;
 mod control;
-mod elements;
 mod listener;
+mod managed;
 pub(crate) mod operator;
 mod options;
 mod receive;
@@ -24,8 +24,8 @@ mod tests;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tidewall_atm::reassembly::{DropReason, Limits, Reassembly};
@@ -45,54 +45,21 @@ use circuit::{CircuitInner, Pinging, Receiving};
 
 pub use call::CallOptions;
 pub use control::{AtmControl, Side};
-pub use elements::Sap;
 pub use listener::AtmListener;
 pub use receive::AtmReceived;
+pub use tidewall_atm::calls::{CircuitOptions as AtmOptions, Rates, Sap};
 pub use tidewall_wire::atm::q2931::Opaque;
 pub use tidewall_wire::atm::{Circuit, Nsap};
 
 /// Frames that may wait for a circuit, a queue, unless its application says otherwise.
 const DEFAULT_RECEIVE_LIMIT: u32 = 128;
 
-/// How to bind a circuit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtmOptions {
-    /// Bytes of the longest payload that is sent, 0 to 65,535 (`max_sdu` of Linux's
-    /// `atm_trafprm`). By default 9,180, the MTU of IP over ATM (RFC 2225 §7).
-    pub send_max: usize,
-    /// Bytes of the longest payload that is received, 1 to 65,535; by default as many.
-    /// What has more cells than that is refused.
-    pub receive_max: usize,
-    /// Constant rates (CBR) in cells of 48 bytes a second, 1 to 16,777,215; by default none:
-    /// what is sent goes as it may (UBR). With rates, sending waits as long as the cells before
-    /// take at that of sending; a call is set up with both. Of a listener they are the most of
-    /// such a call; one without takes none.
-    pub rates: Option<Rates>,
-}
-
-/// The rates of a circuit with constant ones, in cells a second, 1 to 16,777,215.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rates {
-    /// Of what is sent.
-    pub send: u32,
-    /// Of what is received.
-    pub receive: u32,
-}
-
-impl Default for AtmOptions {
-    fn default() -> Self {
-        AtmOptions {
-            send_max: 9180,
-            receive_max: 9180,
-            rates: None,
-        }
-    }
-}
-
 /// Circuits of one stack.
 pub(crate) struct Atm {
     /// Signalling and its calls, where this stack controls them.
     control: Mutex<Option<control::Control>, rank::Signalling>,
+    /// The same, where a manager controls them.
+    managed: OnceLock<managed::Managed>,
     /// Open ones. Nothing else is locked with it.
     circuits: Mutex<BTreeMap<Circuit, Arc<CircuitInner>>, rank::Leaf>,
     /// Where they lead.
@@ -146,6 +113,7 @@ impl Default for Atm {
     fn default() -> Self {
         Atm {
             control: Mutex::default(),
+            managed: OnceLock::new(),
             circuits: Mutex::default(),
             next_hop: Mutex::default(),
             reassembly: Mutex::new(Reassembly::new(Limits::default())),
@@ -285,6 +253,12 @@ impl AtmSocket {
             // Its timer says when a payload may go.
             Helper::start(core)?;
         }
+        core.atm
+            .attached(core)
+            .map_err(|error| match error.raw_os_error() {
+                Some(libc::EUNATCH) => errno(libc::ENODEV),
+                _ => error,
+            })?;
         // Another call's, or not released by both ends.
         if core.atm.is_held(circuit) {
             return Err(errno(libc::EADDRINUSE));

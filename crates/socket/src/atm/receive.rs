@@ -74,6 +74,17 @@ impl Owned {
         }
     }
 
+    /// What came by the circuit of a local call.
+    pub(super) fn of_local(payload: &[u8]) -> Self {
+        Owned {
+            payload: payload.into(),
+            user_to_user: 0,
+            congested: false,
+            low_priority: false,
+            credit: None,
+        }
+    }
+
     fn borrow(&self) -> AtmReceived<'_> {
         AtmReceived {
             payload: &self.payload,

@@ -80,6 +80,10 @@ impl AtmSocket {
         if payload.len() > self.inner.send_max.load(Ordering::Relaxed) {
             return Err(errno(libc::EMSGSIZE));
         }
+        if let Some(local) = self.inner.local.get() {
+            self.inner.send_local(local, payload)?;
+            return Ok(payload.len());
+        }
         let mut began = Instant::now();
         loop {
             if self.await_rate(core, nonblocking)? {

@@ -116,19 +116,35 @@ impl DeviceOwner {
     /// Has the driver give the stack a circuit's frames: [`TrustedTables::own_circuit`].
     ///
     /// # Errors
-    /// As there; `Unsupported` of a manager's device.
+    /// As there; as a manager answers.
     pub(crate) fn own_circuit(&self, label: Label) -> io::Result<()> {
         match self {
             DeviceOwner::Embedded(own) => own.trusted.own_circuit(label, own.application),
-            DeviceOwner::Managed(_) => Err(unsupported()),
+            DeviceOwner::Managed(managed) => match label.circuit() {
+                Some(circuit) => managed.client.open_circuit(circuit),
+                None => Err(io::ErrorKind::InvalidInput.into()),
+            },
         }
     }
 
     /// Undoes [`DeviceOwner::own_circuit`].
     pub(crate) fn disown_circuit(&self, label: Label) {
-        if let DeviceOwner::Embedded(own) = self {
+        match (self, label.circuit()) {
             // A label that the table keeps costs the driver one look-up.
-            drop(own.trusted.disown_circuit(label));
+            (DeviceOwner::Embedded(own), _) => drop(own.trusted.disown_circuit(label)),
+            // A manager that is gone forgets it.
+            (DeviceOwner::Managed(managed), Some(circuit)) => {
+                drop(managed.client.close_circuit(circuit));
+            }
+            (DeviceOwner::Managed(_), None) => {}
+        }
+    }
+
+    /// Who owns the device, if that is another process.
+    pub(crate) fn client(&self) -> Option<&Arc<Client>> {
+        match self {
+            DeviceOwner::Embedded(_) => None,
+            DeviceOwner::Managed(managed) => Some(&managed.client),
         }
     }
 

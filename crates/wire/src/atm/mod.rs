@@ -73,6 +73,24 @@ impl core::str::FromStr for Nsap {
     }
 }
 
+/// The text was not a virtual path and a virtual channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a circuit such as 0.100")]
+pub struct InvalidCircuit;
+
+impl core::str::FromStr for Circuit {
+    type Err = InvalidCircuit;
+
+    /// Reads `VPI.VCI`.
+    fn from_str(text: &str) -> Result<Self, InvalidCircuit> {
+        let (vpi, vci) = text.split_once('.').ok_or(InvalidCircuit)?;
+        match (vpi.parse(), vci.parse()) {
+            (Ok(vpi), Ok(vci)) => Ok(Self { vpi, vci }),
+            _ => Err(InvalidCircuit),
+        }
+    }
+}
+
 /// What names a circuit on a link: virtual path and virtual channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Circuit {

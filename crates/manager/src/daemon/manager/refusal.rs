@@ -19,7 +19,10 @@ impl Refusal {
     }
 }
 
-pub(super) fn refused<T>(errno: i32, text: impl Into<Cow<'static, str>>) -> Result<T, Refusal> {
+pub(in crate::daemon) fn refused<T>(
+    errno: i32,
+    text: impl Into<Cow<'static, str>>,
+) -> Result<T, Refusal> {
     let text = text.into();
     Err(Refusal { errno, text })
 }

@@ -1,5 +1,4 @@
-//! What calls say of themselves: from a socket's options to a SETUP's elements and back, and
-//! from causes to errors.
+//! What calls say of themselves: from a circuit's options to a SETUP's elements and back.
 
 use tidewall_wire::atm::Nsap;
 use tidewall_wire::atm::q2931::{
@@ -7,7 +6,7 @@ use tidewall_wire::atm::q2931::{
     TrafficDescriptor, TrafficParameter,
 };
 
-use super::{AtmOptions, Rates};
+use super::{CircuitOptions, Rates};
 
 /// What is called, and what a listener is bound to: a number, and who takes the call there
 /// (Linux's `sockaddr_atmsvc` and `atm_sap`).
@@ -67,7 +66,7 @@ pub(super) fn nsap(party: Option<&Party>) -> Option<Nsap> {
 pub(super) fn setup(
     to: &Sap,
     from: Nsap,
-    options: &AtmOptions,
+    options: &CircuitOptions,
     connection: Option<ConnectionIdentifier>,
 ) -> Elements {
     Elements {
@@ -97,7 +96,7 @@ fn aal(forward: usize, backward: usize) -> Aal {
 }
 
 /// The longest payloads from and to the caller, where they are said.
-fn longest(elements: &Elements) -> [usize; 2] {
+pub(super) fn longest(elements: &Elements) -> [usize; 2] {
     let said = match elements.aal {
         Some(Aal::Five {
             forward_max,
@@ -119,9 +118,9 @@ fn rates(elements: &Elements) -> Option<Rates> {
 
 /// What the called end has, of what it would take and what the caller wants, and how it says
 /// so in its CONNECT.
-pub(super) fn answer(elements: &Elements, own: &AtmOptions) -> (AtmOptions, Elements) {
+pub(super) fn answer(elements: &Elements, own: &CircuitOptions) -> (CircuitOptions, Elements) {
     let [forward, backward] = longest(elements);
-    let agreed = AtmOptions {
+    let agreed = CircuitOptions {
         receive_max: own.receive_max.min(forward).max(1),
         send_max: own.send_max.min(backward),
         rates: rates(elements),
@@ -133,14 +132,8 @@ pub(super) fn answer(elements: &Elements, own: &AtmOptions) -> (AtmOptions, Elem
     (agreed, connect)
 }
 
-/// The longest payload that a caller sends once it has the CONNECT.
-pub(super) fn agreed_send(elements: &Elements, own: usize) -> usize {
-    let [forward, _] = longest(elements);
-    own.min(forward)
-}
-
 /// Why a SETUP cannot be taken by who listens with such options: the cause to refuse it with.
-pub(super) fn unsupported(elements: &Elements, own: &AtmOptions) -> Option<u8> {
+pub(super) fn unsupported(elements: &Elements, own: &CircuitOptions) -> Option<u8> {
     let traffic = elements.traffic.as_ref();
     if matches!(elements.aal, Some(Aal::Other(_))) {
         return Some(Cause::AAL_NOT_SUPPORTED);
@@ -160,25 +153,4 @@ pub(super) fn unsupported(elements: &Elements, own: &AtmOptions) -> Option<u8> {
     };
     let too_much = wanted.send > most.send || wanted.receive > most.receive;
     too_much.then_some(Cause::CELL_RATE_NOT_AVAILABLE)
-}
-
-/// The error of a call that did not come about, as Linux's atmsigd has it.
-pub(super) fn refusal(cause: Cause) -> i32 {
-    match cause.value() {
-        Cause::UNALLOCATED_NUMBER => libc::EADDRNOTAVAIL,
-        Cause::NO_ROUTE | Cause::CELL_RATE_NOT_AVAILABLE | Cause::RESOURCES_UNAVAILABLE => {
-            libc::EHOSTUNREACH
-        }
-        Cause::NO_USER_RESPONDING | Cause::RECOVERY_ON_TIMER_EXPIRY => libc::ETIMEDOUT,
-        Cause::DESTINATION_OUT_OF_ORDER => libc::EHOSTDOWN,
-        _ => libc::ECONNREFUSED,
-    }
-}
-
-/// The error of a call that was connected; 0 where it ended as calls do.
-pub(super) fn ending(cause: Cause) -> i32 {
-    match cause.value() {
-        Cause::NORMAL | Cause::NORMAL_UNSPECIFIED => 0,
-        _ => libc::ECONNRESET,
-    }
 }

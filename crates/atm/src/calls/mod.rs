@@ -1,0 +1,566 @@
+//! Calls as applications have them: who listens, who calls, which circuit a call has, over
+//! one [`Signalling`].
+//!
+//! ```text
+//! listen, call, take, answer, release ─► Calls ─► Signalling ─► poll_transmit
+//! pdu_received ─► Signalling ─► Calls ─► poll_notice
+//! ```
+//!
+//! Whoever controls circuits has one for each link: a stack that controls its own, or a
+//! manager for its applications. Opening a circuit is the owner's: each notice is acted on
+//! before the next is asked for, and before what it has signalling say leaves.
+
+mod elements;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use tidewall_wire::atm::aal5::PAYLOAD_MAX;
+use tidewall_wire::atm::pseudowire::Label;
+use tidewall_wire::atm::q2931::{Cause, ConnectionIdentifier, Elements};
+use tidewall_wire::atm::{Circuit, Nsap};
+
+use crate::rate::RATE_MAX;
+use crate::reassembly::Time;
+use crate::signalling::{self, CallId, Event, Phase, RequestError, Side, Signalling};
+
+pub use elements::Sap;
+
+/// Bytes of a number before its selector, which name the end system.
+const SYSTEM_LEN: usize = 19;
+
+/// What a circuit carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CircuitOptions {
+    /// Bytes of the longest payload that is sent, 0 to 65,535 (`max_sdu` of Linux's
+    /// `atm_trafprm`). By default 9,180, the MTU of IP over ATM (RFC 2225 §7).
+    pub send_max: usize,
+    /// Bytes of the longest payload that is received, 1 to 65,535; by default as many.
+    /// What has more cells than that is refused.
+    pub receive_max: usize,
+    /// Constant rates (CBR) in cells of 48 bytes a second, 1 to 16,777,215; by default none:
+    /// what is sent goes as it may (UBR). With rates, sending waits as long as the cells before
+    /// take at that of sending; a call is set up with both. Of a listener they are the most of
+    /// such a call; one without takes none.
+    pub rates: Option<Rates>,
+}
+
+/// The rates of a circuit with constant ones, in cells a second, 1 to 16,777,215.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rates {
+    /// Of what is sent.
+    pub send: u32,
+    /// Of what is received.
+    pub receive: u32,
+}
+
+impl Default for CircuitOptions {
+    fn default() -> Self {
+        CircuitOptions {
+            send_max: 9180,
+            receive_max: 9180,
+            rates: None,
+        }
+    }
+}
+
+impl CircuitOptions {
+    /// True for what a circuit can carry.
+    #[must_use]
+    pub fn is_in_range(&self) -> bool {
+        let rated = |rates: Rates| {
+            [rates.send, rates.receive]
+                .iter()
+                .all(|rate| (1..=RATE_MAX).contains(rate))
+        };
+        self.send_max <= PAYLOAD_MAX
+            && (1..=PAYLOAD_MAX).contains(&self.receive_max)
+            && self.rates.is_none_or(rated)
+    }
+}
+
+/// Names a listener; its owner chooses.
+pub type ListenerId = u64;
+
+/// What an owner learns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A call waits for this listener: [`Calls::take`].
+    Incoming(ListenerId),
+    /// A call that waited for it is no more.
+    Withdrawn(ListenerId),
+    /// The other end names the circuit of a call of ours, which is to be opened.
+    Circuit(CallId, Circuit),
+    /// Payloads go both ways; of a call of ours, the longest that the called end takes.
+    Connected(CallId, usize),
+    /// The call is released, and its circuit is to be closed.
+    Ended(CallId, Cause),
+}
+
+/// Why a listener is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListenError {
+    /// The number is another system's (EADDRNOTAVAIL).
+    NotOwn,
+    /// Another listens there for the same (EADDRINUSE).
+    InUse,
+}
+
+/// Why a call is not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallError {
+    /// No circuit is free (EHOSTUNREACH).
+    NoCircuit,
+    /// As many calls as may be, or the signalling link takes no more now (ENOBUFS).
+    Busy,
+}
+
+/// A call that is about to be accepted.
+#[derive(Debug)]
+pub struct Taken {
+    /// The call.
+    pub id: CallId,
+    /// Its circuit.
+    pub circuit: Circuit,
+    /// What the circuit carries, as both ends agree.
+    pub agreed: CircuitOptions,
+    /// The number that was called.
+    pub local: Nsap,
+    /// Who calls, where that is said.
+    pub peer: Option<Nsap>,
+    connect: Box<Elements>,
+}
+
+/// A call, to be shown.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// Its reference.
+    pub id: CallId,
+    /// Its circuit, once it has one.
+    pub circuit: Option<Circuit>,
+    /// Where it is; `None` for one that is no more.
+    pub phase: Option<Phase>,
+    /// The number of the listener that it waits for.
+    pub waits_for: Option<Nsap>,
+    /// False once nobody here has it, and it is being released.
+    pub held: bool,
+}
+
+/// A call, and who has it.
+#[derive(Debug)]
+struct Held {
+    circuit: Option<Circuit>,
+    holder: Holder,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
+    /// Who called, or accepted.
+    Owner,
+    /// Nobody has accepted it.
+    Listener(ListenerId),
+    /// It is closed here, and being released.
+    Nobody,
+}
+
+#[derive(Debug)]
+struct Listener {
+    sap: Sap,
+    options: CircuitOptions,
+    backlog: usize,
+    waiting: VecDeque<(CallId, Box<Elements>)>,
+}
+
+/// The calls of a link.
+#[derive(Debug)]
+pub struct Calls {
+    number: Nsap,
+    side: Side,
+    signalling: Signalling,
+    calls: BTreeMap<CallId, Held>,
+    /// Circuits of calls: each until both ends have released it.
+    held: BTreeSet<Circuit>,
+    listeners: BTreeMap<ListenerId, Listener>,
+    by_number: BTreeMap<Nsap, Vec<ListenerId>>,
+    /// Where the search for a free VCI goes on: one that was released comes last.
+    next_vci: u16,
+    /// What the last event has come to beside what was said of it.
+    notices: VecDeque<Notice>,
+}
+
+/// True where a circuit is open, as a permanent one.
+pub type IsOpen<'a> = &'a dyn Fn(Circuit) -> bool;
+
+impl Calls {
+    /// Without calls and listeners. `number`: the system's; of its last byte each listener's is
+    /// its own to choose. Of two ends that are linked directly one is the network's side:
+    /// that names circuits, VCIs of VPI 0 from 32 on.
+    #[must_use]
+    pub fn new(number: Nsap, config: signalling::Config) -> Self {
+        Calls {
+            number,
+            side: config.side,
+            // Circuits that an earlier life of this end had are those that the other end may
+            // still have.
+            next_vci: Circuit::FIRST_USER_VCI + (config.first_reference % 0x8000) as u16,
+            signalling: Signalling::new(config),
+            calls: BTreeMap::new(),
+            held: BTreeSet::new(),
+            listeners: BTreeMap::new(),
+            by_number: BTreeMap::new(),
+            notices: VecDeque::new(),
+        }
+    }
+
+    /// The system's number.
+    #[must_use]
+    pub const fn number(&self) -> Nsap {
+        self.number
+    }
+
+    /// Which end of the link this is.
+    #[must_use]
+    pub const fn side(&self) -> Side {
+        self.side
+    }
+
+    /// The link's signalling: what has come and what is due goes there, and what it has to
+    /// say comes from there.
+    pub fn signalling(&mut self) -> &mut Signalling {
+        &mut self.signalling
+    }
+
+    /// When signalling has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.signalling.poll_timeout()
+    }
+
+    /// True for a number of the system's.
+    #[must_use]
+    pub fn is_own(&self, number: &Nsap) -> bool {
+        number.0.get(..SYSTEM_LEN) == self.number.0.get(..SYSTEM_LEN)
+    }
+
+    /// True for a circuit that a call has, or has not been released by both ends.
+    #[must_use]
+    pub fn is_held(&self, circuit: Circuit) -> bool {
+        self.held.contains(&circuit)
+    }
+
+    /// How many circuits are those of calls.
+    #[must_use]
+    pub fn circuits(&self) -> usize {
+        self.held.len()
+    }
+
+    /// All calls.
+    pub fn views(&self) -> impl Iterator<Item = View> {
+        self.calls.iter().map(|(&id, held)| View {
+            id,
+            circuit: held.circuit,
+            phase: self.signalling.phase(id),
+            waits_for: match held.holder {
+                Holder::Listener(listener) => self.listeners.get(&listener).map(|it| it.sap.number),
+                _ => None,
+            },
+            held: held.holder != Holder::Nobody,
+        })
+    }
+
+    /// Has a listener called; up to `backlog` calls wait for it.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub fn listen(
+        &mut self,
+        id: ListenerId,
+        sap: Sap,
+        options: CircuitOptions,
+        backlog: usize,
+    ) -> Result<(), ListenError> {
+        if !self.is_own(&sap.number) {
+            return Err(ListenError::NotOwn);
+        }
+        let others = self.by_number.entry(sap.number).or_default();
+        let same = |other| self.listeners.get(other).is_some_and(|it| it.sap == sap);
+        if others.iter().any(same) || self.listeners.contains_key(&id) {
+            return Err(ListenError::InUse);
+        }
+        others.push(id);
+        let waiting = VecDeque::new();
+        let listener = Listener {
+            sap,
+            options,
+            backlog,
+            waiting,
+        };
+        self.listeners.insert(id, listener);
+        Ok(())
+    }
+
+    /// Has a listener called no more: who waits to be accepted is refused.
+    pub fn unlisten(&mut self, now: Time, id: ListenerId) {
+        let Some(listener) = self.listeners.remove(&id) else {
+            return;
+        };
+        if let Some(others) = self.by_number.get_mut(&listener.sap.number) {
+            others.retain(|other| *other != id);
+            if others.is_empty() {
+                self.by_number.remove(&listener.sap.number);
+            }
+        }
+        for (call, _) in listener.waiting {
+            self.release(now, call, Cause::CALL_REJECTED);
+        }
+    }
+
+    /// Calls somebody. The circuit where this side names it, to be opened; else
+    /// [`Notice::Circuit`] says it.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub fn call(
+        &mut self,
+        now: Time,
+        to: &Sap,
+        from: Nsap,
+        options: &CircuitOptions,
+        is_open: IsOpen<'_>,
+    ) -> Result<(CallId, Option<Circuit>), CallError> {
+        let circuit = match self.side {
+            Side::Network => Some(self.allot(is_open).ok_or(CallError::NoCircuit)?),
+            Side::User => None,
+        };
+        let connection = circuit.map(ConnectionIdentifier::exclusive);
+        let setup = elements::setup(to, from, options, connection);
+        // Nothing but that there is no room is wrong with a SETUP.
+        let id = (self.signalling.setup(now, setup)).map_err(|_: RequestError| CallError::Busy)?;
+        self.enter(id, circuit, Holder::Owner);
+        Ok((id, circuit))
+    }
+
+    /// Takes the call that has waited for a listener longest, if one does. Its circuit is to
+    /// be opened, and then the call answered, or released.
+    pub fn take(&mut self, listener: ListenerId) -> Option<Taken> {
+        let listener = self.listeners.get_mut(&listener)?;
+        let (id, elements) = listener.waiting.pop_front()?;
+        let held = self.calls.get_mut(&id)?;
+        held.holder = Holder::Owner;
+        let (agreed, connect) = elements::answer(&elements, &listener.options);
+        Some(Taken {
+            id,
+            circuit: held.circuit?,
+            agreed,
+            local: listener.sap.number,
+            peer: elements::nsap(elements.calling.as_ref()),
+            connect: Box::new(connect),
+        })
+    }
+
+    /// Answers a call that was taken. False where it is no more.
+    pub fn answer(&mut self, now: Time, taken: &Taken) -> bool {
+        (self.signalling.accept(now, taken.id, &taken.connect)).is_ok()
+    }
+
+    /// Nobody here has the call any more: it is released, unless that is under way.
+    pub fn release(&mut self, now: Time, id: CallId, cause: u8) {
+        let Some(held) = self.calls.get_mut(&id) else {
+            return;
+        };
+        held.holder = Holder::Nobody;
+        self.notices.retain(|notice| {
+            !matches!(notice, Notice::Circuit(of, _) | Notice::Connected(of, _) if *of == id)
+        });
+        // An error says that it is being released.
+        let _ = self.signalling.release(now, id, Cause::new(cause));
+    }
+
+    /// Takes over a call that was active in an earlier life of this end; whether the other end
+    /// has it still is asked for once the link is up. False where the call, or its circuit, is
+    /// another's.
+    pub fn restore(&mut self, id: CallId, circuit: Option<Circuit>) -> bool {
+        if circuit.is_some_and(|circuit| self.held.contains(&circuit)) {
+            return false;
+        }
+        let connection = circuit.map(ConnectionIdentifier::exclusive);
+        let restored = self.signalling.restore(id, connection).is_ok();
+        if restored {
+            self.enter(id, circuit, Holder::Owner);
+        }
+        restored
+    }
+
+    /// What happened next. The owner acts on it before it asks again.
+    pub fn poll_notice(&mut self, now: Time, is_open: IsOpen<'_>) -> Option<Notice> {
+        loop {
+            if let Some(notice) = self.notices.pop_front() {
+                return Some(notice);
+            }
+            let event = self.signalling.poll_event()?;
+            self.happened(now, event, is_open);
+        }
+    }
+
+    fn enter(&mut self, id: CallId, circuit: Option<Circuit>, holder: Holder) {
+        self.held.extend(circuit);
+        self.calls.insert(id, Held { circuit, holder });
+    }
+
+    /// A circuit that nobody has, the longest unused first.
+    fn allot(&mut self, is_open: IsOpen<'_>) -> Option<Circuit> {
+        let first = Circuit::FIRST_USER_VCI;
+        for _ in first..=u16::MAX {
+            let vci = self.next_vci;
+            self.next_vci = vci.checked_add(1).unwrap_or(first);
+            let circuit = Circuit { vpi: 0, vci };
+            if !self.held.contains(&circuit) && !is_open(circuit) {
+                return Some(circuit);
+            }
+        }
+        None
+    }
+
+    /// The circuit that the other side names, where nothing here has it.
+    fn named(&self, elements: &Elements, is_open: IsOpen<'_>) -> Option<Circuit> {
+        let circuit = elements.connection?.circuit()?;
+        let free = circuit.vci >= Circuit::FIRST_USER_VCI
+            && Label::of_circuit(circuit).is_some()
+            && !self.held.contains(&circuit)
+            && !is_open(circuit);
+        free.then_some(circuit)
+    }
+
+    fn happened(&mut self, now: Time, event: Event, is_open: IsOpen<'_>) {
+        match event {
+            Event::Setup(id, elements) => {
+                if let Err(cause) = self.called(now, id, elements, is_open) {
+                    let _ = self.signalling.release(now, id, Cause::new(cause));
+                }
+            }
+            Event::Proceeding(id, elements) => {
+                self.learn(now, id, &elements, is_open);
+            }
+            Event::Connected(id, elements) => self.connected(now, id, &elements, is_open),
+            Event::Releasing(id, cause) => {
+                self.ended(id, cause);
+                // Sent once the owner has acted on that.
+                let _ = self.signalling.release(now, id, cause);
+            }
+            Event::Released(id, cause) => {
+                self.ended(id, cause);
+                if let Some(circuit) = self.calls.remove(&id).and_then(|held| held.circuit) {
+                    self.held.remove(&circuit);
+                }
+            }
+            // Their calls' events say the rest.
+            Event::LinkUp | Event::LinkDown | Event::Restarted(..) | Event::RestartDone(_) => {}
+        }
+    }
+
+    /// Somebody calls.
+    ///
+    /// # Errors
+    /// The cause to refuse it with.
+    fn called(
+        &mut self,
+        now: Time,
+        id: CallId,
+        elements: Box<Elements>,
+        is_open: IsOpen<'_>,
+    ) -> Result<(), u8> {
+        let called = Sap::called(&elements).filter(|called| self.is_own(&called.number));
+        let called = called.ok_or(Cause::UNALLOCATED_NUMBER)?;
+        let by_number = self.by_number.get(&called.number).into_iter().flatten();
+        let (listener, found) = by_number
+            .filter_map(|id| Some((*id, self.listeners.get(id)?)))
+            .filter(|(_, it)| it.sap.takes(&called))
+            .max_by_key(|(_, it)| it.sap.said())
+            .ok_or(Cause::INCOMPATIBLE_DESTINATION)?;
+        elements::unsupported(&elements, &found.options).map_or(Ok(()), Err)?;
+        if found.waiting.len() >= found.backlog {
+            return Err(Cause::USER_BUSY);
+        }
+        let (circuit, named) = match self.side {
+            Side::Network => {
+                let circuit = self.allot(is_open).ok_or(Cause::NO_CIRCUIT_AVAILABLE)?;
+                (circuit, Some(ConnectionIdentifier::exclusive(circuit)))
+            }
+            Side::User => {
+                let circuit = self.named(&elements, is_open);
+                (circuit.ok_or(Cause::CIRCUIT_NOT_AVAILABLE)?, None)
+            }
+        };
+        self.enter(id, Some(circuit), Holder::Listener(listener));
+        // Or the caller would ask once more after T303, when a listener accepts late.
+        let _ = self.signalling.proceeding(now, id, named);
+        if let Some(found) = self.listeners.get_mut(&listener) {
+            found.waiting.push_back((id, elements));
+        }
+        self.notices.push_back(Notice::Incoming(listener));
+        Ok(())
+    }
+
+    /// Has the circuit opened that the network names. False where that cannot be: the call is
+    /// released.
+    fn learn(&mut self, now: Time, id: CallId, elements: &Elements, is_open: IsOpen<'_>) -> bool {
+        let wants = |held: &Held| held.circuit.is_none() && held.holder == Holder::Owner;
+        if !self.calls.get(&id).is_some_and(wants) || elements.connection.is_none() {
+            return true;
+        }
+        match self.named(elements, is_open) {
+            Some(circuit) => {
+                if let Some(held) = self.calls.get_mut(&id) {
+                    held.circuit = Some(circuit);
+                }
+                self.held.insert(circuit);
+                self.notices.push_back(Notice::Circuit(id, circuit));
+                true
+            }
+            None => {
+                self.fail(now, id, Cause::CIRCUIT_NOT_AVAILABLE);
+                false
+            }
+        }
+    }
+
+    fn connected(&mut self, now: Time, id: CallId, elements: &Elements, is_open: IsOpen<'_>) {
+        if !self.learn(now, id, elements, is_open) {
+            return;
+        }
+        match self.calls.get(&id) {
+            Some(held) if held.holder != Holder::Owner => {}
+            Some(held) if held.circuit.is_some() => {
+                let [forward, _] = elements::longest(elements);
+                self.notices.push_back(Notice::Connected(id, forward));
+            }
+            Some(_) => self.fail(now, id, Cause::CIRCUIT_ASSIGNMENT_FAILURE),
+            None => {}
+        }
+    }
+
+    /// Ends a call from here.
+    fn fail(&mut self, now: Time, id: CallId, cause: u8) {
+        let cause = Cause::new(cause);
+        self.ended(id, cause);
+        let _ = self.signalling.release(now, id, cause);
+    }
+
+    /// A call has ended: who has it learns why.
+    fn ended(&mut self, id: CallId, cause: Cause) {
+        let Some(held) = self.calls.get_mut(&id) else {
+            return;
+        };
+        match std::mem::replace(&mut held.holder, Holder::Nobody) {
+            Holder::Owner => self.notices.push_back(Notice::Ended(id, cause)),
+            Holder::Listener(listener) => {
+                if let Some(found) = self.listeners.get_mut(&listener) {
+                    found.waiting.retain(|(waits, _)| *waits != id);
+                    self.notices.push_back(Notice::Withdrawn(listener));
+                }
+            }
+            Holder::Nobody => {}
+        }
+    }
+}

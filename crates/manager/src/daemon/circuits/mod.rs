@@ -1,0 +1,522 @@
+//! Circuits of applications: whose each label is, and the calls that give them out.
+//!
+//! Without I/O, as [`super::Manager`], whose part it is: requests, PDUs of the signalling link
+//! and a time go in; answers, notices and PDUs come out. Two engines more are the two ends of
+//! calls between applications of this manager, whose PDUs do not leave it.
+
+mod link;
+mod requests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tidewall_atm::calls::{Calls, ListenerId, Notice};
+use tidewall_atm::signalling::{CallId, Config};
+use tidewall_wire::atm::pseudowire::Label;
+use tidewall_wire::atm::q2931::Cause;
+use tidewall_wire::atm::{Circuit, Nsap};
+
+use super::{Device, PRESENT_WITHIN};
+use crate::protocol::{
+    Answer, AtmAttached, AtmCircuit, AtmConnected, AtmRelease, CircuitNumber, ListenerNumber,
+    address_bytes,
+};
+
+pub use link::SignallingLink;
+pub use tidewall_atm::signalling::Side;
+
+/// An interface of ATM.
+#[derive(Clone, Debug)]
+pub struct AtmConfig {
+    /// The neighbour that circuits lead to.
+    pub next_hop: IpAddr,
+    /// The system's number. The last byte, the selector, is each listener's own.
+    pub number: Nsap,
+    /// Which end of the link this is.
+    pub side: Side,
+    /// Permanent circuits that applications may open.
+    pub permanent: Vec<Permanent>,
+}
+
+/// Permanent circuits, and who may open them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Permanent {
+    /// Their path.
+    pub vpi: u16,
+    /// Their channels.
+    pub vcis: RangeInclusive<u16>,
+    /// User id; `None`: every user that may join.
+    pub user: Option<u32>,
+}
+
+/// Something that an application is told without having asked.
+#[derive(Debug)]
+pub struct CallNotice {
+    /// Who is told.
+    pub application: u16,
+    /// What.
+    pub answer: Answer,
+    /// What goes beside it.
+    pub beside: Option<OwnedFd>,
+}
+
+/// Which calls an application's call is among.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Way {
+    /// Of the link.
+    Link,
+    /// Local, and it calls.
+    Caller,
+    /// Local, and it was called.
+    Called,
+}
+
+/// A call of an application.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    way: Way,
+    id: CallId,
+    /// Whose label it has; `None` for a local one.
+    circuit: Option<Circuit>,
+}
+
+/// What an application has that is attached.
+#[derive(Debug, Default)]
+struct Attached {
+    /// By the numbers that it has given them.
+    calls: HashMap<u32, Line>,
+    listeners: BTreeSet<u32>,
+    permanent: BTreeSet<Circuit>,
+}
+
+/// The circuits of a device.
+#[derive(Debug, Default)]
+pub(super) struct Circuits {
+    /// The label of each is this application's in the trusted table.
+    owners: BTreeMap<Circuit, u16>,
+    control: Option<Box<Control>>,
+}
+
+#[derive(Debug)]
+struct Control {
+    config: AtmConfig,
+    link: Calls,
+    caller: Calls,
+    called: Calls,
+    applications: BTreeMap<u16, Attached>,
+    lines: HashMap<(Way, CallId), (u16, u32)>,
+    /// The caller's end of the circuit of a local call, until it learns that it is answered.
+    ends: HashMap<u32, OwnedFd>,
+    notices: VecDeque<CallNotice>,
+    /// Applications of an earlier run that may still present calls, and until when the link
+    /// waits for them.
+    awaited: BTreeSet<u16>,
+    begins_at: Option<Duration>,
+}
+
+impl Circuits {
+    /// With labels that an earlier run gave to applications.
+    pub(super) fn new(owners: impl Iterator<Item = (Circuit, u16)>) -> Self {
+        Circuits {
+            owners: owners.collect(),
+            control: None,
+        }
+    }
+
+    /// Has applications call and be called. `seed`: another at each start. `awaited`:
+    /// applications of an earlier run, whose calls may go on.
+    pub(super) fn control(
+        &mut self,
+        config: AtmConfig,
+        seed: u32,
+        awaited: BTreeSet<u16>,
+        now: Duration,
+    ) {
+        let mut of_link = Config::new(config.side);
+        of_link.first_reference = seed >> 8;
+        of_link.link.first_sequence = (seed % 255) as u8;
+        let [mut of_caller, of_called] = [Side::User, Side::Network].map(Config::new);
+        of_caller.first_reference = seed >> 8;
+        // Which the first BGN must not have.
+        of_caller.link.first_sequence = 1;
+        let number = config.number;
+        self.control = Some(Box::new(Control {
+            config,
+            link: Calls::new(number, of_link),
+            caller: Calls::new(number, of_caller),
+            called: Calls::new(number, of_called),
+            applications: BTreeMap::new(),
+            lines: HashMap::new(),
+            ends: HashMap::new(),
+            notices: VecDeque::new(),
+            begins_at: (!awaited.is_empty()).then_some(now + PRESENT_WITHIN),
+            awaited,
+        }));
+    }
+
+    /// Circuits that have labels of applications.
+    pub(super) fn owned(&self) -> usize {
+        self.owners.len()
+    }
+
+    /// Calls that there are, those that are being released included.
+    pub(super) fn calls(&self) -> usize {
+        self.control.as_ref().map_or(0, |control| {
+            control.link.views().count() + control.caller.views().count()
+        })
+    }
+
+    fn own<D: Device>(
+        &mut self,
+        circuit: Circuit,
+        application: u16,
+        device: &mut D,
+    ) -> io::Result<()> {
+        let label = label(circuit)?;
+        match self.owners.get(&circuit) {
+            Some(owner) if *owner == application => return Ok(()),
+            Some(_) => return Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
+            None => {}
+        }
+        // From here on it is disowned with the application.
+        self.owners.insert(circuit, application);
+        let owned = device.own_circuit(label, application);
+        if owned.is_err() && device.disown_circuit(label).is_ok() {
+            self.owners.remove(&circuit);
+        }
+        owned
+    }
+
+    /// A label that stays is cleared away with the application.
+    fn disown<D: Device>(
+        &mut self,
+        circuit: Circuit,
+        application: u16,
+        device: &mut D,
+    ) -> io::Result<()> {
+        if self.owners.get(&circuit) != Some(&application) {
+            return Ok(());
+        }
+        device.disown_circuit(label(circuit)?)?;
+        self.owners.remove(&circuit);
+        Ok(())
+    }
+
+    /// An application is no more: its calls are released, and its labels are nobody's.
+    ///
+    /// # Errors
+    /// What the device reports; the rest is done.
+    pub(super) fn clear<D: Device>(
+        &mut self,
+        application: u16,
+        now: Duration,
+        device: &mut D,
+    ) -> io::Result<()> {
+        if let Some(control) = &mut self.control {
+            control.forget(application, now);
+        }
+        let owners = self.owners.iter();
+        let owned = owners.filter_map(|(circuit, of)| (*of == application).then_some(*circuit));
+        let owned: Vec<Circuit> = owned.collect();
+        let mut done = Ok(());
+        for circuit in owned {
+            done = done.and(self.disown(circuit, application, device));
+        }
+        done
+    }
+
+    /// When [`Circuits::step`] has something to do by the time alone.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        let control = self.control.as_ref()?;
+        if let Some(at) = control.begins_at {
+            return Some(at);
+        }
+        let all = [&control.link, &control.caller, &control.called];
+        all.into_iter().filter_map(Calls::poll_timeout).min()
+    }
+
+    /// A PDU of the signalling link has come.
+    pub(super) fn pdu_received(&mut self, pdu: &[u8], now: Duration) {
+        if let Some(control) = self.control.as_mut().filter(|it| it.begins_at.is_none()) {
+            control.link.signalling().pdu_received(now, pdu);
+        }
+    }
+
+    /// True while the link waits for applications to present themselves.
+    pub(super) fn link_waits(&self) -> bool {
+        (self.control.as_ref()).is_none_or(|control| control.begins_at.is_some())
+    }
+
+    /// The next PDU for the signalling link.
+    pub(super) fn poll_transmit(&mut self, now: Duration) -> Option<Vec<u8>> {
+        let control = self.control.as_mut().filter(|it| it.begins_at.is_none())?;
+        control.link.signalling().poll_transmit(now)
+    }
+
+    /// What an application is to be told next.
+    pub(super) fn poll_notice(&mut self) -> Option<CallNotice> {
+        self.control.as_mut()?.notices.pop_front()
+    }
+
+    /// Does what follows from requests, PDUs and the time: labels first, then notices.
+    pub(super) fn step<D: Device>(&mut self, now: Duration, device: &mut D) {
+        let Some(mut control) = self.control.take() else {
+            return;
+        };
+        if let Some(at) = control.begins_at
+            && (at <= now || control.awaited.is_empty())
+        {
+            control.begin(now);
+            self.disown_unclaimed(&control, device);
+        }
+        loop {
+            control.due(now);
+            let happened = self.notices(&mut control, now, device);
+            let went = control.exchange(now);
+            if !happened && !went {
+                break;
+            }
+        }
+        self.control = Some(control);
+    }
+
+    /// Labels of circuits that living applications have not presented.
+    fn disown_unclaimed<D: Device>(&mut self, control: &Control, device: &mut D) {
+        let lines = control
+            .applications
+            .values()
+            .flat_map(|of| of.calls.values());
+        let mut claimed: BTreeSet<Circuit> = lines.filter_map(|line| line.circuit).collect();
+        claimed.extend(control.applications.values().flat_map(|of| &of.permanent));
+        let unclaimed: Vec<(Circuit, u16)> = (self.owners.iter())
+            .filter(|(circuit, owner)| {
+                !claimed.contains(circuit) && control.applications.contains_key(owner)
+            })
+            .map(|(circuit, owner)| (*circuit, *owner))
+            .collect();
+        for (circuit, owner) in unclaimed {
+            // Else it is with the application.
+            let _ = self.disown(circuit, owner, device);
+        }
+    }
+
+    fn notices<D: Device>(&mut self, control: &mut Control, now: Duration, device: &mut D) -> bool {
+        let mut happened = false;
+        for way in [Way::Link, Way::Caller, Way::Called] {
+            loop {
+                let owners = &self.owners;
+                let is_open = |circuit: Circuit| way == Way::Link && owners.contains_key(&circuit);
+                let Some(notice) = control.of(way).poll_notice(now, &is_open) else {
+                    break;
+                };
+                happened = true;
+                self.noticed(control, way, notice, now, device);
+            }
+        }
+        happened
+    }
+
+    fn noticed<D: Device>(
+        &mut self,
+        control: &mut Control,
+        way: Way,
+        notice: Notice,
+        now: Duration,
+        device: &mut D,
+    ) {
+        match notice {
+            Notice::Incoming(id) => {
+                let (application, listener) = listener_of(id);
+                let of = ListenerNumber { listener };
+                control.tell(application, Answer::AtmIncoming(of), None);
+            }
+            Notice::Withdrawn(id) => {
+                let (application, listener) = listener_of(id);
+                let of = ListenerNumber { listener };
+                control.tell(application, Answer::AtmWithdrawn(of), None);
+            }
+            Notice::Circuit(id, circuit) => {
+                let Some(&(application, call)) = control.lines.get(&(way, id)) else {
+                    return;
+                };
+                if way != Way::Link {
+                    return;
+                }
+                if self.own(circuit, application, device).is_err() {
+                    control.end(application, call, Cause::RESOURCES_UNAVAILABLE, true);
+                    control.link.release(now, id, Cause::RESOURCES_UNAVAILABLE);
+                    return;
+                }
+                control.set_circuit(application, call, circuit);
+                let circuit = CircuitNumber::of(circuit);
+                let notice = Answer::AtmCircuit(AtmCircuit { call, circuit });
+                control.tell(application, notice, None);
+            }
+            Notice::Connected(id, longest) => {
+                let Some(&(application, call)) = control.lines.get(&(way, id)) else {
+                    return;
+                };
+                let beside = match way {
+                    Way::Caller => control.ends.remove(&id.value),
+                    _ => None,
+                };
+                let longest = u32::try_from(longest).unwrap_or(u32::MAX);
+                let notice = Answer::AtmConnected(AtmConnected { call, longest });
+                control.tell(application, notice, beside);
+            }
+            Notice::Ended(id, cause) => {
+                let Some(&(application, call)) = control.lines.get(&(way, id)) else {
+                    return;
+                };
+                let line = control.end(application, call, cause.value(), true);
+                if let Some(circuit) = line.and_then(|line| line.circuit) {
+                    let _ = self.disown(circuit, application, device);
+                }
+            }
+        }
+    }
+}
+
+impl Control {
+    fn of(&mut self, way: Way) -> &mut Calls {
+        match way {
+            Way::Link => &mut self.link,
+            Way::Caller => &mut self.caller,
+            Way::Called => &mut self.called,
+        }
+    }
+
+    fn tell(&mut self, application: u16, answer: Answer, beside: Option<OwnedFd>) {
+        self.notices.push_back(CallNotice {
+            application,
+            answer,
+            beside,
+        });
+    }
+
+    fn attached(&self) -> AtmAttached {
+        AtmAttached {
+            number: self.config.number.0,
+            next_hop: address_bytes(self.config.next_hop),
+        }
+    }
+
+    fn set_circuit(&mut self, application: u16, call: u32, circuit: Circuit) {
+        let attached = self.applications.get_mut(&application);
+        if let Some(line) = attached.and_then(|of| of.calls.get_mut(&call)) {
+            line.circuit = Some(circuit);
+        }
+    }
+
+    fn enter(&mut self, application: u16, call: u32, line: Line) {
+        self.lines.insert((line.way, line.id), (application, call));
+        let attached = self.applications.entry(application).or_default();
+        attached.calls.insert(call, line);
+    }
+
+    /// An application has a call no more.
+    fn end(&mut self, application: u16, call: u32, cause: u8, tell: bool) -> Option<Line> {
+        let line = self
+            .applications
+            .get_mut(&application)?
+            .calls
+            .remove(&call)?;
+        self.lines.remove(&(line.way, line.id));
+        if line.way == Way::Caller {
+            self.ends.remove(&line.id.value);
+        }
+        if tell {
+            let pad = [0; 3];
+            let notice = Answer::AtmEnded(AtmRelease { call, cause, pad });
+            self.tell(application, notice, None);
+        }
+        Some(line)
+    }
+
+    fn forget(&mut self, application: u16, now: Duration) {
+        self.awaited.remove(&application);
+        self.notices
+            .retain(|notice| notice.application != application);
+        let Some(attached) = self.applications.remove(&application) else {
+            return;
+        };
+        for listener in attached.listeners {
+            let id = listener_id(application, listener);
+            self.link.unlisten(now, id);
+            self.called.unlisten(now, id);
+        }
+        for line in attached.calls.into_values() {
+            self.lines.remove(&(line.way, line.id));
+            if line.way == Way::Caller {
+                self.ends.remove(&line.id.value);
+            }
+            // Its process is gone, in whatever way.
+            self.of(line.way)
+                .release(now, line.id, Cause::DESTINATION_OUT_OF_ORDER);
+        }
+    }
+
+    /// Nobody presents calls any more: the other end learns what goes on, and is asked.
+    fn begin(&mut self, now: Duration) {
+        self.begins_at = None;
+        self.awaited.clear();
+        for calls in [&mut self.link, &mut self.caller] {
+            if calls.views().next().is_some() {
+                calls.signalling().establish(now);
+            }
+        }
+    }
+
+    fn due(&mut self, now: Duration) {
+        if self.begins_at.is_some() {
+            return;
+        }
+        for calls in [&mut self.link, &mut self.caller, &mut self.called] {
+            if calls.poll_timeout().is_some_and(|at| at <= now) {
+                calls.signalling().handle_timeout(now);
+            }
+        }
+    }
+
+    /// What the ends of local calls say to each other. True where they did.
+    fn exchange(&mut self, now: Duration) -> bool {
+        if self.begins_at.is_some() {
+            return false;
+        }
+        let (caller, called) = (self.caller.signalling(), self.called.signalling());
+        let mut went = false;
+        loop {
+            while let Some(pdu) = caller.poll_transmit(now) {
+                called.pdu_received(now, &pdu);
+                went = true;
+            }
+            let mut back = false;
+            while let Some(pdu) = called.poll_transmit(now) {
+                caller.pdu_received(now, &pdu);
+                back = true;
+            }
+            went |= back;
+            if !back {
+                return went;
+            }
+        }
+    }
+}
+
+fn label(circuit: Circuit) -> io::Result<Label> {
+    let label = Label::of_circuit(circuit).filter(|_| circuit != Circuit { vpi: 0, vci: 0 });
+    label.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// A listener by its application's number for it.
+fn listener_id(application: u16, listener: u32) -> ListenerId {
+    u64::from(application) << 32 | u64::from(listener)
+}
+
+fn listener_of(id: ListenerId) -> (u16, u32) {
+    ((id >> 32) as u16, id as u32)
+}

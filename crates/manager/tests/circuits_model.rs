@@ -1,0 +1,388 @@
+//! Two managers over a link that may lose and delay, and applications of them that do
+//! anything in any order: what each manager says fits what it is asked, labels are those of
+//! calls, and at the end nothing is left.
+
+#[path = "daemon_model/device.rs"]
+#[allow(dead_code, reason = "its ports are another test's")]
+mod device;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use device::FakeDevice;
+use proptest::prelude::*;
+use tidewall_manager::connection::Credentials;
+use tidewall_manager::daemon::circuits::{AtmConfig, Side};
+use tidewall_manager::daemon::{ClientId, Limits, Manager, Recovered, Reply};
+use tidewall_manager::protocol::*;
+use tidewall_wire::atm::pseudowire::Label;
+use tidewall_wire::atm::{Circuit, Nsap};
+
+/// Applications of each manager.
+const CLIENTS: u64 = 2;
+/// Longer than any timer of a call and its repetition, and than T309.
+const LONG: Duration = Duration::from_secs(120);
+const STEP: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    /// By the end, the client; of whom, and of which selector.
+    Listen(usize, u64, u8),
+    Unlisten(usize, u64, u8),
+    Call(usize, u64, usize, u8),
+    Accept(usize, u64, u8),
+    /// One of the calls that it has.
+    Release(usize, u64, usize),
+    /// The application dies, and another comes.
+    Kill(usize, u64),
+    /// Lose the next PDU of this end.
+    Lose(usize),
+    Wait(u8),
+}
+
+fn actions() -> impl Strategy<Value = Action> {
+    let (end, client, selector) = (0..2usize, 0..CLIENTS, 0..2u8);
+    prop_oneof![
+        3 => (end.clone(), client.clone(), selector.clone())
+            .prop_map(|(e, c, s)| Action::Listen(e, c, s)),
+        1 => (end.clone(), client.clone(), selector.clone())
+            .prop_map(|(e, c, s)| Action::Unlisten(e, c, s)),
+        6 => (end.clone(), client.clone(), end.clone(), selector.clone())
+            .prop_map(|(e, c, o, s)| Action::Call(e, c, o, s)),
+        6 => (end.clone(), client.clone(), selector)
+            .prop_map(|(e, c, s)| Action::Accept(e, c, s)),
+        3 => (end.clone(), client.clone(), 0..4usize)
+            .prop_map(|(e, c, n)| Action::Release(e, c, n)),
+        1 => (end.clone(), client).prop_map(|(e, c)| Action::Kill(e, c)),
+        1 => end.prop_map(Action::Lose),
+        4 => (0..100u8).prop_map(Action::Wait),
+    ]
+}
+
+/// What an application knows of a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Known {
+    Calling,
+    Accepted,
+    Connected,
+}
+
+#[derive(Default)]
+struct Application {
+    client: ClientId,
+    number: u16,
+    listeners: BTreeSet<u8>,
+    calls: BTreeMap<u32, (Known, Option<Circuit>)>,
+}
+
+struct End {
+    manager: Manager,
+    device: FakeDevice,
+    applications: Vec<Application>,
+    next_client: ClientId,
+    next_call: u32,
+    /// PDUs on their way to the other end.
+    sent: VecDeque<Vec<u8>>,
+    lose: usize,
+}
+
+fn number(end: usize, selector: u8) -> Nsap {
+    let mut number = [0x47; 20];
+    (number[18], number[19]) = (end as u8, selector);
+    Nsap(number)
+}
+
+fn sap(end: usize, selector: u8) -> AtmSap {
+    AtmSap::of(&number(end, selector).into())
+}
+
+impl End {
+    fn new(end: usize) -> Self {
+        let mut device = FakeDevice::new();
+        let mut limits = Limits::default();
+        limits.trusted = vec![1000];
+        let now = Duration::ZERO;
+        let mut manager = Manager::new(limits, Recovered::default(), now, &mut device);
+        let config = AtmConfig {
+            next_hop: [10, 0, 0, 1].into(),
+            number: number(end, 0),
+            side: [Side::User, Side::Network][end],
+            permanent: Vec::new(),
+        };
+        manager.control_circuits(config, 0x1234 + end as u32, now);
+        let mut it = End {
+            manager,
+            device,
+            applications: Vec::new(),
+            next_client: 1,
+            next_call: 1,
+            sent: VecDeque::new(),
+            lose: 0,
+        };
+        for _ in 0..CLIENTS {
+            let application = it.join(now);
+            it.applications.push(application);
+        }
+        it
+    }
+
+    fn join(&mut self, now: Duration) -> Application {
+        let client = self.next_client;
+        self.next_client += 1;
+        let credentials = Credentials { uid: 1000, pid: 1 };
+        self.manager.connected(client, credentials).unwrap();
+        let join = Request::Join(Join {
+            queues: 0,
+            frames: 0,
+            receive_ring: 0,
+            flags: JOIN_WITHOUT_QUEUES,
+        });
+        let Answer::Joined(joined) = self.ask(client, &join, now) else {
+            panic!("it joins");
+        };
+        let attached = self.ask(client, &Request::AttachAtm(Empty {}), now);
+        assert!(matches!(attached, Answer::AtmAttached(_)));
+        Application {
+            client,
+            number: joined.application as u16,
+            ..Application::default()
+        }
+    }
+
+    fn ask(&mut self, client: ClientId, request: &Request, now: Duration) -> Answer {
+        let bytes = request.emit(1);
+        let (_, reply) = self
+            .manager
+            .handle(client, &bytes, None, now, &mut self.device);
+        match reply {
+            Reply::Answer(answer, _) => answer,
+            Reply::Joined(joined, ()) => Answer::Joined(joined),
+            Reply::Attached(attached) => Answer::AtmAttached(attached),
+            Reply::Left => Answer::Done(Empty {}),
+        }
+    }
+
+    /// What the manager says by itself.
+    fn hear(&mut self) {
+        while let Some(notice) = self.manager.poll_call_notice() {
+            let of = |it: &&mut Application| it.number == notice.application;
+            let Some(application) = self.applications.iter_mut().find(of) else {
+                panic!("{notice:?} for nobody");
+            };
+            match &notice.answer {
+                Answer::AtmIncoming(of) | Answer::AtmWithdrawn(of) => {
+                    assert!(application.listeners.contains(&(of.listener as u8)));
+                }
+                Answer::AtmCircuit(of) => {
+                    let circuit = of.circuit.circuit();
+                    let label = Label::of_circuit(circuit).unwrap();
+                    // Before the application learns it.
+                    assert_eq!(self.device.circuits.get(&label), Some(&notice.application));
+                    let call = application.calls.get_mut(&of.call).unwrap();
+                    assert_eq!(call.1.replace(circuit), None);
+                }
+                Answer::AtmConnected(of) => {
+                    let call = application.calls.get_mut(&of.call).unwrap();
+                    assert_ne!(call.0, Known::Connected);
+                    // A local call has a circuit that is a socket.
+                    assert!(
+                        call.1.is_some() || call.0 == Known::Accepted || notice.beside.is_some()
+                    );
+                    call.0 = Known::Connected;
+                }
+                Answer::AtmEnded(of) => {
+                    assert!(application.calls.remove(&of.call).is_some(), "{of:?}");
+                }
+                other => panic!("no notice: {other:?}"),
+            }
+        }
+    }
+
+    fn check(&self) {
+        let held = self.applications.iter().flat_map(|of| {
+            let circuits = of.calls.values().filter_map(|call| call.1);
+            circuits.map(|circuit| (Label::of_circuit(circuit).unwrap(), of.number))
+        });
+        let held: Vec<_> = held.collect();
+        let labels: BTreeMap<Label, u16> = held.iter().copied().collect();
+        // None is two calls', and each is its application's.
+        assert_eq!(labels.len(), held.len());
+        assert_eq!(labels, self.device.circuits);
+    }
+}
+
+struct World {
+    ends: [End; 2],
+    now: Duration,
+}
+
+impl World {
+    /// PDUs go over the link, and what is due is done.
+    fn settle(&mut self) {
+        loop {
+            let mut went = false;
+            for from in 0..2 {
+                let end = &mut self.ends[from];
+                end.manager.tick(self.now, &mut end.device);
+                while let Some(pdu) = end.manager.poll_signalling(self.now) {
+                    went = true;
+                    if end.lose == 0 {
+                        end.sent.push_back(pdu);
+                    }
+                    end.lose = end.lose.saturating_sub(1);
+                }
+                let sent = std::mem::take(&mut end.sent);
+                let to = &mut self.ends[1 - from];
+                for pdu in sent {
+                    to.manager
+                        .signalling_received(&pdu, self.now, &mut to.device);
+                }
+            }
+            self.ends.iter_mut().for_each(End::hear);
+            if !went {
+                break;
+            }
+        }
+        self.ends.iter().for_each(End::check);
+    }
+
+    fn wait(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now += STEP;
+            self.settle();
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        let now = self.now;
+        match action {
+            Action::Listen(end, client, selector) => {
+                let it = &mut self.ends[end];
+                let client = client as usize;
+                let request = Request::AtmListen(AtmListen {
+                    listener: selector.into(),
+                    backlog: 2,
+                    carried: AtmCarried::of(&Default::default()),
+                    sap: sap(end, selector),
+                });
+                let taken = |of: &Application| of.listeners.contains(&selector);
+                let taken = it.applications.iter().any(taken);
+                let answer = it.ask(it.applications[client].client, &request, now);
+                assert_eq!(matches!(answer, Answer::Done(_)), !taken, "{answer:?}");
+                if !taken {
+                    it.applications[client].listeners.insert(selector);
+                }
+            }
+            Action::Unlisten(end, client, selector) => {
+                let it = &mut self.ends[end];
+                let listener = selector.into();
+                let request = Request::AtmUnlisten(ListenerNumber { listener });
+                // What was said before of it.
+                it.hear();
+                let client = client as usize;
+                it.ask(it.applications[client].client, &request, now);
+                it.applications[client].listeners.remove(&selector);
+            }
+            Action::Call(end, client, other, selector) => {
+                let it = &mut self.ends[end];
+                let call = it.next_call;
+                it.next_call += 1;
+                let request = Request::AtmCall(AtmCall {
+                    call,
+                    carried: AtmCarried::of(&Default::default()),
+                    to: sap(other, selector),
+                    from: [0; 20],
+                });
+                let client = client as usize;
+                match it.ask(it.applications[client].client, &request, now) {
+                    Answer::AtmBegun(reference) => {
+                        assert_eq!(reference.local != 0, end == other);
+                        let circuit = reference.circuit();
+                        let known = (Known::Calling, circuit);
+                        it.applications[client].calls.insert(call, known);
+                    }
+                    other => assert!(matches!(other, Answer::Error(_)), "{other:?}"),
+                }
+            }
+            Action::Accept(end, client, selector) => {
+                let it = &mut self.ends[end];
+                let call = it.next_call;
+                it.next_call += 1;
+                let listener = selector.into();
+                let request = Request::AtmAccept(AtmAccept { listener, call });
+                let client = client as usize;
+                if let Answer::AtmAccepted(accepted) =
+                    it.ask(it.applications[client].client, &request, now)
+                {
+                    assert!(it.applications[client].listeners.contains(&selector));
+                    let known = (Known::Accepted, accepted.reference.circuit());
+                    it.applications[client].calls.insert(call, known);
+                }
+            }
+            Action::Release(end, client, which) => {
+                let it = &mut self.ends[end];
+                let application = &mut it.applications[client as usize];
+                let Some(&call) = application.calls.keys().nth(which) else {
+                    return;
+                };
+                let client = application.client;
+                let (cause, pad) = (16, [0; 3]);
+                let request = Request::AtmRelease(AtmRelease { call, cause, pad });
+                // What was said of it is heard first.
+                it.hear();
+                let answer = it.ask(client, &request, now);
+                assert!(matches!(answer, Answer::Done(_)));
+                let of = |it: &&mut Application| it.client == client;
+                let application = it.applications.iter_mut().find(of).unwrap();
+                application.calls.remove(&call);
+            }
+            Action::Kill(end, client) => {
+                let it = &mut self.ends[end];
+                it.hear();
+                let killed = it.applications[client as usize].client;
+                it.manager.gone(killed, now, &mut it.device);
+                it.applications[client as usize] = it.join(now);
+            }
+            Action::Lose(end) => self.ends[end].lose += 1,
+            Action::Wait(steps) => self.wait(STEP * steps.into()),
+        }
+        self.settle();
+    }
+
+    /// Everybody leaves; what two ends are still saying to each other ends by timers.
+    fn end(mut self) {
+        let now = self.now;
+        for it in &mut self.ends {
+            it.hear();
+            for application in std::mem::take(&mut it.applications) {
+                it.manager.gone(application.client, now, &mut it.device);
+            }
+        }
+        self.wait(LONG);
+        for it in &self.ends {
+            let counters = it.manager.counters();
+            assert_eq!((counters.calls, counters.circuits), (0, 0));
+            assert!(it.device.circuits.is_empty());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn calls_of_two_managers_are_what_their_applications_think(
+        actions in proptest::collection::vec(actions(), 1..80),
+    ) {
+        let mut world = World {
+            ends: [End::new(0), End::new(1)],
+            now: Duration::from_secs(1),
+        };
+        world.settle();
+        for action in actions {
+            world.act(action);
+        }
+        world.end();
+    }
+}
