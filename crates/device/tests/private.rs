@@ -494,7 +494,7 @@ fn only_what_an_application_may_send_leaves() {
     trusted.disown_port(Protocol::Udp, None, 4000).unwrap();
     assert_eq!(bed.send(&good), (SHOT, Sent::Port));
     // Circuits: its own, nobody's, a neighbour's; a label that is not the only one, half a label.
-    let [own, nobodys, neighbours] = [100, 101, 102].map(|vci| {
+    let [own, nobodys, neighbours] = [60_100, 60_101, 60_102].map(|vci| {
         let label = Label::of_circuit(Circuit { vpi: 0, vci }).unwrap();
         let mut frame = good[..12].to_vec();
         frame.extend([0x88, 0x47]);

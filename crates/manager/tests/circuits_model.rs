@@ -318,6 +318,12 @@ impl World {
                     assert!(it.applications[client].listeners.contains(&selector));
                     let known = (Known::Accepted, accepted.reference.circuit());
                     it.applications[client].calls.insert(call, known);
+                    // Else it is neither answered nor refused, until it is released.
+                    if call % 8 != 0 {
+                        let answer = Request::AtmAnswer(CallNumber { call });
+                        let done = it.ask(it.applications[client].client, &answer, now);
+                        assert!(matches!(done, Answer::Done(_)), "{done:?}");
+                    }
                 }
             }
             Action::Release(end, client, which) => {

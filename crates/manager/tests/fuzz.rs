@@ -231,6 +231,7 @@ fn seeds() -> Vec<Seed> {
                 reference: reference(),
             }),
         ),
+        ("atm_answer", Request::AtmAnswer(CallNumber { call: 3 })),
         ("atm_presented", Request::AtmPresented(Empty {})),
     ];
     let answers = [

@@ -84,6 +84,10 @@ struct Arguments {
     #[arg(long, value_name = "VPI.VCI[-VCI][=UID]", value_parser = permanent)]
     #[arg(requires = "atm_next_hop")]
     atm_permanent: Vec<Permanent>,
+    /// Have a thread for each connection, for the signalling link and for each call: slower,
+    /// to be compared with
+    #[arg(long, requires = "atm_next_hop")]
+    atm_threads: bool,
     /// Detach the program, remove what is pinned, and end
     #[arg(long)]
     remove: bool,
@@ -277,9 +281,12 @@ fn socket_path(arguments: &Arguments) -> io::Result<PathBuf> {
 fn serve(mut server: Server, arguments: &Arguments, pins: &Path) -> io::Result<ExitCode> {
     let ended = stop_signals().and_then(|stop| {
         systemd::notify("READY=1");
-        server.run(stop.as_fd(), systemd::watchdog(), || {
-            systemd::notify("WATCHDOG=1")
-        })
+        match arguments.atm_threads {
+            true => server.run_by_threads(stop.as_fd()),
+            false => server.run(stop.as_fd(), systemd::watchdog(), || {
+                systemd::notify("WATCHDOG=1")
+            }),
+        }
     });
     systemd::notify("STOPPING=1");
     server.log_end(&ended);

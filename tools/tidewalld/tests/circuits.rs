@@ -3,16 +3,17 @@
 
 mod support;
 
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use support::application::{Application, drop_privileges};
 use support::*;
 use tidewall_manager::connection::Connection;
-use tidewall_manager::protocol::Counters;
+use tidewall_manager::protocol::{Answer, Counters};
 use tidewall_manager::view::View;
 use tidewall_socket::{AtmListener, AtmSocket, Circuit, EmbeddedConfig, Nsap, Stack};
 
@@ -39,6 +40,11 @@ fn private_applications_of_one_manager_call_each_other() {
 }
 
 #[test]
+fn a_manager_of_threads_does_the_same() {
+    run("a_manager_of_threads_does_the_same");
+}
+
+#[test]
 fn applications_call_each_other_over_a_link() {
     run_with_peer("applications_call_each_other_over_a_link", 120);
 }
@@ -46,6 +52,18 @@ fn applications_call_each_other_over_a_link() {
 #[test]
 fn calls_outlive_their_manager() {
     run_with_peer("calls_outlive_their_manager", 120);
+}
+
+#[test]
+fn callers_killed_at_any_point_leave_nothing() {
+    let limit = 60 + killed_callers() / 10;
+    run_with_peer("callers_killed_at_any_point_leave_nothing", limit);
+}
+
+/// How many callers are killed: 10,000 take some minutes.
+fn killed_callers() -> u32 {
+    let text = std::env::var("TIDEWALL_KILLED_CALLERS").ok();
+    text.map_or(60, |text| text.parse().expect("a number"))
 }
 
 fn number(of: [u8; 20], selector: u8) -> Nsap {
@@ -102,6 +120,10 @@ impl End {
     }
 
     fn daemon(self) -> Daemon {
+        self.daemon_with(&[])
+    }
+
+    fn daemon_with(self, more: &[&str]) -> Daemon {
         let (interface, next_hop, side, pins) = match self {
             End::Here => (INTERFACE, "10.77.0.2", "network", pins()),
             End::There => ("tw-peer", "10.77.0.1", "user", directory().join("peer")),
@@ -112,6 +134,7 @@ impl End {
             .args(["--private", "any", "--atm-next-hop", next_hop])
             .args(["--atm-number", &Nsap(self.number()).to_string()])
             .args(["--atm-side", side, "--atm-permanent", "0.100-101"])
+            .args(more)
             .arg("--pins")
             .arg(pins)
             .arg("--socket")
@@ -225,7 +248,9 @@ fn exchange(stack: &Stack, to: Nsap, what: &str) {
 fn send_back(socket: &AtmSocket) {
     let mut buffer = [0; 2000];
     while let Ok(length @ 1..) = socket.recv(&mut buffer) {
-        socket.send(&buffer[..length]).unwrap();
+        if socket.send(&buffer[..length]).is_err() {
+            return;
+        }
     }
 }
 
@@ -257,7 +282,12 @@ mod inside {
         let listener = AtmListener::bind(&stack, own, 64, Default::default()).unwrap();
         println!("serves");
         loop {
-            let (socket, _) = listener.accept().unwrap();
+            let socket = match listener.accept() {
+                Ok((socket, _)) => socket,
+                // Its caller is gone.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => panic!("{error}"),
+            };
             std::thread::spawn(move || send_back(&socket));
         }
     }
@@ -291,12 +321,22 @@ mod inside {
     #[test]
     #[ignore = "started by the test of this name"]
     fn private_applications_of_one_manager_call_each_other() {
-        let _daemon = End::Here.daemon();
+        call_each_other(End::Here.daemon(), "through one manager");
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_manager_of_threads_does_the_same() {
+        let daemon = End::Here.daemon_with(&["--atm-threads"]);
+        call_each_other(daemon, "through one of threads");
+    }
+
+    fn call_each_other(daemon: Daemon, what: &str) {
         let mut server = End::Here.serve(4711);
         let stack = stack_of(4712);
         let to = number(HERE, SELECTOR);
         drop(call(&stack, to));
-        exchange(&stack, to, "through one manager");
+        exchange(&stack, to, what);
         let refused = errno(AtmSocket::connect(&stack, number(HERE, 1)));
         assert_eq!(refused, Some(Errno::CONNREFUSED));
         let socket = call(&stack, to);
@@ -305,6 +345,15 @@ mod inside {
         assert_eq!(ending(&socket), Some(Errno::CONNRESET));
         drop(socket);
         wait_until("nothing is left", || End::Here.is_idle());
+        drop(stack);
+        // It ends, with all of its threads.
+        let mut daemon = daemon;
+        rustix::process::kill_process(
+            rustix::process::Pid::from_child(&daemon.0),
+            rustix::process::Signal::TERM,
+        )
+        .unwrap();
+        assert!(daemon.0.wait().unwrap().success());
     }
 
     #[test]
@@ -332,6 +381,87 @@ mod inside {
             End::Here.is_idle() && End::There.is_idle()
         });
         server.kill();
+    }
+
+    /// Calls, again and again, each way in turn, as long as it lives.
+    #[test]
+    #[ignore = "started by the tests"]
+    fn calls_until_it_is_killed() {
+        drop_privileges(4713);
+        let client = client();
+        let notices = Arc::new(Mutex::new(Vec::new()));
+        let kept = notices.clone();
+        let deliver = move |_, connection| kept.lock().unwrap().push(connection);
+        client.attach_atm(Arc::new(deliver)).unwrap();
+        let notices = notices.lock().unwrap().pop().unwrap();
+        println!("calls");
+        for round in 1.. {
+            let of = if round % 2 == 0 { HERE } else { THERE };
+            let (to, options) = (number(of, SELECTOR).into(), Default::default());
+            client.atm_call(round, &to, None, &options).unwrap();
+            // Until it is connected, or refused; released at once each third time.
+            let is_over = |bytes: &[u8]| match Answer::parse(bytes).unwrap().1 {
+                Answer::AtmConnected(of) => of.call == round,
+                Answer::AtmEnded(of) => of.call == round,
+                _ => false,
+            };
+            if round % 3 != 0 {
+                while !is_over(&notices.receive().unwrap().unwrap().bytes) {}
+            }
+            client.atm_release(round, 16).unwrap();
+        }
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn callers_killed_at_any_point_leave_nothing() {
+        let (here, there) = (End::Here.daemon(), End::There.daemon());
+        let _servers = [End::Here.serve(4711), End::There.serve(4711)];
+        let descriptors = |of: &Daemon| {
+            let files = format!("/proc/{}/fd", of.0.id());
+            std::fs::read_dir(files).unwrap().count()
+        };
+        let left = || {
+            wait_until("nothing is left", || {
+                End::Here.is_idle() && End::There.is_idle()
+            });
+            wait_until("it has cleared them away", || {
+                End::Here.counters().applications == 1
+            });
+            let of = |daemon| (descriptors(daemon), memory(daemon.0.id(), "VmRSS"));
+            [of(&here), of(&there)]
+        };
+        let (mut random, mut before) = (0x5eed_0018_u64, None);
+        for caller in 0..killed_callers() {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "inside::calls_until_it_is_killed", "--ignored"]);
+            command.args(["--nocapture"]).stdout(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            while !lines.next().unwrap().unwrap().contains("calls") {}
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            std::thread::sleep(Duration::from_micros(random % 8_000));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            if caller == 9 {
+                before = Some(left());
+            }
+        }
+        let (before, after) = (before.unwrap(), left());
+        for ((descriptors, kib), (after, kib_after)) in before.into_iter().zip(after) {
+            println!(
+                "{} KiB more than after the first ten",
+                kib_after as i64 - kib as i64
+            );
+            // What lies ready for applications comes and goes.
+            assert!(
+                after < descriptors + 8,
+                "{after} descriptors, {descriptors} before"
+            );
+        }
+        assert_eq!(trusted().owned_circuits().unwrap(), []);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::link::{State, is_gone, unexpected};
 use crate::connection::Connection;
 use crate::protocol::{
     Answer, AtmAccept, AtmAccepted, AtmAttached, AtmCall, AtmCarried, AtmListen, AtmPresent,
-    AtmReference, AtmRelease, AtmSap, CircuitNumber, Empty, ListenerNumber, Request,
+    AtmReference, AtmRelease, AtmSap, CallNumber, CircuitNumber, Empty, ListenerNumber, Request,
 };
 
 /// Who is given the connection of each run of the manager, by which that says what becomes of
@@ -66,8 +66,8 @@ impl State {
         Ok(attached)
     }
 
-    /// Presents circuits and calls. What is refused is no more, as notices of none say: the
-    /// other end learns it from the manager.
+    /// Presents circuits and calls. Of calls that are refused the manager says that they have
+    /// ended.
     pub(super) fn present_circuits(&mut self) -> io::Result<()> {
         if self.circuits.deliver.is_none() {
             return Ok(());
@@ -217,7 +217,8 @@ impl Client {
         })
     }
 
-    /// Takes the call that waits longest for a listener, if one does; beside it the circuit of
+    /// Takes the call that waits longest for a listener, if one does, to be answered by
+    /// [`Client::atm_answer`]; beside it the circuit of
     /// a local one.
     ///
     /// # Errors
@@ -230,14 +231,23 @@ impl Client {
         let request = Request::AtmAccept(AtmAccept { listener, call });
         self.link.request(|state| match state.ask(&request, &[])? {
             (Answer::AtmAccepted(accepted), received) => {
-                state
-                    .circuits
-                    .calls
-                    .insert(call, accepted.reference.clone());
                 Ok(Some((accepted, received.descriptors.into_iter().next())))
             }
             (Answer::Done(_), _) => Ok(None),
             _ => Err(unexpected()),
+        })
+    }
+
+    /// Answers a call that was taken, whose circuit is open.
+    ///
+    /// # Errors
+    /// ECONNABORTED for one that is no more by now; what the connection reports.
+    pub fn atm_answer(&self, call: u32, reference: AtmReference) -> io::Result<()> {
+        let request = Request::AtmAnswer(CallNumber { call });
+        self.link.request(|state| {
+            state.ask(&request, &[])?;
+            state.circuits.calls.insert(call, reference.clone());
+            Ok(())
         })
     }
 

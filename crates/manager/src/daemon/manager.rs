@@ -238,6 +238,11 @@ impl Manager {
         self.circuits.poll_transmit(now)
     }
 
+    /// Whether an application has a call of this number.
+    pub fn has_call(&self, application: u16, call: u32) -> bool {
+        self.circuits.has_call(application, call)
+    }
+
     /// What an application is to be told of its calls next.
     pub fn poll_call_notice(&mut self) -> Option<CallNotice> {
         self.circuits.poll_notice()
@@ -424,6 +429,7 @@ impl Manager {
             | Request::AtmUnlisten(_)
             | Request::AtmCall(_)
             | Request::AtmAccept(_)
+            | Request::AtmAnswer(_)
             | Request::AtmRelease(_)
             | Request::AtmPresent(_)
             | Request::AtmPresented(_) => {

@@ -1,13 +1,18 @@
-//! The manager's loop: connections, messages, time. One thread, which waits nowhere else.
+//! The manager's loop: connections, messages, time. One thread, which waits nowhere else; or,
+//! to be compared with that, a thread for each activity ([`Server::run_by_threads`]).
+
+mod threads;
 
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
+use rustix::net::{Shutdown, shutdown};
 use tidewall_device::demux::layout::Sent;
 use tidewall_sys::monotonic;
 use tidewall_sys::netlink::Monitor;
@@ -23,7 +28,16 @@ use super::ports::HolderFacts;
 use super::unit::unit_of;
 use super::{Device, Limits};
 use crate::connection::{Connection, Credentials, Listener};
+use threads::{Activity, Threads};
+
 use crate::protocol::{Answer, Counters, Empty, Joined, Polling, Queue, as_text};
+
+fn timespec(timeout: Duration) -> Timespec {
+    Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: timeout.subsec_nanos().into(),
+    }
+}
 
 /// Events taken at once.
 const EVENTS: usize = 64;
@@ -36,7 +50,8 @@ const STOP: u64 = 1;
 const CHANGES: u64 = 2;
 const METRICS: u64 = 3;
 const SIGNALLING: u64 = 4;
-const FIRST_CLIENT: u64 = 5;
+const WAKE: u64 = 5;
+const FIRST_CLIENT: u64 = 6;
 /// Set in the number of a scraper of metrics.
 const SCRAPER: u64 = 1 << 63;
 
@@ -62,6 +77,8 @@ pub struct Server {
     accept_at: Option<Duration>,
     /// Where the interface is one of ATM.
     atm: Option<Atm>,
+    /// While there is a thread for each activity.
+    threads: Option<Threads>,
 }
 
 /// Circuits of applications.
@@ -73,7 +90,7 @@ struct Atm {
     /// Whether frames are waited for.
     listens: bool,
     /// By which applications are told what becomes of their calls.
-    notices: HashMap<u16, (ClientId, Connection)>,
+    notices: HashMap<u16, (ClientId, Arc<Connection>)>,
 }
 
 impl Server {
@@ -108,6 +125,7 @@ impl Server {
             units,
             accept_at: None,
             atm: None,
+            threads: None,
         };
         server.watch(server.listener.as_fd(), LISTENER)?;
         server.watch(server.changes.as_fd(), CHANGES)?;
@@ -153,10 +171,22 @@ impl Server {
             let Some((client, connection)) = atm.notices.get(&notice.application) else {
                 continue;
             };
+            if let Some(threads) = &mut self.threads
+                && !matches!(
+                    notice.answer,
+                    Answer::AtmIncoming(_) | Answer::AtmWithdrawn(_)
+                )
+            {
+                threads.tell(notice, connection);
+                continue;
+            }
             let beside: Vec<_> = notice.beside.iter().map(AsFd::as_fd).collect();
             if connection.send(&notice.answer.emit(0), &beside).is_err() {
                 silent.push(*client);
             }
+        }
+        if let Some(threads) = &mut self.threads {
+            threads.keep(|application, call| self.manager.has_call(application, call));
         }
         let now = monotonic();
         loop {
@@ -172,10 +202,19 @@ impl Server {
         let listens = !self.manager.signalling_waits();
         if listens && !atm.listens {
             atm.listens = true;
+            let thread = self.threads.as_ref().map(|threads| {
+                let socket = atm.link.as_fd().try_clone_to_owned()?;
+                threads.begin(Activity::Link(socket));
+                Ok::<_, io::Error>(())
+            });
             let data = epoll::EventData::new_u64(SIGNALLING);
             let socket = atm.link.as_fd();
-            if let Err(error) = epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN) {
-                self.warn("no-signalling", &error.into());
+            let watched = thread.unwrap_or_else(|| {
+                let added = epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN);
+                Ok(added?)
+            });
+            if let Err(error) = watched {
+                self.warn("no-signalling", &error);
             }
         }
         // Who does not read is not there.
@@ -191,7 +230,7 @@ impl Server {
         let (own, theirs) = Connection::pair()?;
         rustix::io::ioctl_fionbio(&own, true)?;
         let application = application.ok_or(io::ErrorKind::NotConnected)?;
-        atm.notices.insert(application, (client, own));
+        atm.notices.insert(application, (client, Arc::new(own)));
         Ok(theirs)
     }
 
@@ -279,22 +318,9 @@ impl Server {
         let mut next_alive = interval.map(|interval| Instant::now() + interval);
         loop {
             let until_alive = next_alive.map(|at| at.saturating_duration_since(Instant::now()));
-            let due = [
-                self.manager.deadline(),
-                self.device.deadline(),
-                self.accept_at,
-                self.atm.as_ref().and_then(|atm| {
-                    atm.unsent.as_ref()?;
-                    atm.link.look_at()
-                }),
-            ];
-            let due = due.into_iter().flatten().min();
-            let until_due = due.map(|at| at.saturating_sub(monotonic()));
+            let until_due = self.due().map(|at| at.saturating_sub(monotonic()));
             let timeout = [until_alive, until_due].into_iter().flatten().min();
-            let timeout = timeout.map(|timeout| Timespec {
-                tv_sec: timeout.as_secs() as i64,
-                tv_nsec: timeout.subsec_nanos().into(),
-            });
+            let timeout = timeout.map(timespec);
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -306,32 +332,58 @@ impl Server {
                 *at = Instant::now() + interval;
                 alive();
             }
-            // A closed connection makes room for a new one.
-            let ended = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
-            for event in &events {
-                let (flags, data) = (event.flags, event.data);
-                if flags.intersects(ended) {
-                    self.end(data.u64());
-                }
-            }
-            for event in events.drain(..) {
-                let data = event.data;
-                match data.u64() {
-                    STOP => return Ok(()),
-                    LISTENER => self.accept(),
-                    CHANGES => self.host_changed()?,
-                    METRICS => self.accept_scraper(),
-                    SIGNALLING => self.serve_signalling(),
-                    number if number & SCRAPER != 0 => self.serve_scraper(number & !SCRAPER),
-                    client => {
-                        self.serve(client);
-                        self.follow_calls();
-                    }
-                }
+            if !self.dispatch(&mut events)? {
+                return Ok(());
             }
             self.tick();
             self.follow_calls();
         }
+    }
+
+    /// When something is due without an event.
+    fn due(&self) -> Option<Duration> {
+        let unsent = self.atm.as_ref().and_then(|atm| {
+            atm.unsent.as_ref()?;
+            atm.link.look_at()
+        });
+        [
+            self.manager.deadline(),
+            self.device.deadline(),
+            self.accept_at,
+            unsent,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Acts on events; false once it is to stop.
+    fn dispatch(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<bool> {
+        // A closed connection makes room for a new one.
+        let ended = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        for event in &*events {
+            let (flags, data) = (event.flags, event.data);
+            if flags.intersects(ended) {
+                self.end(data.u64());
+            }
+        }
+        for event in events.drain(..) {
+            let data = event.data;
+            match data.u64() {
+                STOP => return Ok(false),
+                LISTENER => self.accept(),
+                CHANGES => self.host_changed()?,
+                METRICS => self.accept_scraper(),
+                SIGNALLING => self.serve_signalling(),
+                WAKE => {}
+                number if number & SCRAPER != 0 => self.serve_scraper(number & !SCRAPER),
+                client => {
+                    self.serve(client);
+                    self.follow_calls();
+                }
+            }
+        }
+        Ok(true)
     }
 
     fn tick(&mut self) {
@@ -443,7 +495,13 @@ impl Server {
         {
             self.manager.is_of_unit(client, &unit);
         }
-        self.watch(connection.as_fd(), client)?;
+        match &self.threads {
+            Some(threads) => {
+                let connection = connection.as_fd().try_clone_to_owned()?;
+                threads.begin(Activity::Client(client, connection));
+            }
+            None => self.watch(connection.as_fd(), client)?,
+        }
         self.clients.insert(client, connection);
         Ok(())
     }
@@ -555,6 +613,10 @@ impl Server {
         };
         if let Some(atm) = &mut self.atm {
             atm.notices.retain(|_, (of, _)| *of != client);
+        }
+        if self.threads.is_some() {
+            // Its thread has it, too.
+            let _ = shutdown(connection.as_fd(), Shutdown::Both);
         }
         // Closed here, it would leave the set by that.
         let _ = epoll::delete(&self.epoll, connection.as_fd());

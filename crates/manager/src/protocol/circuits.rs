@@ -87,6 +87,12 @@ bodies! {
         call: u32,
     }
 
+    /// A call.
+    CallNumber {
+        /// As the application named it.
+        call: u32,
+    }
+
     /// The end of a call.
     AtmRelease {
         /// As the application named it.

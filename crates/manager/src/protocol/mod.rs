@@ -188,11 +188,13 @@ messages! {
         AtmUnlisten(ListenerNumber) = 24,
         /// To call. Answered by `AtmBegun`.
         AtmCall(AtmCall) = 25,
-        /// To take a call. Answered by `AtmAccepted`, beside which goes the circuit of a local
+        /// To take a call, which is answered by `AtmAnswer` then. Answered by `AtmAccepted`, beside which goes the circuit of a local
         /// one; by `Done` where none waits.
         AtmAccept(AtmAccept) = 26,
         /// To end a call.
         AtmRelease(AtmRelease) = 27,
+        /// To answer a call that was taken, whose circuit is open.
+        AtmAnswer(CallNumber) = 30,
         /// To go on with a call of an earlier run of the manager.
         AtmPresent(AtmPresent) = 28,
         /// It has presented all of them.

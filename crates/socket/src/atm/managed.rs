@@ -301,7 +301,14 @@ impl Managed {
             Some(local) => self.set_local(&inner, call, local).map(|()| inner),
             None => Ok(inner),
         });
-        match opened {
+        // Now that its frames have a place: the caller may send at once.
+        let answered = opened.and_then(|inner| {
+            let answered = self.client.atm_answer(call, reference.clone());
+            let answered = answered.map_err(of_manager);
+            answered.inspect_err(|_| core.atm.close(core, &inner))?;
+            Ok(inner)
+        });
+        match answered {
             Ok(inner) => {
                 let known = Known {
                     inner: inner.clone(),

@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use tidewall_atm::calls::{Calls, ListenerId, Notice};
+use tidewall_atm::calls::{Calls, ListenerId, Notice, Taken};
 use tidewall_atm::signalling::{CallId, Config};
 use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::atm::q2931::Cause;
@@ -89,6 +89,8 @@ struct Line {
 struct Attached {
     /// By the numbers that it has given them.
     calls: HashMap<u32, Line>,
+    /// Of those calls that are to be answered once their circuits are open.
+    taken: HashMap<u32, Taken>,
     listeners: BTreeSet<u32>,
     permanent: BTreeSet<Circuit>,
 }
@@ -168,6 +170,12 @@ impl Circuits {
         self.control.as_ref().map_or(0, |control| {
             control.link.views().count() + control.caller.views().count()
         })
+    }
+
+    pub(super) fn has_call(&self, application: u16, call: u32) -> bool {
+        let control = self.control.as_ref();
+        let attached = control.and_then(|control| control.applications.get(&application));
+        attached.is_some_and(|of| of.calls.contains_key(&call))
     }
 
     fn own<D: Device>(
@@ -420,11 +428,9 @@ impl Control {
 
     /// An application has a call no more.
     fn end(&mut self, application: u16, call: u32, cause: u8, tell: bool) -> Option<Line> {
-        let line = self
-            .applications
-            .get_mut(&application)?
-            .calls
-            .remove(&call)?;
+        let attached = self.applications.get_mut(&application)?;
+        attached.taken.remove(&call);
+        let line = attached.calls.remove(&call)?;
         self.lines.remove(&(line.way, line.id));
         if line.way == Way::Caller {
             self.ends.remove(&line.id.value);

@@ -11,8 +11,8 @@ use super::{Circuits, Control, Line, Way, listener_id};
 use crate::daemon::Device;
 use crate::daemon::manager::{Refusal, refused};
 use crate::protocol::{
-    Answer, AtmAccept, AtmAccepted, AtmAttached, AtmCall, AtmCarried, AtmListen, AtmPresent,
-    AtmReference, AtmSap, Empty, Request, number,
+    Answer, AtmAccept, AtmAccepted, AtmAttached, AtmCall, AtmCarried, AtmConnected, AtmListen,
+    AtmPresent, AtmReference, AtmRelease, AtmSap, Empty, Request, number,
 };
 
 /// Calls, and listeners, of one application.
@@ -60,6 +60,20 @@ impl Circuits {
             }
             Request::AtmCall(of) => self.call(application, of, now, device),
             Request::AtmAccept(of) => self.accept(application, of, now, device),
+            Request::AtmAnswer(of) => {
+                let attached = control.applications.get_mut(&application);
+                match attached.and_then(|attached| attached.taken.remove(&of.call)) {
+                    Some(taken) => {
+                        let line = control.applications.get(&application);
+                        let line = line.and_then(|attached| attached.calls.get(&of.call));
+                        let way = line.map_or(Way::Link, |line| line.way);
+                        // One that has ended is said to have.
+                        control.of(way).answer(now, &taken);
+                        DONE
+                    }
+                    None => refused(libc::ECONNABORTED, "the call is no more"),
+                }
+            }
             Request::AtmRelease(of) => {
                 if let Some(line) = control.end(application, of.call, of.cause, false) {
                     control.of(line.way).release(now, line.id, of.cause);
@@ -196,19 +210,14 @@ impl Circuits {
             return Err(error.into());
         }
         control.enter(application, of.call, line);
-        if !control.of(way).answer(now, &taken) {
-            control.end(application, of.call, Cause::NORMAL, false);
-            if let Some(circuit) = line.circuit {
-                self.disown(circuit, application, device)?;
-            }
-            return refused(libc::ECONNABORTED, "the call is no more");
-        }
         let accepted = AtmAccepted {
             reference: line.reference(),
             carried: AtmCarried::of(&taken.agreed),
             local: taken.local.0,
             peer: taken.peer.map_or([0; 20], |peer| peer.0),
         };
+        let attached = control.applications.entry(application).or_default();
+        attached.taken.insert(of.call, taken);
         Ok((Answer::AtmAccepted(accepted), beside))
     }
 
@@ -226,9 +235,19 @@ impl Circuits {
         let circuit = circuit.filter(|_| way == Way::Link);
         let is_late = control.begins_at.is_none();
         if is_late || owned == local || !control.of(way).restore(id, circuit) {
+            let (call, cause, pad) = (of.call, Cause::TEMPORARY_FAILURE, [0; 3]);
+            let ended = Answer::AtmEnded(AtmRelease { call, cause, pad });
+            control.tell(application, ended, None);
             return refused(libc::ENOENT, "no such call is left");
         }
         control.enter(application, of.call, Line { way, id, circuit });
+        if !id.ours {
+            // The earlier run may not have said so; if the caller knows better, that it has ended
+            // is said next.
+            let (call, longest) = (of.call, u32::MAX);
+            let connected = Answer::AtmConnected(AtmConnected { call, longest });
+            control.tell(application, connected, None);
+        }
         DONE
     }
 }
