@@ -84,7 +84,15 @@ pub(super) fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
             y,
             ..Sample::default()
         })
-    })
+    })?;
+    for series in &mut run.series {
+        series.y = match series.setting.as_deref() {
+            Some(FRAMES | CELLS) => Some("cells/s".to_owned()),
+            Some(TCP) => Some("bytes/s".to_owned()),
+            _ => series.y.take(),
+        };
+    }
+    Ok(())
 }
 
 /// Cells/s that come out behind the server's interface.
