@@ -94,6 +94,68 @@ impl Drop for Preloaded {
     }
 }
 
+/// Serves one connection, through what a process does with itself.
+const BEHAVIOUR: &str = r#"
+import errno, os, signal, socket, subprocess
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(('0.0.0.0', 8090))
+listener.listen(8)
+listener.settimeout(0)
+try: listener.accept()
+except BlockingIOError: pass
+listener.settimeout(None)
+connection, _ = listener.accept()
+connection.sendall(b'hello')
+# A child can do nothing by the connection, and closes nothing of it.
+child = os.fork()
+if child == 0:
+    try: os.write(connection.fileno(), b'from the child')
+    except OSError as error: code = error.errno
+    connection.close()
+    listener.close()
+    os._exit(0 if code == errno.ENOTCONN else 1)
+assert os.waitpid(child, 0)[1] == 0
+connection.sendall(b'after fork')
+assert subprocess.run(['echo', 'it'], capture_output=True).stdout == b'it\n'
+closing = subprocess.run(['true'], preexec_fn=lambda: os.closerange(3, 1000))
+assert closing.returncode == 0
+connection.sendall(b'after spawn')
+def handler(*_): connection.sendall(b'from handler')
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+assert connection.recv(100) == b'reply'
+"#;
+
+#[test]
+fn processes_signals_and_ends_are_as_ever() {
+    let test = "processes_signals_and_ends_are_as_ever";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "pb") else {
+        return;
+    };
+    let server = Preloaded::start(host, &["python3", "-c", BEHAVIOUR]);
+    let end = Instant::now() + Duration::from_secs(20);
+    while !server.has(["promoted", "listener", "0.0.0.0:8090"]) {
+        assert!(Instant::now() < end, "{:?}", server.records());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let client = "import socket; peer = socket.create_connection(('10.99.0.2', 8090), 10)
+said = b''
+while not said.endswith(b'handler'):
+    part = peer.recv(100)
+    assert part, said
+    said += part
+peer.sendall(b'reply')
+assert peer.recv(100) == b''
+print(said.decode())";
+    let output = server.peer("python3", &["-c", client]);
+    let said = [text(&output.stdout), text(&output.stderr)].concat();
+    assert_eq!(said, "helloafter forkafter spawnfrom handler\n");
+}
+
 #[test]
 fn redis_answers_by_the_stack() {
     let test = "redis_answers_by_the_stack";
@@ -120,12 +182,15 @@ fn redis_answers_by_the_stack() {
     assert_eq!(set, "OK\n");
     let got = redis.answered("redis-cli", &["-h", HERE, "get", "key"]);
     assert_eq!(got.trim(), value);
+    // A child that saves inherits every connection, and ends none.
+    let save = redis.answered("redis-cli", &["-h", HERE, "bgsave"]);
+    assert!(save.contains("saving started"), "{save}");
     let benchmark = ["-h", HERE, "-c", "20", "-n", "4000", "-q", "-t", "get,set"];
     let said = redis.answered("redis-benchmark", &benchmark);
     assert!(said.contains("GET: ") && said.contains("SET: "), "{said}");
-    // Three commands and twice twenty clients, at least.
+    // Four commands and twice twenty clients, at least.
     let accepted = redis.accepted();
-    assert!(accepted >= 43, "{accepted}");
+    assert!(accepted >= 44, "{accepted}");
     // By loopback it is the kernel's.
     let local = redis.host.output("redis-cli", &["ping"]);
     assert_eq!(local, "PONG\n");
