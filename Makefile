@@ -4,7 +4,7 @@
 CARGO ?= cargo
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: demo test build setup check loom sanitize instructions kernels clean
+.PHONY: demo test build install programs setup check loom sanitize instructions kernels clean
 
 ## demo: the main job, live: Tidewall beside Linux, from 10,000 packets/s to all the link carries
 demo: setup
@@ -18,6 +18,24 @@ test: setup
 ## build: optimised binaries in target/release
 build:
 	$(CARGO) build --release --locked
+
+PREFIX ?= /usr/local
+BUILD ?= target/release
+VERSION = $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+TO = $(DESTDIR)$(PREFIX)
+
+## install: programs, library, header, pkg-config's file and units, from `make build`, below DESTDIR and PREFIX
+install:
+	install -d $(TO)/bin $(TO)/lib/pkgconfig $(TO)/include $(TO)/lib/systemd/system
+	install -m 755 $(BUILD)/tidewall $(BUILD)/tidewalld $(TO)/bin
+	install -m 644 $(BUILD)/libtidewall.so $(TO)/lib
+	install -m 644 packaging/tidewall.h $(TO)/include
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' packaging/tidewall.pc.in >$(TO)/lib/pkgconfig/tidewall.pc
+	for unit in packaging/systemd/*; do sed 's|/usr/bin/|$(PREFIX)/bin/|' $$unit >$(TO)/lib/systemd/system/$${unit##*/}; done
+
+## programs: Debian's servers and clients on Tidewall and on Linux, compared; writes docs/compatibility.md (as root)
+programs: setup
+	scripts/compatibility.sh
 
 ## setup: Debian packages that are missing (needs root only if some are)
 setup:

@@ -45,6 +45,8 @@ if [ "$(id -u)" = 0 ]; then
 	want node nodejs
 	want ssh openssh-client
 	want sshd openssh-server
+	want nc netcat-openbsd
+	want pkg-config pkg-config
 	want musl-gcc musl-tools
 	want setpriv util-linux
 	want perf linux-perf

@@ -4,6 +4,7 @@
 //! and hands on sockets gets no stack. The stack is made for the first that can be promoted.
 
 use std::fmt::Display;
+use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +14,7 @@ use std::time::SystemTime;
 use rustix::fs::{OFlags, fcntl_getfl};
 use tidewall_manager::places;
 use tidewall_posix::{Errno, Posix, PosixConfig, Result, errno};
+use tidewall_socket::tuning::PolicyKind;
 use tidewall_socket::{EmbeddedConfig, Stack};
 use tidewall_sys::{RawAddress, SignalSet, option};
 
@@ -26,6 +28,9 @@ use crate::report::{Verdict, record};
 /// Interface of a stack of the process's own, where there is no manager.
 const INTERFACE: &str = "TIDEWALL_INTERFACE";
 
+/// Name of a policy of receive control.
+const POLICY: &str = "TIDEWALL_POLICY";
+
 /// Held while a socket is promoted.
 static PROMOTING: Mutex<()> = Mutex::new(());
 
@@ -38,23 +43,60 @@ struct Source {
     interface: String,
 }
 
-/// `None`: nowhere, so nothing is ever promoted.
-static SOURCE: OnceLock<Option<Source>> = OnceLock::new();
+/// Unset: nowhere, so nothing is promoted.
+static SOURCE: OnceLock<Source> = OnceLock::new();
 /// Why no stack could be made.
 static REFUSED: OnceLock<String> = OnceLock::new();
 
-/// Reads the environment, before the program changes it. Whether there may ever be a
-/// stack.
-pub(crate) fn begin() -> bool {
-    let source = SOURCE.get_or_init(|| {
+impl Source {
+    fn of_environment() -> Option<Self> {
         let manager = places::of_environment();
         let interface = match &manager {
             Some(path) => path.file_stem()?.to_str()?.to_owned(),
             None => std::env::var(INTERFACE).ok().filter(|it| !it.is_empty())?,
         };
         Some(Source { manager, interface })
+    }
+
+    /// By the interface's manager, where one has its socket.
+    fn of_interface(name: &str) -> Self {
+        let socket = places::socket(name);
+        Source {
+            manager: socket.exists().then_some(socket),
+            interface: name.to_owned(),
+        }
+    }
+}
+
+/// Reads the environment, before the program changes it. Whether there is to be a stack.
+pub(crate) fn begin() -> bool {
+    let source = Source::of_environment();
+    source.is_some_and(|source| SOURCE.set(source).is_ok())
+}
+
+/// Makes the stack now, on this interface or that of the environment (`tidewall.h`).
+pub(crate) fn start(interface: Option<&str>) -> Result<()> {
+    if process::is_forked() {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let named = |name: &&str| SOURCE.set(Source::of_interface(name)).is_ok();
+    if interface.as_ref().is_some_and(named) {
+        raw::watch_forks();
+    }
+    let source = SOURCE.get().ok_or(Errno(libc::EINVAL))?;
+    if interface.is_some_and(|name| name != source.interface) {
+        return Err(Errno(libc::EBUSY));
+    }
+    if process::posix().is_some() {
+        return Ok(());
+    }
+    let made = make(source).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Errno(libc::ENODEV),
+        io::ErrorKind::PermissionDenied => Errno(libc::EPERM),
+        _ => errno(error),
     });
-    source.is_some()
+    made.map(|_| ())
 }
 
 /// Whether there is a stack, or may be one.
@@ -85,7 +127,7 @@ fn source() -> Option<&'static Source> {
     if process::is_forked() {
         return None;
     }
-    SOURCE.get()?.as_ref()
+    SOURCE.get()
 }
 
 /// The stack, if the number is one of ours, or becomes one now that attention is paid to it.
@@ -336,29 +378,32 @@ fn stack() -> Option<&'static Posix> {
     if let Some(posix) = process::posix() {
         return Some(posix);
     }
-    let source = source()?;
-    let config = EmbeddedConfig::new(&source.interface);
+    let made = make(source()?);
+    made.inspect_err(|error| drop(REFUSED.set(error.to_string())))
+        .ok()
+}
+
+fn make(source: &Source) -> io::Result<&'static Posix> {
+    let config = EmbeddedConfig::new(&source.interface).policy(policy());
     process::note_making(true);
     let made = protecting(|| match &source.manager {
         Some(path) => Stack::managed(path, config),
         None => Stack::embedded(config),
     });
     process::note_making(false);
-    match made {
-        Ok(stack) => {
-            // Its clock has just begun.
-            let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            let config = PosixConfig::default().epoch(epoch.unwrap_or_default());
-            let posix = process::set(Posix::new(&stack, config));
-            record(Verdict::Stack, "", &source.interface, "");
-            Some(posix)
-        }
-        Err(error) => {
-            record(Verdict::NoStack, "", &source.interface, &error);
-            let _ = REFUSED.set(error.to_string());
-            None
-        }
-    }
+    let stack = made.inspect_err(|error| record(Verdict::NoStack, "", &source.interface, error))?;
+    // Its clock has just begun.
+    let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let config = PosixConfig::default().epoch(epoch.unwrap_or_default());
+    let posix = process::set(Posix::new(&stack, config));
+    record(Verdict::Stack, "", &source.interface, "");
+    Ok(posix)
+}
+
+/// Receive control's, as `tidewall run --policy` wishes it.
+fn policy() -> PolicyKind {
+    let name = std::env::var(POLICY).ok();
+    name.and_then(|name| name.parse().ok()).unwrap_or_default()
 }
 
 /// What a call with an address argument is given, as bytes.

@@ -17,11 +17,18 @@ pub(crate) fn is_protected(fd: i32) -> bool {
     let number = fd as usize;
     let word = PROTECTED.get(number / 64);
     word.is_some_and(|word| word.load(Ordering::Relaxed) & 1 << (number % 64) != 0)
-        && process::posix().is_some()
+        && !process::is_forked()
         && !process::is_inside()
 }
 
-fn protect(fd: i32) {
+/// True where there are such numbers.
+pub(crate) fn is_any() -> bool {
+    let mut words = PROTECTED.iter();
+    !process::is_forked() && words.any(|word| word.load(Ordering::Relaxed) != 0)
+}
+
+/// The program does not close this number from now on.
+pub(crate) fn protect(fd: i32) {
     if let Some(word) = PROTECTED.get(fd as usize / 64) {
         word.fetch_or(1 << (fd as usize % 64), Ordering::Relaxed);
     }

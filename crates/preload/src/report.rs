@@ -5,9 +5,12 @@
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::sync::{Mutex, OnceLock};
 
 use rustix::io::fcntl_dupfd_cloexec;
+
+use crate::protected::protect;
 
 /// Names the file that records are appended to; it is there already.
 const VARIABLE: &str = "TIDEWALL_REPORT";
@@ -63,6 +66,10 @@ pub(crate) fn begin() {
         Ok(above) => File::from(above),
         Err(_) => file,
     });
+    // Some programs close first whatever they do not know.
+    if let Some(file) = &file {
+        protect(file.as_raw_fd());
+    }
     let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     let _ = REPORT.set(Report {
         file,

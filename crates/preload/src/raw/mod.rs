@@ -2,6 +2,7 @@
 
 mod copying;
 mod data;
+mod explicit;
 mod numbers;
 mod options;
 mod originals;
@@ -45,14 +46,19 @@ extern "C" fn begin() {
     }
     report::begin();
     if promote::begin() {
-        // SAFETY: the handler does only what is async-signal-safe, and is never unloaded.
-        unsafe { libc::pthread_atfork(None, None, Some(processes::forked)) };
+        watch_forks();
         // What the program was started with.
         crate::protected::open_numbers()
             .into_iter()
             .flatten()
             .for_each(promote::inherited);
     }
+}
+
+/// From now on a forked child knows that it has no stack.
+pub(crate) fn watch_forks() {
+    // SAFETY: the handler does only what is async-signal-safe, and is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(processes::forked)) };
 }
 
 extern "C" fn end() {

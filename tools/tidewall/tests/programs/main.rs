@@ -8,6 +8,8 @@ mod common;
 mod caches;
 mod clients;
 mod lane;
+mod linked;
 mod names;
 mod proxies;
 mod scripted;
+mod web;
