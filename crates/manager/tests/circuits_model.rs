@@ -319,7 +319,7 @@ impl World {
                     let known = (Known::Accepted, accepted.reference.circuit());
                     it.applications[client].calls.insert(call, known);
                     // Else it is neither answered nor refused, until it is released.
-                    if call % 8 != 0 {
+                    if !call.is_multiple_of(8) {
                         let answer = Request::AtmAnswer(CallNumber { call });
                         let done = it.ask(it.applications[client].client, &answer, now);
                         assert!(matches!(done, Answer::Done(_)), "{done:?}");
