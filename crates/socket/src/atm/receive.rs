@@ -131,8 +131,8 @@ impl CircuitInner {
                 if core.receiver.will_be_due() {
                     most = most.min(step);
                 }
-                let batch = Batch::new(self, number, &queue.shared);
-                let (taken, delivered) = batch.deliver(core, most, each);
+                let batch = Batch::new(self, core, number, &queue.shared);
+                let (taken, delivered) = batch.deliver(most, each);
                 given += delivered;
                 frames += taken;
                 if taken == 0 {
@@ -157,7 +157,7 @@ impl CircuitInner {
     pub(super) fn drain_waiting(&self, core: &Core, each: &mut dyn FnMut(AtmReceived<'_>)) {
         self.drain_outside(core, usize::MAX, each);
         for (number, queue) in core.receiver.queues.iter().enumerate() {
-            Batch::new(self, number, &queue.shared).deliver(core, usize::MAX, each);
+            Batch::new(self, core, number, &queue.shared).deliver(usize::MAX, each);
         }
     }
 
@@ -346,40 +346,44 @@ fn delivered(received: &AtmReceived<'_>) -> String {
 }
 
 /// Frames taken out of a channel for the application's closure, some at a time. Whatever that
-/// does, they go back, and their credit.
+/// does, they go back, and their credit, and what it was not given waits for the next call.
 struct Batch<'a> {
     circuit: &'a CircuitInner,
+    core: &'a Core,
     queue: usize,
     shared: &'a Shared,
-    /// Those that are being read, the first ones first.
+    /// Whole PDUs, the first ones first.
     run: [Option<Frame>; RUN],
+    /// How many of the run the closure was given.
+    given: usize,
+    /// What ended behind the run.
+    reassembled: Option<Owned>,
     done: Done,
     delivered: usize,
 }
 
 impl<'a> Batch<'a> {
-    fn new(circuit: &'a CircuitInner, queue: usize, shared: &'a Shared) -> Self {
+    fn new(circuit: &'a CircuitInner, core: &'a Core, queue: usize, shared: &'a Shared) -> Self {
         Batch {
             circuit,
+            core,
             queue,
             shared,
             run: [const { None }; RUN],
+            given: 0,
+            reassembled: None,
             done: Done::default(),
             delivered: 0,
         }
     }
 
     /// Returns frames taken and payloads delivered.
-    fn deliver(
-        mut self,
-        core: &Core,
-        most: usize,
-        each: &mut dyn FnMut(AtmReceived<'_>),
-    ) -> (usize, usize) {
-        let (circuit, shared) = (self.circuit, self.shared);
+    fn deliver(mut self, most: usize, each: &mut dyn FnMut(AtmReceived<'_>)) -> (usize, usize) {
+        let (circuit, core, shared) = (self.circuit, self.core, self.shared);
         let mut taken = 0;
         while taken < most {
-            let last = {
+            self.given = 0;
+            let mut last = {
                 let mut waiting = lock(&circuit.waiting);
                 // What was copied out came before what is in the channel.
                 let mut next = || match waiting.outside.is_empty() {
@@ -403,25 +407,30 @@ impl<'a> Batch<'a> {
                     }
                 }
             };
+            if let Some(Taken::Reassembled(owned)) = last {
+                self.reassembled = Some(owned);
+                last = Some(Taken::Nothing);
+            }
             for place in 0..RUN {
                 let Some(frame) = self.run.get(place).and_then(Option::as_ref) else {
                     break;
                 };
                 taken += 1;
+                self.given += 1;
                 if let Some(received) = circuit.read(core, shared, frame) {
                     self.delivered += 1;
                     each(received);
                 }
                 self.end_frame(place);
             }
+            if let Some(owned) = self.reassembled.take() {
+                self.delivered += 1;
+                each(owned.borrow());
+            }
             match last {
                 None => break,
-                Some(Taken::Reassembled(owned)) => {
-                    self.delivered += 1;
-                    each(owned.borrow());
-                }
                 Some(Taken::Answer(of, loopback)) => circuit.answer(core, of, &loopback),
-                Some(Taken::Whole | Taken::Nothing) => {}
+                Some(Taken::Whole | Taken::Reassembled(_) | Taken::Nothing) => {}
             }
         }
         (taken, self.delivered)
@@ -432,13 +441,36 @@ impl<'a> Batch<'a> {
             self.done.add(self.shared, frame);
         }
     }
+
+    /// What the closure was not given because it panicked, in buffers of its own size.
+    fn rest(&mut self) -> Vec<Owned> {
+        let (circuit, core, shared) = (self.circuit, self.core, self.shared);
+        let frames = self.run.iter().skip(self.given).flatten();
+        let read = frames.filter_map(|frame| circuit.read(core, shared, frame));
+        let mut rest: Vec<_> = read.map(|received| Owned::copy(&received)).collect();
+        rest.extend(self.reassembled.take());
+        rest
+    }
 }
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
+        let rest = self.rest();
         (0..RUN).for_each(|place| self.end_frame(place));
         let done = std::mem::take(&mut self.done);
+        // As in keep_waiting: nobody gives back the credit of what waits before it is taken.
+        let mut waiting = (!rest.is_empty()).then(|| lock(&self.circuit.waiting));
         self.shared.give_back(self.circuit.id(), done);
+        if let Some(waiting) = &mut waiting {
+            let kept = rest.len() as u32;
+            self.shared
+                .give_credit(self.circuit.id(), 0u32.wrapping_sub(kept));
+            for owned in rest.into_iter().rev() {
+                let credit = Some(self.queue);
+                waiting.outside.push_front(Owned { credit, ..owned });
+            }
+        }
+        drop(waiting);
         let delivered = self.delivered as u64;
         self.circuit
             .received
