@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use tidewall_posix::{PollFd, Posix, Result, errno};
+use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
 use tidewall_socket::descriptor::Flags;
 use tidewall_socket::readiness::{Events, SignalSet};
 
@@ -100,7 +100,11 @@ pub(crate) fn poll(
     loop {
         let ready = raw::poll_now(&mut others)?;
         if !slept || ready > 0 {
-            inside(|| table.poll(&mut own, Some(Duration::ZERO))).map_err(errno)?;
+            match inside(|| table.poll(&mut own, Some(Duration::ZERO))).map_err(errno) {
+                // Nothing more is found by the stack, whose interface is no more.
+                Ok(_) | Err(Errno(libc::ENODEV)) => {}
+                Err(error) => return Err(error),
+            }
         }
         let found = ready + own.iter().filter(|entry| entry.revents != 0).count();
         let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
@@ -131,9 +135,9 @@ fn sleep(
     timeout: Option<Duration>,
     signals: Option<&SignalSet>,
 ) -> Result<bool> {
-    let table = posix.descriptors();
+    let count = own.len();
     if others.is_empty() {
-        table.ppoll(own, timeout, signals).map_err(errno)?;
+        sleep_on(posix, own, count, timeout, signals)?;
         return Ok(false);
     }
     let number = SIDE.with(|side| {
@@ -147,8 +151,30 @@ fn sleep(
         Ok(side.insert(known).number)
     })?;
     own.push(PollFd::new(number, Events::IN));
-    let waited = table.ppoll(own, timeout, signals);
+    let slept = sleep_on(posix, own, count, timeout, signals);
     let beside = own.pop().is_some_and(|entry| entry.revents != 0);
-    waited.map_err(errno)?;
+    slept?;
     Ok(beside)
+}
+
+/// Sleeps on a list whose first `own` are ours. Where the interface is no more it sleeps on
+/// the others alone: what was the stack's has failed, and nothing comes for it.
+fn sleep_on(
+    posix: &Posix,
+    list: &mut [PollFd],
+    own: usize,
+    timeout: Option<Duration>,
+    signals: Option<&SignalSet>,
+) -> Result<()> {
+    match posix
+        .descriptors()
+        .ppoll(list, timeout, signals)
+        .map_err(errno)
+    {
+        Err(Errno(libc::ENODEV)) => {
+            let (_, kernels) = list.split_at_mut(own);
+            raw::sleep_on_kernel(kernels, timeout, signals).map(drop)
+        }
+        other => other.map(drop),
+    }
 }

@@ -156,6 +156,62 @@ print(said.decode())";
     assert_eq!(said, "helloafter forkafter spawnfrom handler\n");
 }
 
+/// Waits by epoll(7) and by poll(2) in turn, for a listener that is the stack's and one
+/// that is not.
+const WAITER: &str = r#"
+import select, socket
+def listening(*address):
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    listener.listen(8)
+    listener.setblocking(False)
+    return listener
+both = {it.fileno(): it for it in (listening('0.0.0.0', 8091), listening('127.0.0.1', 8092))}
+waits = select.epoll(), select.poll()
+for number in both:
+    for wait in waits: wait.register(number, select.POLLIN)
+while True:
+    for wait in waits:
+        served = False
+        while not served:
+            for number, _ in wait.poll():
+                try: connection, _ = both[number].accept()
+                except OSError: continue
+                connection.sendall(b'here')
+                connection.close()
+                served = True
+"#;
+
+#[test]
+fn sockets_of_the_kernels_go_on_without_the_interface() {
+    let test = "sockets_of_the_kernels_go_on_without_the_interface";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "pd") else {
+        return;
+    };
+    let server = Preloaded::start(host, &["python3", "-c", WAITER]);
+    let client = "import socket, sys
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)
+print(peer.recv(100).decode())";
+    assert_eq!(
+        server.answered("python3", &["-c", client, HERE, "8091"]),
+        "here\n"
+    );
+    assert!(server.has(["promoted", "listener", "0.0.0.0:8091"]));
+    let interface = &server.host.bed.interface;
+    server.host.output("ip", &["link", "delete", interface]);
+    for _ in 0..4 {
+        let said = server.host.output(
+            "timeout",
+            &["20", "python3", "-c", client, "127.0.0.1", "8092"],
+        );
+        assert_eq!(said, "here\n");
+    }
+}
+
 #[test]
 fn redis_answers_by_the_stack() {
     let test = "redis_answers_by_the_stack";

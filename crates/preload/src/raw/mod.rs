@@ -22,7 +22,7 @@ use libc::{sockaddr, socklen_t};
 use tidewall_posix::{Errno, Result};
 use tidewall_sys::RawAddress;
 
-pub(crate) use readiness::{control, leave_set, poll_now};
+pub(crate) use readiness::{control, leave_set, poll_now, sleep_on_kernel};
 pub(crate) use signals::run_waiting;
 
 use crate::process::{self, inside, last_error};

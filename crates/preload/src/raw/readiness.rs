@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
-use tidewall_socket::readiness::{EpollEvent, SignalSet};
+use tidewall_socket::readiness::{EpollEvent, Events, SignalSet};
 
 use super::{answer, borrow, done, originals};
 use crate::candidates;
@@ -159,6 +159,16 @@ unsafe fn wait(
             .descriptors()
             .epoll_pwait2(set, room, timeout, signals)
     });
+    let gone = |error: &io::Error| error.raw_os_error() == Some(libc::ENODEV);
+    if waited.as_ref().is_err_and(gone) {
+        // The interface is no more: what was the stack's has failed, and the kernel's goes on.
+        let entry = PollFd::new(set, Events::IN);
+        return match inside(|| sleep_on_kernel(&mut [entry], timeout, signals)) {
+            // SAFETY: the caller's.
+            Ok(_) => unsafe { originals::epoll_wait(set, events, count as c_int, 0) },
+            Err(error) => done(Err(error)),
+        };
+    }
     let result = waited.map_err(errno).inspect(|&ready| {
         // SAFETY: the caller's: room for so many.
         let places = unsafe { slice::from_raw_parts_mut(events, count) };
@@ -208,6 +218,18 @@ pub(crate) fn poll_now(list: &mut [PollFd]) -> Result<usize> {
     // SAFETY: a PollFd is a pollfd.
     let found = unsafe { originals::poll(list.as_mut_ptr().cast(), list.len() as nfds_t, 0) };
     super::checked(found).map(|found| found as usize)
+}
+
+/// The kernel's ppoll(2), for a thread that is inside the stack.
+pub(crate) fn sleep_on_kernel(
+    list: &mut [PollFd],
+    timeout: Option<Duration>,
+    signals: Option<&SignalSet>,
+) -> Result<usize> {
+    let (place, count) = (list.as_mut_ptr().cast::<pollfd>(), list.len());
+    // SAFETY: a PollFd is a pollfd.
+    let list = unsafe { slice::from_raw_parts_mut(place, count) };
+    tidewall_sys::ppoll(list, timeout, signals).map_err(errno)
 }
 
 /// The stack, if something in a list is its.

@@ -279,6 +279,8 @@ fn manage(
             let ended = server.run(running.end().as_fd(), None, || ());
             if ended.is_err() {
                 server.log_end(&ended);
+                // The program goes on, and waits for no answer of a manager that has ended.
+                drop(server);
             }
             Ok(running.wait())
         }
