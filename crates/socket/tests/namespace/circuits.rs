@@ -11,7 +11,7 @@ use tidewall_socket::{
 use super::support::{PEER, PEER4, peer_namespace, shell, stack, wait_until};
 
 const CIRCUIT: Circuit = Circuit { vpi: 0, vci: 100 };
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A veth whose ends are both here: nobody is the other's neighbour by itself.
 fn two_stacks() -> [Stack; 2] {
@@ -38,7 +38,7 @@ pub fn two_stacks_exchange_payloads_and_pings() {
     let stacks = two_stacks();
     let [near, far] = stacks.each_ref().map(|stack| {
         let socket = AtmSocket::bind(stack, CIRCUIT).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         socket
     });
     let answering = thread::spawn(move || {
@@ -59,7 +59,7 @@ pub fn two_stacks_exchange_payloads_and_pings() {
         assert!(buffer[..size] == payload, "{size} bytes");
     }
     for _ in 0..5 {
-        near.ping(PATIENCE).unwrap();
+        near.ping(TIMEOUT).unwrap();
     }
     near.send(&[1]).unwrap();
     assert_eq!(near.recv(&mut buffer).unwrap(), 1);
@@ -79,7 +79,7 @@ pub fn two_stacks_exchange_payloads_and_pings() {
     }));
     // A label is free again with its socket.
     let far = AtmSocket::bind(&stacks[1], CIRCUIT).unwrap();
-    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    far.set_read_timeout(Some(TIMEOUT)).unwrap();
     near.send(b"again").unwrap();
     assert_eq!(far.recv(&mut buffer).unwrap(), 5);
 }
@@ -116,7 +116,7 @@ pub fn two_stacks_call_each_other() {
         });
         for _ in 0..20 {
             let socket = AtmSocket::connect(&stacks[calling], to).unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
             assert_eq!(socket.peer_number(), Some(to));
             let mut buffer = vec![0; 9180];
             for size in [40, 1480, 9180] {

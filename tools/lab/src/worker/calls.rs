@@ -26,7 +26,7 @@ const BACKLOG: usize = 64;
 /// A circuit of who is called that nobody receives from.
 pub(crate) const UNREAD: Circuit = Circuit { vpi: 0, vci: 2000 };
 /// Longest that anything may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Calls before any is counted: the first brings the signalling link up.
 const WARM_UP: usize = 20;
 /// The histograms' longest time, ns.
@@ -222,7 +222,7 @@ fn controlled(
 
 fn patient() -> CallOptions {
     CallOptions {
-        timeout: Some(PATIENCE),
+        timeout: Some(TIMEOUT),
         ..CallOptions::default()
     }
 }
@@ -235,7 +235,7 @@ fn both(near: &Stack, listener: &AtmListener, connected: &mut dyn FnMut()) -> io
             if matches!(
                 error.kind(),
                 io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-            ) && began.elapsed() < PATIENCE =>
+            ) && began.elapsed() < TIMEOUT =>
         {
             Ok(false)
         }
@@ -303,7 +303,7 @@ fn keep(count: u32) -> anyhow::Result<()> {
     for _ in 0..count {
         let socket = AtmSocket::connect_nonblocking(&near, CALLED, &CallOptions::default())?;
         let (accepted, _) = listener.accept()?;
-        socket.finish_connect(Some(PATIENCE))?;
+        socket.finish_connect(Some(TIMEOUT))?;
         kept.push([socket, accepted]);
     }
     let after = resident()?;

@@ -15,7 +15,7 @@ pub const SERVER: &str = "10.99.0.2";
 /// Where the clients are.
 pub const CLIENT: &str = "10.99.0.1";
 /// How long a program may take to start or to end; far more than any does.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a client may take, as timeout(1) has it.
 const LIMIT: &str = "60";
 
@@ -188,7 +188,7 @@ impl Program<'_> {
         };
         let answers = |at: End, listens: &str, process: &mut Running| {
             let script = format!("exec 3<>/dev/tcp/{listens}");
-            let until = Instant::now() + PATIENCE;
+            let until = Instant::now() + TIMEOUT;
             while !succeeds(of(at, &script)) {
                 if Instant::now() > until || process.0.try_wait().unwrap().is_some() {
                     return false;
@@ -328,7 +328,7 @@ fn quoted(script: &str) -> String {
 /// The exit code of a process, as shells have it; `None` where it goes on for long.
 fn ended(process: &mut Child) -> Option<Option<i32>> {
     use std::os::unix::process::ExitStatusExt;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while Instant::now() < until {
         if let Some(status) = process.try_wait().unwrap() {
             return Some(status.code().or(status.signal().map(|signal| 128 + signal)));

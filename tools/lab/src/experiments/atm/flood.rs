@@ -57,7 +57,7 @@ fn blast(config: Config, capacity: Capacity, setting: &str, share: f64) -> Optio
         blast: Some(blast),
         warm_up: Duration::ZERO,
         // Longer than the calls, which it ends with.
-        duration: TIME + super::PATIENCE,
+        duration: TIME + super::TIMEOUT,
         ..load(config)
     })
 }

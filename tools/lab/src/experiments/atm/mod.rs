@@ -33,7 +33,7 @@ const CALLS: &str = "calls/s";
 /// Within which an interface is free again.
 const RESTART: Duration = Duration::from_secs(2);
 /// How long a worker may take beyond its time.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A point to measure: where it is drawn, and how it is measured.
 struct Case<T> {
@@ -160,7 +160,7 @@ fn call(
     let job_time = Duration::from_millis(job.time_ms.into());
     let mut child = Child::start_ready(place, &Job::Calls(job.clone()), "the caller")?;
     measuring()?;
-    Ok(serde_json::from_str(&child.line(job_time + PATIENCE)?)?)
+    Ok(serde_json::from_str(&child.line(job_time + TIMEOUT)?)?)
 }
 
 /// The report of calls as a sample, the median of set-up and teardown above `x`.

@@ -61,7 +61,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
                 cpu: bench.testbed.config().server_cpu,
             };
             let mut child = Child::start_ready(place, &Job::Calls(job), "both ends")?;
-            let report = serde_json::from_str(&child.line(TIME + super::PATIENCE)?)?;
+            let report = serde_json::from_str(&child.line(TIME + super::TIMEOUT)?)?;
             return Ok(super::sample(case.x, &report));
         }
         let switch = (over == CallsOver::Switched).then(|| switch(bench));
