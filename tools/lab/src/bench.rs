@@ -21,7 +21,7 @@ pub(crate) use defence::{Defence, SYN_LIMIT};
 pub(crate) use idle::Held;
 use idle::open;
 pub(crate) use loads::{blast, flood, load, server, shorten};
-use manager::Manager;
+pub(crate) use manager::Manager;
 pub(crate) use processes::open_files;
 use processes::{Companions, s_client_parts};
 

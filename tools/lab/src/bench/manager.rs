@@ -9,15 +9,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::system::System;
 use crate::testbed::Testbed;
 use crate::worker::{
-    Attacks, Beside, Child, HostileJob, Job, Kills, Managed, ManagerJob, Place, Seen, ServiceJob,
-    Setup, manager_program, scratch,
+    Attacks, Beside, Child, Cpu, HostileJob, Job, Kills, Managed, ManagerAtm, ManagerJob, Place,
+    Seen, ServiceJob, Setup, manager_program, scratch,
 };
 
 /// User id of the application that is measured; those beside it have the next ones.
 const USER: u32 = 12_345;
 
 /// A running manager; dropping it gives everything back.
-pub(super) struct Manager {
+pub(crate) struct Manager {
     child: Child,
     socket: PathBuf,
 }
@@ -30,23 +30,53 @@ impl Manager {
         }
         // The namespace is the test bed's own, and its services have low ports.
         testbed.in_server_shell("echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start")?;
-        let socket = scratch("manager");
-        let job = ManagerJob {
-            program: manager_program()?,
-            socket: socket.clone(),
-            trust: (setup.system == System::Direct).then_some(USER),
-            kill_every_ms: setup.kill_manager_ms,
-        };
         let place = Place {
             namespace: testbed.server(),
             cpu: testbed.config().client_cpu,
         };
+        let is_direct = setup.system == System::Direct;
+        Self::keep(place, is_direct, setup.kill_manager_ms, None).map(Some)
+    }
+
+    /// Starts one of circuits; `is_direct`: of an application with the device's own queues.
+    pub(crate) fn of_circuits(
+        place: Place<'_>,
+        is_direct: bool,
+        atm: ManagerAtm,
+    ) -> anyhow::Result<Self> {
+        Self::keep(place, is_direct, None, Some(atm))
+    }
+
+    fn keep(
+        place: Place<'_>,
+        is_direct: bool,
+        kill_every_ms: Option<u32>,
+        atm: Option<ManagerAtm>,
+    ) -> anyhow::Result<Self> {
+        let socket = scratch("manager");
+        let job = ManagerJob {
+            program: manager_program()?,
+            socket: socket.clone(),
+            trust: is_direct.then_some(USER),
+            kill_every_ms,
+            atm,
+        };
         let child = Child::start_ready(place, &Job::Manager(job), "the manager")?;
-        Ok(Some(Manager { child, socket }))
+        Ok(Manager { child, socket })
+    }
+
+    /// What its threads have cost so far.
+    pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
+        self.child.cpu()
+    }
+
+    /// Its process.
+    pub(crate) fn process(&mut self) -> anyhow::Result<u32> {
+        self.child.serving()
     }
 
     /// Where an application finds it, as a user of its own.
-    pub(super) fn of_application(&self, number: usize) -> Managed {
+    pub(crate) fn of_application(&self, number: usize) -> Managed {
         Managed {
             socket: self.socket.clone(),
             user: USER + number as u32,

@@ -15,6 +15,7 @@ use tidewall_socket::{
     Side, Stack,
 };
 
+use super::Managed;
 use super::cpu::Cpu;
 use super::service::until_input_ends;
 use crate::testbed::{CLIENT, CLIENT_INTERFACE, SERVER, SERVER_INTERFACE};
@@ -65,7 +66,7 @@ pub enum CallsRole {
 }
 
 /// How calls go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CallsOver {
     /// Circuits, controlled in each end's process.
@@ -73,6 +74,8 @@ pub enum CallsOver {
     /// The same through a switch of cells, which is at the server's interface and at the first
     /// of [`PAIR`]: who is called is at the second.
     Switched,
+    /// Circuits of this manager's, whatever that leads them over.
+    Managed(Managed),
     /// TCP of the kernel's.
     Tcp,
 }
@@ -112,11 +115,8 @@ pub(crate) struct CallsReport {
 
 /// Does it.
 pub(super) fn run(job: &CallsJob) -> anyhow::Result<()> {
-    match job.nice {
-        nice @ -20.. => super::become_nice(nice)?,
-        _ => tidewall_sys::set_fifo(1)?,
-    }
-    match (job.role, job.over) {
+    super::compete_as(job.nice)?;
+    match (job.role, &job.over) {
         (CallsRole::Called, CallsOver::InProcess | CallsOver::Switched) => {
             let [_, (far, [a, b, c])] = PAIR;
             let (interface, next_hop, side) = match job.over {
@@ -124,17 +124,10 @@ pub(super) fn run(job: &CallsJob) -> anyhow::Result<()> {
                 _ => (SERVER_INTERFACE, CLIENT.0, Side::Network),
             };
             let stack = controlled(interface, next_hop, side, CALLED)?;
-            let listener = AtmListener::bind(&stack, CALLED, BACKLOG, AtmOptions::default())?;
             let _unread = AtmSocket::bind(&stack, UNREAD)?;
-            // Ends with the process.
-            std::thread::spawn(move || -> io::Result<()> {
-                loop {
-                    let (socket, _) = listener.accept()?;
-                    while socket.recv(&mut [0; 64])? > 0 {}
-                }
-            });
-            answer()
+            take_calls(&stack)
         }
+        (CallsRole::Called, CallsOver::Managed(manager)) => take_calls(&managed(manager)?),
         (CallsRole::Called, CallsOver::Tcp) => {
             let listener = TcpListener::bind((SERVER.0, PORT))?;
             std::thread::spawn(move || -> io::Result<()> {
@@ -144,15 +137,11 @@ pub(super) fn run(job: &CallsJob) -> anyhow::Result<()> {
             });
             answer()
         }
-        (CallsRole::Caller, CallsOver::InProcess | CallsOver::Switched) => {
-            let stack = controlled(CLIENT_INTERFACE, SERVER.0, Side::User, CALLER)?;
-            repeat(job, |connected| {
-                let socket = AtmSocket::connect_with(&stack, CALLED, &patient())?;
-                connected();
-                drop(socket);
-                Ok(())
-            })
-        }
+        (CallsRole::Caller, CallsOver::InProcess | CallsOver::Switched) => make_calls(
+            job,
+            &controlled(CLIENT_INTERFACE, SERVER.0, Side::User, CALLER)?,
+        ),
+        (CallsRole::Caller, CallsOver::Managed(manager)) => make_calls(job, &managed(manager)?),
         (CallsRole::Caller, CallsOver::Tcp) => {
             let to = SocketAddr::new(SERVER.0.into(), PORT);
             repeat(job, |connected| {
@@ -177,6 +166,33 @@ pub(super) fn run(job: &CallsJob) -> anyhow::Result<()> {
     }
 }
 
+/// Takes each call, until the input ends.
+fn take_calls(stack: &Stack) -> anyhow::Result<()> {
+    let listener = AtmListener::bind(stack, CALLED, BACKLOG, AtmOptions::default())?;
+    // Ends with the process.
+    std::thread::spawn(move || -> io::Result<()> {
+        loop {
+            match listener.accept() {
+                Ok((socket, _)) => while matches!(socket.recv(&mut [0; 64]), Ok(1..)) {},
+                // Its caller has given up.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    });
+    answer()
+}
+
+/// Calls who takes calls, as the job says.
+fn make_calls(job: &CallsJob, stack: &Stack) -> anyhow::Result<()> {
+    repeat(job, |connected| {
+        let socket = AtmSocket::connect_with(stack, CALLED, &patient())?;
+        connected();
+        drop(socket);
+        Ok(())
+    })
+}
+
 /// Answers the line `cpu`.
 fn answer() -> anyhow::Result<()> {
     println!("ready");
@@ -189,8 +205,8 @@ fn answer() -> anyhow::Result<()> {
 }
 
 /// Numbers that begin with 47.0005.01 and 47.0005.02.
-const CALLER: Nsap = number(1);
-const CALLED: Nsap = number(2);
+pub(crate) const CALLER: Nsap = number(1);
+pub(crate) const CALLED: Nsap = number(2);
 
 const fn number(end: u8) -> Nsap {
     let mut number = [0; 20];
@@ -218,6 +234,13 @@ fn controlled(
     stack.attach_atm(IpAddr::V4(next_hop))?;
     stack.control_atm(AtmControl { number, side })?;
     Ok(stack)
+}
+
+/// An application of a manager, without privileges.
+fn managed(manager: &Managed) -> anyhow::Result<Stack> {
+    manager.become_user()?;
+    Stack::managed(&manager.socket, EmbeddedConfig::new("").control(false))
+        .with_context(|| format!("cannot join the manager at {}", manager.socket.display()))
 }
 
 fn patient() -> CallOptions {

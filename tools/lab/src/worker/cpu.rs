@@ -34,8 +34,13 @@ pub(crate) struct Cpu {
 impl Cpu {
     /// Of this process, now.
     pub(crate) fn read(snapshot: Option<StackSnapshot>) -> Self {
-        let process = std::process::id().to_string();
-        let tasks = fs::read_dir("/proc/self/task");
+        Self::of(std::process::id(), snapshot)
+    }
+
+    /// Of a process, now.
+    pub(crate) fn of(process: u32, snapshot: Option<StackSnapshot>) -> Self {
+        let process = process.to_string();
+        let tasks = fs::read_dir(format!("/proc/{process}/task"));
         Cpu {
             threads: tasks
                 .into_iter()

@@ -1,10 +1,11 @@
 //! The worker that keeps a manager (`tidewalld`) of the server's interface, and what an
 //! application of one has to know.
 
+use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -22,8 +23,8 @@ use serde::{Deserialize, Serialize};
 use tidewall_manager::connection::Connection;
 use tidewall_sys::netlink::Netdev;
 
-use super::Job;
 use super::service::until_input_ends;
+use super::{Cpu, Job};
 use crate::command;
 use crate::testbed::SERVER_INTERFACE;
 
@@ -43,6 +44,25 @@ pub struct ManagerJob {
     pub trust: Option<u32>,
     /// It is killed and started again so often, ms.
     pub kill_every_ms: Option<u32>,
+    /// Whose interface it has, if not the server's, and how that is one of ATM.
+    pub atm: Option<ManagerAtm>,
+}
+
+/// A manager of circuits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManagerAtm {
+    /// The interface.
+    pub interface: String,
+    /// The neighbour that its circuits lead to.
+    pub next_hop: Ipv4Addr,
+    /// The interface's NSAP.
+    pub number: String,
+    /// It is the network's side of the link.
+    pub network_side: bool,
+    /// It has a thread for each activity.
+    pub threads: bool,
+    /// Its nice value; under -20: SCHED_FIFO, with the lowest priority there.
+    pub nice: i32,
 }
 
 /// Where an application finds its manager, and as whom.
@@ -77,7 +97,8 @@ pub(crate) struct Kills {
 }
 
 /// Keeps a manager, with a bpffs of its own, and takes everything away at the end. Answers
-/// the lines `kills` and `pin CPU`, which has the threads that poll the interface run there.
+/// the lines `kills`, `process` and `cpu`, of the manager's, and `pin CPU`, which has the
+/// threads that poll the interface run there.
 pub(super) fn keep(job: &ManagerJob) -> anyhow::Result<()> {
     // It ends with its input, and not before everything has been given back.
     let asked = Arc::new(AtomicBool::new(false));
@@ -89,13 +110,15 @@ pub(super) fn keep(job: &ManagerJob) -> anyhow::Result<()> {
     let at = "/sys/fs/bpf";
     command::run("mount", &["-t", "bpf", "tw-bpf", at]).context("a bpffs is needed")?;
     let kills = Arc::new(Mutex::new(Kills::default()));
+    let process = Arc::new(AtomicU32::new(0));
     let (stop, stopped) = channel();
     let (say, ready) = channel();
     let keeper = {
-        let (job, kills) = (job.clone(), kills.clone());
+        let (job, kills, process) = (job.clone(), kills.clone(), process.clone());
         // The daemon dies with the thread that starts it.
         thread::spawn(move || {
-            look_after(&job, &kills, &stopped, || {
+            look_after(&job, &kills, &stopped, |daemon| {
+                process.store(daemon, Ordering::Relaxed);
                 let _ = say.send(());
             })
         })
@@ -106,6 +129,11 @@ pub(super) fn keep(job: &ManagerJob) -> anyhow::Result<()> {
             if line == "kills" {
                 let kills = *kills.lock().unwrap_or_else(PoisonError::into_inner);
                 println!("{}", serde_json::to_string(&kills)?);
+            } else if line == "process" {
+                println!("{}", process.load(Ordering::Relaxed));
+            } else if line == "cpu" {
+                let cpu = Cpu::of(process.load(Ordering::Relaxed), None);
+                println!("{}", serde_json::to_string(&cpu)?);
             } else if let Some(cpu) = line.strip_prefix("pin ") {
                 println!("{}", pin_pollers(cpu.parse()?)?);
             }
@@ -125,14 +153,28 @@ pub(super) fn keep(job: &ManagerJob) -> anyhow::Result<()> {
 
 /// The body of a process that becomes the daemon, which so ends with who started it.
 pub(super) fn become_daemon(job: &ManagerJob) -> anyhow::Result<()> {
+    if let Some(atm) = &job.atm {
+        super::compete_as(atm.nice)?;
+    }
     Err(command(job).exec()).with_context(|| format!("cannot run {}", job.program.display()))
 }
 
 fn command(job: &ManagerJob) -> Command {
     let mut command = Command::new(&job.program);
+    let interface = job
+        .atm
+        .as_ref()
+        .map_or(SERVER_INTERFACE, |atm| &atm.interface);
     command
-        .args(["--interface", SERVER_INTERFACE, "--socket"])
+        .args(["--interface", interface, "--socket"])
         .arg(&job.socket);
+    if let Some(atm) = &job.atm {
+        let side = if atm.network_side { "network" } else { "user" };
+        command
+            .args(["--atm-next-hop", &atm.next_hop.to_string()])
+            .args(["--atm-number", &atm.number, "--atm-side", side])
+            .args(atm.threads.then_some("--atm-threads"));
+    }
     match job.trust {
         Some(user) => command.args(["--trust", &user.to_string()]),
         None => command.args(["--private", "any"]),
@@ -144,10 +186,10 @@ fn look_after(
     job: &ManagerJob,
     kills: &Mutex<Kills>,
     stopped: &Receiver<()>,
-    ready: impl FnOnce(),
+    ready: impl FnOnce(u32),
 ) -> anyhow::Result<()> {
     let mut daemon = start(job)?;
-    ready();
+    ready(daemon.id());
     loop {
         let over = match job.kill_every_ms {
             None => stopped.recv().is_err(),

@@ -54,8 +54,8 @@ use crate::system::{Control, System};
 use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 
 pub use benchmark::BenchmarkJob;
+pub(crate) use calls::{CALLED, CALLER, CallsReport, UNREAD};
 pub use calls::{CallsJob, CallsOver, CallsRole, PAIR};
-pub(crate) use calls::{CallsReport, UNREAD};
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
 pub use forwarding::{ForwardJob, ForwardReport, ForwardSide};
@@ -63,7 +63,7 @@ pub use frames::{FrameJob, FrameRole, FrameSegment};
 pub use hostile::HostileJob;
 pub(crate) use hostile::{Attacks, Seen};
 pub(crate) use manager::{Kills, program as manager_program};
-pub use manager::{Managed, ManagerJob};
+pub use manager::{Managed, ManagerAtm, ManagerJob};
 pub use program::Program;
 pub use segments::{SegmentCounts, SegmentJob};
 pub(crate) use service::{Account, Drops};
@@ -422,6 +422,14 @@ fn become_nice(nice: i32) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// As [`become_nice`]; under -20: SCHED_FIFO, with the lowest priority there.
+fn compete_as(nice: i32) -> anyhow::Result<()> {
+    match nice {
+        nice @ -20.. => become_nice(nice),
+        _ => Ok(tidewall_sys::set_fifo(1)?),
+    }
+}
+
 /// What competes with a manager in Black and Crosby's Figure 2: processing by programs and by
 /// the kernel.
 fn pipeline() -> anyhow::Result<()> {
@@ -488,7 +496,10 @@ mod tests {
             Job::Pipeline,
             Job::Calls(CallsJob {
                 role: CallsRole::Keeper(3),
-                over: CallsOver::InProcess,
+                over: CallsOver::Managed(Managed {
+                    socket: "/dev/shm/x".into(),
+                    user: 1,
+                }),
                 time_ms: 10,
                 pause_us: 5,
                 nice: -6,
@@ -555,6 +566,14 @@ mod tests {
                 socket: "/dev/shm/y".into(),
                 trust: Some(1),
                 kill_every_ms: Some(1_000),
+                atm: Some(ManagerAtm {
+                    interface: "tw-a".into(),
+                    next_hop: [10, 77, 0, 2].into(),
+                    number: "47.0005".into(),
+                    network_side: true,
+                    threads: true,
+                    nice: -21,
+                }),
             }),
             Job::SynLimit(10_000),
             Job::Flow(

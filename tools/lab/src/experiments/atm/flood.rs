@@ -5,12 +5,13 @@ use std::time::Duration;
 use tidewall_load::{BlastSpec, Content, LoadSpec, SenderKind};
 
 use super::super::{Experiment, Run, USUAL, ratio};
+use super::planes::{Parties, Plane, Way, client};
 use super::{Case, IN_PROCESS, SETUP_P50, value};
 use crate::bench::load;
 use crate::capacity::Capacity;
 use crate::result::{Claim, Series};
 use crate::testbed::{Config, SINK_INTERFACE};
-use crate::worker::{CallsOver, CallsRole, Child, Job, LoadJob, Place, UNREAD};
+use crate::worker::{Child, Job, LoadJob, UNREAD};
 
 pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     name: "atm-flood",
@@ -81,17 +82,13 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     }
     let plan = run.options.within(6, 50);
     super::rounds(run, &cases, plan, |bench, case| {
-        let _called = super::called(bench, CallsOver::InProcess)?;
-        let job = super::calls(CallsRole::Caller, CallsOver::InProcess, TIME);
+        let mut parties = Parties::start(bench, Plane::InProcess, Way::Link, 0)?;
+        let job = parties.job(TIME);
         let mut blasting = None;
-        let place = Place {
-            namespace: bench.testbed.client(),
-            cpu: bench.testbed.config().client_cpu,
-        };
-        let report = super::call(bench, &job, || {
+        let report = parties.call(bench, &job, |_| {
             if let Some(spec) = &case.what {
                 let job = Job::Load(Box::new(LoadJob::unwatched(spec.clone())));
-                blasting = Some(Child::start(place, &job, "the blast")?);
+                blasting = Some(Child::start(client(bench), &job, "the blast")?);
             }
             Ok(())
         })?;

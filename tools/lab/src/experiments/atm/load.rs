@@ -1,10 +1,13 @@
 //! Set-up times beside shell pipelines on the processor of the caller and of what controls its
 //! circuits.
 
+use std::time::Duration;
+
 use super::super::{Experiment, Run, USUAL, ratio};
+use super::planes::{Parties, Plane, Way, client};
 use super::{Case, SETUP_MEAN, value};
 use crate::result::{Claim, Series};
-use crate::worker::{CallsJob, CallsOver, CallsRole, Child, Job, Place};
+use crate::worker::{CallsJob, Child, Job};
 
 pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     name: "atm-load",
@@ -18,7 +21,15 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-const SETTING: &str = "control in the caller's process";
+const IN_CALLER: &str = "control in the caller's process";
+const BOTH: &str = "tidewalld and the caller";
+const MANAGER: &str = "tidewalld, the caller at nice 0";
+/// Whose priority it is: what controls circuits, whether the caller has it, too.
+const SETTINGS: [(Plane, bool, &str); 3] = [
+    (Plane::InProcess, true, IN_CALLER),
+    (Plane::Manager, true, BOTH),
+    (Plane::Manager, false, MANAGER),
+];
 const EQUAL: &str = "nice 0";
 const HIGH: &str = "nice -20";
 const FIFO: &str = "SCHED_FIFO";
@@ -38,66 +49,73 @@ const PAUSE_US: u32 = 10_000;
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let quick = run.options.quick;
     let mut cases = Vec::new();
-    for (system, nice) in PRIORITIES {
-        for pipelines in 0..=MOST {
-            if quick && (1..MOST).contains(&pipelines) {
-                continue;
+    for (plane, of_caller, setting) in SETTINGS {
+        for (system, nice) in PRIORITIES {
+            for pipelines in 0..=MOST {
+                let middle = (1..MOST).contains(&pipelines) || (-19..0).contains(&nice);
+                if quick && middle {
+                    continue;
+                }
+                cases.push(Case {
+                    system,
+                    setting,
+                    x: pipelines.into(),
+                    what: (plane, of_caller, nice, pipelines),
+                });
             }
-            cases.push(Case {
-                system,
-                setting: SETTING,
-                x: pipelines.into(),
-                what: (nice, pipelines),
-            });
         }
     }
     let plan = run.options.within(6, 55);
     super::rounds(run, &cases, plan, |bench, case| {
-        let (nice, pipelines) = case.what;
-        let _called = super::called(bench, CallsOver::InProcess)?;
-        let place = Place {
-            namespace: bench.testbed.client(),
-            cpu: bench.testbed.config().client_cpu,
-        };
+        let (plane, of_caller, nice, pipelines) = case.what;
+        let mut parties = Parties::start(bench, plane, Way::Link, nice)?;
         let competing =
-            (0..pipelines).map(|_| Child::start_ready(place, &Job::Pipeline, "a pipeline"));
+            (0..pipelines).map(|_| Child::start_ready(client(bench), &Job::Pipeline, "a pipeline"));
         let _competing = competing.collect::<anyhow::Result<Vec<_>>>()?;
         let job = CallsJob {
-            role: CallsRole::Caller,
-            over: CallsOver::InProcess,
             time_ms: TIME_MS,
             pause_us: PAUSE_US,
-            nice,
+            nice: if of_caller { nice } else { 0 },
+            ..parties.job(Duration::ZERO)
         };
-        let report = super::call(bench, &job, || Ok(()))?;
+        let report = parties.call(bench, &job, |_| Ok(()))?;
         let mut sample = super::sample(case.x, &report);
         sample.y = report.setup.mean;
         Ok(sample)
     })?;
     run.note(
         "Each pipeline reads a file of the kernel's, changes its letters, sorts and counts it, at nice \
-         0. The caller has the priority, as what controls its circuits is in its process; it calls \
-         some hundred times, with pauses of up to 10 ms, a listener on the other processor.",
+         0, on the processor of the caller and of its manager. The manager has the priority, and so \
+         has the caller unless the curve says otherwise; where it controls its circuits itself it is \
+         both. It calls some hundred times, with pauses of up to 10 ms, a listener with a manager of \
+         its own on the other processor.",
     );
     Ok(())
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let mean =
-        |system, pipelines: u32| value(series, (system, SETTING), pipelines.into(), SETUP_MEAN);
-    let loaded = |system| ratio(mean(system, MOST), mean(system, 0));
-    vec![
-        Claim::at_most(
-            "high",
-            "mean set-up time beside three pipelines over beside none: nice -20",
-            loaded(HIGH),
-            1.3,
-        ),
-        Claim::at_most("fifo", "the same: SCHED_FIFO", loaded(FIFO), 1.3),
-        Claim::new("equal", "the same: nice 0, as the pipelines", loaded(EQUAL)),
-        Claim::new("slightly", "the same: nice -1", loaded("nice -1")),
-        Claim::new("above-automount", "the same: nice -6", loaded("nice -6")),
-    ]
+    let mut claims = Vec::new();
+    for (setting, id, bounded) in [
+        (IN_CALLER, "in-process", true),
+        (BOTH, "manager", true),
+        (MANAGER, "manager-alone", false),
+    ] {
+        let mean =
+            |system, pipelines: u32| value(series, (system, setting), pipelines.into(), SETUP_MEAN);
+        for (system, _) in PRIORITIES {
+            let of = system.trim_start_matches("nice ").to_lowercase();
+            let id = format!("{id}-{}", of.replace("sched_", "").replace('-', "minus-"));
+            let text = format!(
+                "mean set-up time beside three pipelines over beside none: {setting}, {system}"
+            );
+            let loaded = ratio(mean(system, MOST), mean(system, 0));
+            claims.push(match [HIGH, FIFO].contains(&system) && bounded {
+                true => Claim::at_most(id, text, loaded, 1.3),
+                false => Claim::new(id, text, loaded),
+            });
+        }
+    }
+    claims
 }
 
 #[cfg(test)]
@@ -109,18 +127,19 @@ mod tests {
     fn claims_compare_three_pipelines_with_none() {
         let series = PRIORITIES.map(|(system, nice)| {
             let loaded = if nice < -6 { 1.2e2 } else { 5e3 };
-            let mut curve = curve(system, Some(SETTING), &[(0.0, 1e2), (3.0, loaded)]);
+            let mut curve = curve(system, Some(BOTH), &[(0.0, 1e2), (3.0, loaded)]);
             for point in &mut curve.points {
                 point.values.insert(SETUP_MEAN.to_owned(), point.y);
             }
             curve
         });
         let claims = claims(&series);
-        let figures: Vec<_> = claims
-            .iter()
-            .map(|claim| (claim.measured, claim.holds))
-            .collect();
-        assert_eq!(figures[..2], [(Some(1.2), Some(true)); 2]);
-        assert_eq!(figures[2..], [(Some(50.0), None); 3]);
+        let of = |id: &str| claims.iter().find(|claim| claim.id == id).unwrap();
+        for id in ["manager-minus-20", "manager-fifo"] {
+            assert_eq!((of(id).measured, of(id).holds), (Some(1.2), Some(true)));
+        }
+        let equal = of("manager-0");
+        assert_eq!((equal.measured, equal.holds), (Some(50.0), None));
+        assert_eq!(of("manager-alone-minus-20").measured, None);
     }
 }

@@ -3,6 +3,7 @@
 pub(super) mod data;
 pub(super) mod flood;
 pub(super) mod load;
+mod planes;
 pub(super) mod profile;
 pub(super) mod setup;
 pub(super) mod size;
@@ -139,28 +140,16 @@ fn command(place: Place<'_>, line: &str) -> anyhow::Result<Child> {
 
 /// Starts who is called, on the server's processor.
 fn called(bench: &Bench, over: CallsOver) -> anyhow::Result<Child> {
-    let place = Place {
-        namespace: bench.testbed.server(),
-        cpu: bench.testbed.config().server_cpu,
-    };
+    let place = planes::server(bench);
     let job = Job::Calls(calls(CallsRole::Called, over, Duration::ZERO));
     Child::start_ready(place, &job, "who is called")
 }
 
-/// Calls from the client's processor; `measuring` is called when that begins.
-fn call(
-    bench: &Bench,
-    job: &CallsJob,
-    measuring: impl FnOnce() -> anyhow::Result<()>,
-) -> anyhow::Result<CallsReport> {
-    let place = Place {
-        namespace: bench.testbed.client(),
-        cpu: bench.testbed.config().client_cpu,
-    };
-    let job_time = Duration::from_millis(job.time_ms.into());
+/// Calls from here.
+fn call(place: Place<'_>, job: &CallsJob) -> anyhow::Result<CallsReport> {
+    let within = Duration::from_millis(job.time_ms.into()) + TIMEOUT;
     let mut child = Child::start_ready(place, &Job::Calls(job.clone()), "the caller")?;
-    measuring()?;
-    Ok(serde_json::from_str(&child.line(job_time + TIMEOUT)?)?)
+    Ok(serde_json::from_str(&child.line(within)?)?)
 }
 
 /// The report of calls as a sample, the median of set-up and teardown above `x`.

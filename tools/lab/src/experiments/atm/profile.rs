@@ -1,17 +1,19 @@
-//! Where the time of who is called goes, and how often it is switched to and from.
+//! Where the time of who controls circuits goes, and how often that is switched to and from.
 
 use std::time::Duration;
 
 use super::super::{Experiment, Run, USUAL};
-use super::{Case, IN_PROCESS, value};
+use super::planes::{Parties, Plane, Way};
+use super::{Case, value};
 use crate::profile::{Profile, Recorder};
 use crate::result::{Claim, Series};
-use crate::worker::{CallsOver, CallsRole, Spent};
+use crate::worker::Spent;
 
 pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     name: "atm-profile",
     paper: "ATM sockets, Table 2",
-    about: "where the time of the called end goes, and its context switches a call",
+    about: "where the time of the called end, or of the manager, goes, and its context switches a \
+            call",
     x: "nothing",
     y: "processor time a call, µs",
     senders: &["calls in a closed loop"],
@@ -20,7 +22,17 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-const SETTING: &str = "the called end";
+/// Who is looked at: the process that controls the called end's circuits.
+const SETTINGS: [(Plane, Way, &str); 5] = [
+    (Plane::InProcess, Way::Link, CALLED),
+    (Plane::Manager, Way::Local, LOCAL),
+    (Plane::Threads, Way::Local, LOCAL),
+    (Plane::Manager, Way::Link, LINK),
+    (Plane::Threads, Way::Link, LINK),
+];
+const CALLED: &str = "the called end";
+const LOCAL: &str = "the manager, local calls";
+const LINK: &str = "the manager of the called end";
 const TIME: Duration = Duration::from_millis(800);
 const SWITCHES: &str = "context switches a call";
 /// Parts by their functions' names; the first that matches counts, and the last takes what is
@@ -47,26 +59,27 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     if let Err(why) = &sampled {
         run.note(format!("Not sampled: {why}"));
     }
-    let cases = [Case {
-        system: IN_PROCESS,
-        setting: SETTING,
+    let cases = SETTINGS.map(|(plane, way, setting)| Case {
+        system: plane.name(),
+        setting,
         x: 0.0,
-        what: (),
-    }];
-    let plan = run.options.rounds_of(6);
+        what: (plane, way),
+    });
+    let plan = run.options.within(6, 55);
     super::rounds(run, &cases, plan, |bench, case| {
-        let mut called = super::called(bench, CallsOver::InProcess)?;
+        let (plane, way) = case.what;
+        let mut parties = Parties::start(bench, plane, way, 0)?;
         let mut recorder = None;
         let mut before = None;
-        let job = super::calls(CallsRole::Caller, CallsOver::InProcess, TIME);
-        let report = super::call(bench, &job, || {
-            before = Some(called.cpu()?);
+        let job = parties.job(TIME);
+        let report = parties.call(bench, &job, |parties| {
+            before = Some(parties.controller_cpu()?);
             if sampled.is_ok() {
                 recorder = Some(Recorder::start(cpu, TIME)?);
             }
             Ok(())
         })?;
-        let after = called.cpu()?;
+        let after = parties.controller_cpu()?;
         let spent = Spent::of_process(&before.unwrap_or_default(), &after);
         let calls = (report.calls as f64).max(1.0);
         let mut sample = super::sample(case.x, &report);
@@ -75,13 +88,15 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
             .values
             .insert(SWITCHES.to_owned(), spent.switches / calls);
         if let Some(recorder) = recorder {
-            let profile = recorder.finish(called.process())?;
+            let profile = recorder.finish(parties.controller()?)?;
             sample.values.extend(parts(&profile));
         }
         Ok(sample)
     })?;
     run.note(
-        "Samples of the called end's processor by perf, the idle loop and other processes left out. \
+        "Samples by perf of the processor of the called end or its manager, the idle loop and other \
+         processes left out. Threads that a manager has had for calls are not in its context \
+         switches once they have ended. \
          The paper's manager spent just over half of its time in its threads library.",
     );
     Ok(())
@@ -104,19 +119,31 @@ fn parts(profile: &Profile) -> impl Iterator<Item = (String, f64)> {
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let at = |name| value(series, (IN_PROCESS, SETTING), 0.0, name);
-    let mut claims = vec![Claim::new(
-        "switches",
-        "context switches a call of the called end, control in its process",
-        at(SWITCHES),
-    )];
-    for (number, (name, _)) in PARTS.into_iter().enumerate() {
-        let text = format!("share of the called end's time: {name}");
-        let claim = Claim::new(format!("part-{}", number + 1), text, at(name));
-        claims.push(match name {
-            LOCKS => claim.paper(50.0),
-            _ => claim,
-        });
+    let mut claims = Vec::new();
+    for (plane, way, setting) in SETTINGS {
+        let system = plane.name();
+        let at = |name| value(series, (system, setting), 0.0, name);
+        let id = match (plane, way) {
+            (Plane::InProcess, _) => "in-process",
+            (Plane::Manager, Way::Local) => "manager",
+            (Plane::Manager, _) => "manager-link",
+            (Plane::Threads, Way::Local) => "threads",
+            (Plane::Threads, _) => "threads-link",
+        };
+        let who = format!("{system}, {setting}");
+        claims.push(Claim::new(
+            format!("{id}-switches"),
+            format!("context switches a call: {who}"),
+            at(SWITCHES),
+        ));
+        for (number, (name, _)) in PARTS.into_iter().enumerate() {
+            let id = format!("{id}-part-{}", number + 1);
+            let claim = Claim::new(id, format!("share of the time: {who}: {name}"), at(name));
+            claims.push(match (name, plane) {
+                (LOCKS, Plane::Threads) => claim.paper(50.0),
+                _ => claim,
+            });
+        }
     }
     claims
 }
