@@ -12,7 +12,7 @@ use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_manager::client::Client;
 use tidewall_manager::connection::Connection;
-use tidewall_manager::protocol::{Answer, JOIN_PRIVATE, Join, Request};
+use tidewall_manager::protocol::{Answer, Empty, JOIN_PRIVATE, Join, Request};
 
 /// How often what changes nothing is asked.
 const REQUESTS: usize = 2_000;
@@ -88,6 +88,28 @@ fn report_joins(daemon: u32) {
     print("an application joined, with queues", took, on_processor);
 }
 
+/// Prints what a join's figure has of an exchange as such, with two threads that wake up after
+/// as long: that of a request which the manager refuses without a look at anything.
+fn report_least(daemon: u32) {
+    let connection = Connection::connect(&socket()).unwrap();
+    let before = processor_time(daemon);
+    let took = (0..QUEUE_JOINS).map(|_| {
+        std::thread::sleep(IDLE);
+        let start = Instant::now();
+        connection
+            .send(&Request::GetCounters(Empty {}).emit(1), &[])
+            .unwrap();
+        connection.receive().unwrap().unwrap();
+        start.elapsed()
+    });
+    let took = took.collect();
+    print(
+        "refused, after as long",
+        took,
+        processor_time(daemon) - before,
+    );
+}
+
 mod inside {
     use super::*;
 
@@ -111,6 +133,7 @@ mod inside {
             drop(client);
         });
         wait_until("they are gone", || counters().applications == 0);
+        report_least(process);
         report_joins(process);
         wait_until("it is gone", || counters().applications == 0);
         let one = client();
