@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tidewall_load::{LoadSpec, PingSpec, SenderKind};
+use tidewall_manager::restore::Knob;
 use tidewall_service::counters::Times as LoopTimes;
 use tidewall_service::{Kind, Reader, ServiceSpec};
 
@@ -29,12 +30,12 @@ use crate::environment::Environment;
 use crate::governor::{self, Governor};
 use crate::interrupt;
 use crate::profile::{Profile, Recorder};
-use crate::system::System;
+use crate::system::{BUSY_MICROSECONDS, System};
 use crate::testbed::{Config, RealTime, Testbed};
 pub(crate) use crate::worker::Setup;
 use crate::worker::{
     Account, Attacks, Beside, Child, Cpu, Drops, Job, Kills, LoadJob, LoadOutcome, Place, Seen,
-    ServiceJob, TcpSpec, Times, Usage, Watch, run_load, scratch, waited,
+    ServiceJob, TcpKind, TcpSpec, Times, Usage, Watch, run_load, scratch, waited,
 };
 
 /// Time for what is in flight to arrive or be dropped after a load.
@@ -195,6 +196,7 @@ impl Bench {
             _ => None,
         };
         self.testbed.set_mode(setup.system.mode())?;
+        let polling = poll_for_programs(&self.testbed, setup)?;
         let config = self.testbed.config();
         let mut manager = Manager::start(&self.testbed, setup)?;
         let counters = scratch("counters");
@@ -248,6 +250,7 @@ impl Bench {
             companions,
             manager,
             defence,
+            _polling: polling,
             serving,
             bench: self,
             counters,
@@ -278,6 +281,20 @@ impl Bench {
     }
 }
 
+/// Who does not ask for busy polling gets it by two sysctls, where that is the mode.
+fn poll_for_programs(testbed: &Testbed, setup: &Setup) -> anyhow::Result<Vec<Knob>> {
+    let kind = setup.tcp.as_ref().map(|tcp| &tcp.kind);
+    if setup.system != System::LinuxBusy || !matches!(kind, Some(TcpKind::Program(_))) {
+        return Ok(Vec::new());
+    }
+    let set = |name: &str| {
+        let path = format!("/proc/sys/net/core/{name}");
+        let value = BUSY_MICROSECONDS.to_string();
+        Knob::set(testbed.restorer(), &path, &value).with_context(|| format!("cannot set {path}"))
+    };
+    ["busy_poll", "busy_read"].into_iter().map(set).collect()
+}
+
 /// A running service.
 pub(crate) struct Session<'a> {
     /// Receive control of the kernel's own path.
@@ -290,6 +307,8 @@ pub(crate) struct Session<'a> {
     manager: Option<Manager>,
     /// What stands in front of the kernel's stack.
     defence: Option<Standing>,
+    /// What has the kernel poll for a program.
+    _polling: Vec<Knob>,
     /// The process that serves: the child, or a program that it has started.
     serving: u32,
     bench: &'a mut Bench,

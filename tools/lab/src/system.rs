@@ -15,7 +15,7 @@ pub(crate) const RECEIVE_BUFFER: u32 = 1 << 20;
 const BUSY_BUDGET: u16 = 64;
 /// How long a busy-polled receive call polls before it sleeps, µs, where the
 /// experiment does not say.
-const BUSY_MICROSECONDS: u32 = 50;
+pub(crate) const BUSY_MICROSECONDS: u32 = 50;
 
 /// Receive control under comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +45,8 @@ pub enum System {
     /// The same in a process without privileges or trust, behind a virtual pair
     /// of its own.
     Private,
+    /// The same below a program that knows nothing of it: by `tidewall run`.
+    Run,
     /// The same by generic XDP, as on a card whose driver has no native XDP.
     Generic,
     /// Demultiplexing in an interrupt thread.
@@ -80,6 +82,7 @@ impl System {
             System::NiLrp => "ni-lrp",
             System::Direct => "direct",
             System::Private => "private",
+            System::Run => "tidewall-run",
             System::Generic => "ni-lrp-generic",
             System::SoftLrp => "soft-lrp",
             System::EarlyDemux => "early-demux",
@@ -117,7 +120,7 @@ impl System {
     /// The stack's architecture, if it is the stack.
     pub fn architecture(self) -> Option<Architecture> {
         match self {
-            System::NiLrp | System::Direct | System::Private | System::Generic => {
+            System::NiLrp | System::Direct | System::Private | System::Run | System::Generic => {
                 Some(Architecture::NiLrp)
             }
             System::SoftLrp => Some(Architecture::SoftLrp),
@@ -193,6 +196,10 @@ impl System {
                  receiver polls the driver, or with a second application a kernel thread does, on \
                  the receiver's CPU"
             ),
+            Some(_) if self == System::Run => format!(
+                "{mode}; the program by `tidewall run`, its calls taken by libtidewall.so; the \
+                 calling thread polls the driver"
+            ),
             Some(_) if self == System::Generic => {
                 format!("{mode}; generic XDP; the receiver polls the driver")
             }
@@ -211,7 +218,8 @@ impl System {
             }
             None if self == System::LinuxBusy => format!(
                 "{mode}; the better of recv and recvmmsg; SO_BUSY_POLL {BUSY_MICROSECONDS} unless \
-                 said otherwise, budget {BUSY_BUDGET}, default receive buffer"
+                 said otherwise, budget {BUSY_BUDGET}, default receive buffer; for a program that does \
+                 not ask for it, sysctl net.core.busy_poll and busy_read {BUSY_MICROSECONDS}"
             ),
             None => {
                 format!("{mode}; the better of recv and recvmmsg; SO_RCVBUFFORCE {RECEIVE_BUFFER}")

@@ -28,6 +28,7 @@
 #![deny(unsafe_code)]
 
 mod circuit;
+mod dns;
 mod exchange;
 mod http;
 mod idle;
@@ -55,9 +56,9 @@ pub use report::{
 };
 pub use run::{PROGRESS_INTERVAL, run, run_until, run_with_interval};
 pub use spec::{
-    BlastSpec, Content, DURATION_MAX, HTTP_CONNECTIONS_MAX, Habit, HttpSpec, IDLE_CONNECTIONS_MAX,
-    IdleSpec, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, ProbeSpec, RATE_MAX, RateStep,
-    Reuse, S_CLIENT_OPEN_MAX, S_CLIENT_RATE_MAX, SClientSpec, STEPS_MAX, SenderKind, SourceOrder,
-    StreamKind, StreamSpec, Wait,
+    BlastSpec, Content, DURATION_MAX, FixedExchange, HTTP_CONNECTIONS_MAX, Habit, HttpSpec,
+    IDLE_CONNECTIONS_MAX, IdleSpec, LoadSpec, OUTSTANDING_MAX, PAYLOAD_MAX, PingSpec, ProbeSpec,
+    RATE_MAX, RateStep, Reuse, S_CLIENT_OPEN_MAX, S_CLIENT_RATE_MAX, SClientSpec, STEPS_MAX,
+    SenderKind, SourceOrder, StreamKind, StreamSpec, Wait,
 };
 pub use xdp::XdpSink;

@@ -20,7 +20,7 @@ use crate::result::{Claim, Series, find};
 use crate::sweep::{Better, Curve, Plan, Sample};
 use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
-use crate::worker::{Program, TcpKind, TcpSpec};
+use crate::worker::{Program, TcpKind, TcpSpec, Waiting};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "http-cost",
@@ -54,7 +54,10 @@ fn servers(site: &Site) -> Vec<(System, TcpSpec)> {
     let mut servers: Vec<_> = SYSTEMS.map(|system| (system, site.server(0))).to_vec();
     let nginx = nginx(site);
     if nginx.is_there() {
-        let spec = TcpSpec::new(TcpKind::Program(nginx), tcp::HTTP_PORT);
+        let spec = TcpSpec {
+            waiting: Waiting::Named,
+            ..TcpSpec::new(TcpKind::Program(nginx), tcp::HTTP_PORT)
+        };
         servers.push((System::LinuxRps, spec));
     }
     servers

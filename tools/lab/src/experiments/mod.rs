@@ -30,6 +30,7 @@ pub(crate) mod tcp;
 mod tcp_bulk;
 mod tcp_loss;
 mod trips;
+mod unmodified;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -304,7 +305,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 38] = [
+pub static EXPERIMENTS: [Experiment; 42] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -341,6 +342,10 @@ pub static EXPERIMENTS: [Experiment; 38] = [
     manager_domains::EXPERIMENT,
     manager_restart::EXPERIMENT,
     manager_hostile::EXPERIMENT,
+    unmodified::requests::EXPERIMENT,
+    unmodified::floods::EXPERIMENT,
+    unmodified::cost::EXPERIMENT,
+    unmodified::squid::EXPERIMENT,
     tcp_bulk::EXPERIMENT,
     tcp_loss::EXPERIMENT,
 ];

@@ -194,7 +194,7 @@ impl Servers {
     ) -> Curve {
         let waiting = match contestant {
             Contestant::Tidewall(waiting) | Contestant::Linux(waiting) => waiting,
-            Contestant::Program => Waiting::Usual,
+            Contestant::Program => Waiting::Named,
         };
         let tcp = TcpSpec {
             waiting,

@@ -65,6 +65,7 @@ pub(crate) use hostile::{Attacks, Seen};
 pub(crate) use manager::{Kills, program as manager_program};
 pub use manager::{Managed, ManagerAtm, ManagerJob};
 pub use program::Program;
+pub(crate) use program::{KEY, NAME, VALUE};
 pub use segments::{SegmentCounts, SegmentJob};
 pub(crate) use service::{Account, Drops};
 pub use splicing::SpliceJob;
@@ -232,7 +233,7 @@ pub enum TcpKind {
     },
     /// A forwarding proxy.
     Proxy(proxy::Spec),
-    /// A program of somebody else's, on Linux.
+    /// A program of somebody else's, on Linux or by `tidewall run` ([`System::Run`]).
     Program(Program),
 }
 
@@ -274,7 +275,7 @@ impl TcpSpec {
     /// What it is called in results, where that is not the system's name.
     pub fn name(&self, on_linux: bool) -> Option<&'static str> {
         match &self.kind {
-            TcpKind::Program(program) => Some(program.name()),
+            TcpKind::Program(program) => (self.waiting == Waiting::Named).then(|| program.name()),
             _ => self.waiting.name(on_linux),
         }
     }

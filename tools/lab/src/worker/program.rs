@@ -1,7 +1,8 @@
-//! Real servers, as Debian has them, to compare with: configured here, one
-//! process on the processor of its worker, no logs, no disk.
+//! Real servers, as Debian has them: configured here, one process on the processor of its
+//! worker, no logs, no disk; on the kernel's sockets, or by `tidewall run`.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -11,12 +12,26 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use tidewall_manager::places;
 
 use super::child::scratch;
 use super::service::until_input_ends;
-use crate::command::absolute;
+use crate::command::{self, absolute};
+
+/// What a cache has, and where.
+pub(crate) const KEY: &str = "key:0000001";
+/// 100 bytes.
+pub(crate) const VALUE: &str = "0123456789012345678901234567890123456789012345678901234567890123456789\
+                                012345678901234567890123456789";
+/// What has an address in a cache of names.
+pub(crate) const NAME: &str = "cached.example.net";
+/// Variable that has the library say on standard error what it promotes.
+const SAYS: &str = "TIDEWALL_DEBUG";
+/// Time for `tidewall run` to end.
+const END: Duration = Duration::from_secs(5);
 
 /// Time for a program to listen.
 const START: Duration = Duration::from_secs(10);
@@ -35,7 +50,8 @@ pub enum Program {
         /// The origin.
         origin: SocketAddr,
     },
-    /// nginx with the files of a directory.
+    /// nginx with the files of a directory, which it copies: of small files Linux serves three
+    /// times as many so as by sendfile(2) behind a cork.
     Nginx {
         /// The directory.
         root: PathBuf,
@@ -45,13 +61,23 @@ pub enum Program {
         /// The servers.
         servers: Vec<SocketAddr>,
     },
+    /// HAProxy handing each request (HTTP) to one of these servers, over connections that it
+    /// keeps.
+    HaproxyHttp {
+        /// The servers.
+        servers: Vec<SocketAddr>,
+    },
     /// Twemproxy before these servers of Redis.
     Twemproxy {
         /// The servers.
         servers: Vec<SocketAddr>,
     },
-    /// A server of Redis that keeps nothing on a disk.
+    /// A server of Redis that keeps nothing on a disk, and has [`VALUE`] at [`KEY`].
     Redis,
+    /// memcached with one thread, over TCP; it has [`VALUE`] at [`KEY`].
+    Memcached,
+    /// Unbound with one thread, which has the address of [`NAME`] in its cache.
+    Unbound,
     /// `tidewall acp-bridge`, this very program.
     AcpBridge {
         /// Which of the bridge's sides: `client` or `member`.
@@ -67,9 +93,11 @@ impl Program {
         match self {
             Program::Squid { .. } => "squid",
             Program::Nginx { .. } => "nginx",
-            Program::Haproxy { .. } => "haproxy",
+            Program::Haproxy { .. } | Program::HaproxyHttp { .. } => "haproxy",
             Program::Twemproxy { .. } => "twemproxy",
             Program::Redis => "redis",
+            Program::Memcached => "memcached",
+            Program::Unbound => "unbound",
             Program::AcpBridge { .. } => "acp-bridge",
         }
     }
@@ -130,7 +158,7 @@ impl Program {
                  worker_rlimit_nofile {files};\n\
                  events {{ use epoll; multi_accept on; worker_connections {connections}; }}\n\
                  http {{\n\
-                 access_log off; etag off; sendfile on; tcp_nopush on;\n\
+                 access_log off; etag off; sendfile off; tcp_nopush off;\n\
                  open_file_cache max=16; open_file_cache_valid 600s;\n\
                  client_header_timeout 600s; keepalive_timeout 600s; keepalive_requests 1000000000;\n\
                  client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;\n\
@@ -154,6 +182,26 @@ impl Program {
                 }
                 text
             }
+            Program::HaproxyHttp { servers } => {
+                let mut text = format!(
+                    "global\n nbthread 1\n maxconn 4096\n\
+                     defaults\n mode http\n http-reuse always\n timeout connect 5s\n \
+                     timeout client 600s\n timeout server 600s\n\
+                     listen all\n bind 0.0.0.0:{port} backlog 4096\n balance roundrobin\n"
+                );
+                for (number, server) in servers.iter().enumerate() {
+                    text.push_str(&format!(" server s{number} {server}\n"));
+                }
+                text
+            }
+            Program::Unbound => format!(
+                "server:\n interface: 0.0.0.0\n port: {port}\n access-control: 0.0.0.0/0 allow\n \
+                 num-threads: 1\n so-rcvbuf: 1m\n chroot: \"\"\n username: \"\"\n \
+                 directory: \"{directory}\"\n pidfile: \"\"\n use-syslog: no\n do-daemonize: no\n \
+                 module-config: \"iterator\"\n\
+                 remote-control:\n control-enable: yes\n control-use-cert: no\n \
+                 control-interface: \"{directory}/control\"\n"
+            ),
             Program::Twemproxy { servers } => {
                 let mut text = format!(
                     "all:\n listen: 0.0.0.0:{port}\n hash: fnv1a_64\n distribution: ketama\n \
@@ -165,17 +213,29 @@ impl Program {
                 text
             }
             Program::Redis => format!(
-                "port {port}\nbind 0.0.0.0\nprotected-mode no\nsave \"\"\nappendonly no\n\
+                "port {port}\nbind 0.0.0.0\nprotected-mode no\ntcp-backlog 4096\nsave \"\"\nappendonly no\n\
                  dir {directory}\nlogfile /dev/null\n"
             ),
-            Program::AcpBridge { .. } => String::new(),
+            Program::Memcached | Program::AcpBridge { .. } => String::new(),
         }
     }
 
-    fn command(&self, port: u16, configuration: &Path) -> anyhow::Result<Command> {
+    /// Executes it; `interface`: by `tidewall run`, on this interface.
+    fn command(
+        &self,
+        port: u16,
+        configuration: &Path,
+        interface: Option<&str>,
+    ) -> anyhow::Result<Command> {
         // It dies with this worker, however that ends.
-        let mut command = Command::new(absolute("setpriv")?);
+        let setpriv = absolute("setpriv")?;
+        let mut command = Command::new(&setpriv);
         command.args(["--pdeathsig", "KILL"]);
+        if let Some(interface) = interface {
+            command.arg(std::env::current_exe()?);
+            command.args(["run", "--interface", interface, "--", &setpriv]);
+            command.args(["--pdeathsig", "KILL"]).env(SAYS, "1");
+        }
         match self {
             Program::Squid { .. } => {
                 // It does not run as root.
@@ -187,7 +247,7 @@ impl Program {
             Program::Nginx { .. } => {
                 command.arg(absolute("nginx")?).arg("-c");
             }
-            Program::Haproxy { .. } => {
+            Program::Haproxy { .. } | Program::HaproxyHttp { .. } => {
                 command.arg(absolute("haproxy")?).args(["-db", "-f"]);
             }
             Program::Twemproxy { .. } => {
@@ -195,6 +255,16 @@ impl Program {
             }
             Program::Redis => {
                 command.arg(absolute("redis-server")?);
+            }
+            Program::Memcached => {
+                command
+                    .arg(absolute("memcached")?)
+                    .args(["-u", "root", "-t", "1", "-l", "0.0.0.0", "-U", "0"])
+                    .args(["-b", "4096", "-c", "4096", "-p", &port.to_string()]);
+                return Ok(command);
+            }
+            Program::Unbound => {
+                command.arg(absolute("unbound")?).args(["-d", "-c"]);
             }
             Program::AcpBridge { side, to } => {
                 let listen = format!("0.0.0.0:{port}");
@@ -212,16 +282,70 @@ impl Program {
         command.arg(configuration);
         Ok(command)
     }
+
+    /// Gives a cache what clients will ask for, over the loopback.
+    fn fill(&self, mut connection: TcpStream, configuration: &Path) -> anyhow::Result<()> {
+        let (request, answer) = match self {
+            Program::Redis => (format!("SET {KEY} {VALUE}\r\n"), "+OK\r\n"),
+            Program::Memcached => (
+                format!("set {KEY} 0 0 {}\r\n{VALUE}\r\n", VALUE.len()),
+                "STORED\r\n",
+            ),
+            Program::Unbound => return fill_unbound(configuration),
+            _ => return Ok(()),
+        };
+        connection.set_read_timeout(Some(START))?;
+        connection.write_all(request.as_bytes())?;
+        let mut said = vec![0; answer.len()];
+        connection.read_exact(&mut said)?;
+        ensure!(
+            said == answer.as_bytes(),
+            "{} answered {}",
+            self.name(),
+            String::from_utf8_lossy(&said)
+        );
+        Ok(())
+    }
+}
+
+/// As `unbound-control dump_cache` writes it, to keep for a day.
+fn fill_unbound(configuration: &Path) -> anyhow::Result<()> {
+    let dump = format!(
+        "START_RRSET_CACHE\n;rrset 86400 1 0 8 3\n{NAME}.\t86400\tIN\tA\t192.0.2.1\nEND_RRSET_CACHE\n\
+         START_MSG_CACHE\nmsg {NAME}. IN A 33152 1 86400 0 1 0 0\n{NAME}. IN A 0\nEND_MSG_CACHE\nEOF\n"
+    );
+    let mut control = Command::new(absolute("unbound-control")?)
+        .arg("-c")
+        .arg(configuration)
+        .arg("load_cache")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()?;
+    let mut input = control.stdin.take().context("no pipe to unbound-control")?;
+    input.write_all(dump.as_bytes())?;
+    drop(input);
+    let status = control.wait()?;
+    ensure!(status.success(), "unbound-control load_cache: {status}");
+    Ok(())
 }
 
 /// A running program; dropping it ends it and removes what it wrote.
 struct Running {
     child: Child,
     directory: PathBuf,
+    /// It is `tidewall run`, which puts the interface back before it ends.
+    in_order: bool,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if self.in_order {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            let deadline = Instant::now() + END;
+            while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
+                thread::sleep(LOOK);
+            }
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.directory);
@@ -236,16 +360,17 @@ pub(super) fn run(program: &Program, port: u16) -> anyhow::Result<()> {
         let _ = until_input_ends(|_| Ok(()));
         ended.store(true, Ordering::Relaxed);
     });
-    serve(program, port, &AtomicU32::new(0), &stop, || {
+    serve(program, port, None, &AtomicU32::new(0), &stop, || {
         println!("ready")
     })
 }
 
-/// Runs a program until `stop` is set; `serving` is its process then. `ready` is
-/// called once it listens.
+/// Runs a program until `stop` is set, by `tidewall run` where an `interface` is named;
+/// `serving` is its process then. `ready` is called once it listens.
 pub(super) fn serve(
     program: &Program,
     port: u16,
+    interface: Option<&str>,
     serving: &AtomicU32,
     stop: &AtomicBool,
     ready: impl FnOnce(),
@@ -254,6 +379,9 @@ pub(super) fn serve(
     // Of this network namespace alone, which goes: Squid does not run as root.
     fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
         .context("cannot let a program without privileges have a port below 1024")?;
+    if interface.is_some() {
+        private_places()?;
+    }
     let directory = scratch(program.name());
     fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let configuration = directory.join("configuration");
@@ -268,7 +396,7 @@ pub(super) fn serve(
         .and(errors)
         .map_err(anyhow::Error::from)
         .and_then(|errors| {
-            let mut command = program.command(port, &configuration)?;
+            let mut command = program.command(port, &configuration, interface)?;
             command.current_dir(&directory).stdin(Stdio::null());
             command.stdout(Stdio::null()).stderr(errors);
             Ok(command.spawn()?)
@@ -282,15 +410,20 @@ pub(super) fn serve(
     };
     // `setpriv` becomes the program.
     serving.store(child.id(), Ordering::Relaxed);
-    let mut running = Running { child, directory };
+    let mut running = Running {
+        child,
+        directory,
+        in_order: interface.is_some(),
+    };
     let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-    let deadline = Instant::now() + START;
-    while TcpStream::connect_timeout(&address, LOOK).is_err() {
-        running.check(program)?;
-        if Instant::now() > deadline || stop.load(Ordering::Relaxed) {
-            bail!("{} does not listen{}", program.name(), running.said());
-        }
-        thread::sleep(LOOK);
+    let connection = running.until(program, stop, "does not listen", |_| {
+        TcpStream::connect_timeout(&address, LOOK).ok()
+    })?;
+    program.fill(connection, &configuration)?;
+    if interface.is_some() {
+        // What stays with the kernel would be measured in its place.
+        let process = running.until(program, stop, "is not on Tidewall", Running::promoted)?;
+        serving.store(process, Ordering::Relaxed);
     }
     ready();
     while !stop.load(Ordering::Relaxed) {
@@ -300,7 +433,44 @@ pub(super) fn serve(
     Ok(())
 }
 
+/// A process to be served by a manager of its own: where managers pin and listen is seen by
+/// this worker, and what it starts, alone.
+fn private_places() -> anyhow::Result<()> {
+    fs::create_dir_all(places::SOCKETS)?;
+    // `ip netns exec` has made a mount namespace of our own, which goes with us.
+    command::run("mount", &["-t", "bpf", "tw-bpf", "/sys/fs/bpf"]).context("a bpffs is needed")?;
+    command::run("mount", &["-t", "tmpfs", "tw-run", places::SOCKETS])?;
+    Ok(())
+}
+
 impl Running {
+    /// Looks until there is something, or the program has ended, or it takes too long.
+    fn until<T>(
+        &mut self,
+        program: &Program,
+        stop: &AtomicBool,
+        fails: &str,
+        look: impl Fn(&Self) -> Option<T>,
+    ) -> anyhow::Result<T> {
+        let deadline = Instant::now() + START;
+        loop {
+            if let Some(found) = look(self) {
+                return Ok(found);
+            }
+            self.check(program)?;
+            if Instant::now() > deadline || stop.load(Ordering::Relaxed) {
+                bail!("{} {fails}{}", program.name(), self.said());
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// The process whose socket has become the stack's, as it says itself (docs/preload.md,
+    /// "The report").
+    fn promoted(&self) -> Option<u32> {
+        promoted(&fs::read_to_string(self.directory.join("errors")).ok()?)
+    }
+
     fn check(&mut self, program: &Program) -> anyhow::Result<()> {
         match self.child.try_wait()? {
             Some(status) => bail!("{} ended ({status}){}", program.name(), self.said()),
@@ -317,9 +487,29 @@ impl Running {
     }
 }
 
+fn promoted(said: &str) -> Option<u32> {
+    said.lines().find_map(|line| {
+        let mut fields = line.strip_prefix("tidewall: ")?.split('\t');
+        let process = fields.next()?.parse().ok()?;
+        (fields.nth(1)? == "promoted").then_some(process)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_a_socket_of_the_stack_says_so() {
+        let said = "tidewall: 7\tredis-server\tstack\t\ttw-b\t\n\
+                    tidewall: 7\tredis-server\tpromoted\tlistener\t0.0.0.0:6379\t\n";
+        assert_eq!(promoted(said), Some(7));
+        assert_eq!(promoted("tidewall: 7\tx\tkernel\tlistener\ty\tz\n"), None);
+        assert_eq!(
+            promoted("tidewall: the program runs on the kernel's sockets\n"),
+            None
+        );
+    }
 
     #[test]
     fn each_request_to_squid_asks_the_origin() {

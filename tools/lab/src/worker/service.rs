@@ -69,6 +69,12 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
         say_ready();
         return bare.serve(&counters, &stop);
     }
+    if let Some(TcpKind::Program(program)) = setup.tcp.as_ref().map(|tcp| &tcp.kind) {
+        answer(job, &stop, account_of_linux, || None)?;
+        let port = setup.tcp.as_ref().map_or(0, |tcp| tcp.port);
+        let interface = (setup.system == System::Run).then_some(SERVER_INTERFACE);
+        return program::serve(program, port, interface, &SERVING, &stop, say_ready);
+    }
     let Some(architecture) = setup.system.architecture() else {
         let options = setup.system.linux_options(setup.receive, setup.spin);
         answer(job, &stop, account_of_linux, || None)?;
@@ -129,9 +135,6 @@ fn serve_linux(
     counters: &Counters,
     stop: &AtomicBool,
 ) -> anyhow::Result<()> {
-    if let TcpKind::Program(program) = &spec.kind {
-        return program::serve(program, spec.port, &SERVING, stop, say_ready);
-    }
     let _unread = spec
         .unread
         .iter()

@@ -10,7 +10,7 @@ pub enum Waiting {
     /// The stack's own: Tidewall's selector, edge-triggered epoll on Linux.
     #[default]
     Usual,
-    /// The same, under a name of its own in results.
+    /// The same, under a name of its own in results; of somebody else's program that program's.
     Named,
     /// Epoll on numbered descriptors.
     Epoll,

@@ -107,13 +107,16 @@ impl Client {
             Reuse::OneRequest => (all.collect(), VecDeque::new()),
         };
         Ok(Client {
-            request: request(
-                spec.destination,
-                spec.host.as_deref(),
-                spec.proxy,
-                &spec.path,
-                spec.reuse,
-            ),
+            request: match &spec.exchange {
+                Some(exchange) => exchange.request.clone().into_bytes(),
+                None => request(
+                    spec.destination,
+                    spec.host.as_deref(),
+                    spec.proxy,
+                    &spec.path,
+                    spec.reuse,
+                ),
+            },
             epoll: Epoll::new()?,
             events: Vec::new(),
             buffer: vec![0; BUFFER],
@@ -305,9 +308,12 @@ impl Client {
                 return;
             }
             let bytes = self.buffer.get(..read).unwrap_or_default();
-            let outcome = match read {
-                0 => slot.response.end(),
-                _ => slot.response.take(bytes),
+            let outcome = match (&self.spec.exchange, read) {
+                (_, 0) => slot.response.end(),
+                (None, _) => slot.response.take(bytes),
+                (Some(exchange), _) => slot
+                    .response
+                    .take_known(bytes, exchange.response.as_bytes()),
             };
             match outcome {
                 Outcome::Incomplete => {}

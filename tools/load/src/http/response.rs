@@ -23,6 +23,8 @@ pub(crate) struct Response {
     /// The head as far as it came; empty where it came in one piece.
     head: Vec<u8>,
     body: Option<Body>,
+    /// Of a response that is known beforehand: bytes that came.
+    known: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,7 @@ impl Response {
     pub(crate) fn reset(&mut self) {
         self.head.clear();
         self.body = None;
+        self.known = 0;
     }
 
     /// Takes what was received. Bytes behind the response are ignored: they
@@ -50,6 +53,21 @@ impl Response {
             *left = left.saturating_sub(bytes.len() as u64);
         }
         self.outcome()
+    }
+
+    /// Takes what was received of a response that must be exactly `all`; whole, it counts as
+    /// one of status 200.
+    pub(crate) fn take_known(&mut self, bytes: &[u8], all: &[u8]) -> Outcome {
+        let left = all.get(self.known..).unwrap_or_default();
+        self.known += bytes.len();
+        match left.strip_prefix(bytes) {
+            Some([]) => Outcome::Complete {
+                status: 200,
+                close: false,
+            },
+            Some(_) => Outcome::Incomplete,
+            None => Outcome::Malformed,
+        }
     }
 
     /// The connection ended.
@@ -203,6 +221,30 @@ mod tests {
                 close: false
             }
         );
+    }
+
+    #[test]
+    fn a_known_response_comes_in_pieces_and_as_it_is() {
+        let mut response = Response::default();
+        for piece in 1..8 {
+            response.reset();
+            let mut outcome = Outcome::Incomplete;
+            for bytes in b"$2\r\nxx\r\n".chunks(piece) {
+                assert_eq!(outcome, Outcome::Incomplete);
+                outcome = response.take_known(bytes, b"$2\r\nxx\r\n");
+            }
+            assert_eq!(outcome, complete(false));
+        }
+        for wrong in [&b"-ERR\r\n"[..], b"$2\r\nxx\r\n$2"] {
+            response.reset();
+            assert_eq!(
+                response.take_known(wrong, b"$2\r\nxx\r\n"),
+                Outcome::Malformed
+            );
+        }
+        response.reset();
+        response.take_known(b"$2", b"$2\r\n");
+        assert_eq!(response.end(), Outcome::Malformed, "cut short");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{LATENCY_MAX, REPLIES_MAX, nanoseconds};
 use crate::circuit::CircuitEnd;
+use crate::dns;
 use crate::exchange::Exchange;
 use crate::report::{Latency, Measures, PingCounts, PingReport, per_second};
 use crate::spec::{PingSpec, Wait};
@@ -19,7 +20,10 @@ pub(super) struct Ping {
     pub(super) exchange: Exchange,
     outstanding: u16,
     rate: Option<u64>,
+    /// The number, and what follows it.
     request: Vec<u8>,
+    /// Whether requests are for a name.
+    names: bool,
     reply: Vec<u8>,
     pub(super) measures: Measures<PingCounts>,
 }
@@ -72,13 +76,21 @@ impl Ping {
                 format!("cannot ping {} from {local}: {error}", spec.destination),
             )
         })?;
+        let mut request = vec![0; spec.payload.into()];
+        request.extend(
+            spec.name
+                .as_deref()
+                .and_then(dns::query)
+                .unwrap_or_default(),
+        );
         Ok(Ping {
             socket,
             wait: spec.wait,
             exchange: Exchange::new(spec),
             outstanding: spec.outstanding,
             rate: spec.rate,
-            request: vec![0; spec.payload.into()],
+            request,
+            names: spec.name.is_some(),
             // A reply of any length is looked at; the rest is cut off.
             reply: vec![0; 2048],
             measures: Measures::new(LATENCY_MAX)?,
@@ -102,6 +114,10 @@ impl Ping {
                 Ok(length) => {
                     busy = true;
                     let payload = self.reply.get(..length).unwrap_or_default();
+                    if self.names && !dns::is_answer(payload) {
+                        self.exchange.error();
+                        continue;
+                    }
                     if let Some(took) = self.exchange.reply(payload, now()) {
                         self.measures.answered(took.corrected, took.raw);
                     }
@@ -112,7 +128,13 @@ impl Ping {
         }
         self.exchange.expire(now());
         while let Some(number) = self.exchange.next_request(now()) {
-            for (to, from) in self.request.iter_mut().zip(number.to_le_bytes()) {
+            let bytes = if self.names {
+                dns::ID
+            } else {
+                size_of::<u64>()
+            };
+            let numbered = self.request.iter_mut().take(bytes);
+            for (to, from) in numbered.zip(number.to_le_bytes()) {
                 *to = from;
             }
             // Before the call: building and sending the packet is part of the

@@ -27,6 +27,30 @@ const HOST_MAX: usize = 255;
 /// Longest path of a document, bytes.
 const PATH_MAX: usize = 1024;
 
+/// Longest request and response of a [`FixedExchange`], bytes.
+const EXCHANGE_MAX: usize = 64 * 1024;
+
+/// A request of another protocol than HTTP, and what it is answered: the same each time, as
+/// a cache answers for one key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FixedExchange {
+    /// What is sent, 1 to 65,536 bytes.
+    pub request: String,
+    /// The right answer, 1 to 65,536 bytes. Any other counts as failed, and its connection is
+    /// opened again.
+    pub response: String,
+}
+
+impl FixedExchange {
+    fn check(&self) -> io::Result<()> {
+        let good = |text: &str| (1..=EXCHANGE_MAX).contains(&text.len());
+        match good(&self.request) && good(&self.response) {
+            true => Ok(()),
+            false => Err(invalid("request and response must be 1 to 65,536 bytes")),
+        }
+    }
+}
+
 /// What an HTTP client does with a connection after a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -55,6 +79,9 @@ pub struct HttpSpec {
     /// slash. `None`: the destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// In place of HTTP; only with [`Reuse::KeepAlive`]. Path, host and proxy then say nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<FixedExchange>,
     /// Ask as one asks a proxy: for `http://HOST/PATH` (the absolute form,
     /// RFC 9112 §3.2.2).
     #[serde(default)]
@@ -88,6 +115,7 @@ impl HttpSpec {
             destination,
             path: path.to_owned(),
             host: None,
+            exchange: None,
             proxy: false,
             connections: 32,
             reuse: Reuse::KeepAlive,
@@ -109,6 +137,14 @@ impl HttpSpec {
         check_range("the number of connections", self.connections, 1..=most, "")?;
         if let Some(rate) = self.rate {
             check_range("the rate", rate, 1..=REQUESTS_MAX, " requests/s")?;
+        }
+        if let Some(exchange) = &self.exchange {
+            exchange.check()?;
+            if self.reuse != Reuse::KeepAlive {
+                return Err(invalid(
+                    "only connections of HTTP can be for one request each",
+                ));
+            }
         }
         check_timeout(self.timeout)
     }
@@ -268,6 +304,20 @@ mod tests {
             .unwrap();
     }
 
+    fn exchange(request: &str, response: &str) -> FixedExchange {
+        FixedExchange {
+            request: request.to_owned(),
+            response: response.to_owned(),
+        }
+    }
+
+    #[test]
+    fn an_exchange_takes_the_place_of_http() {
+        let mut spec = HttpSpec::new(server(), "/");
+        spec.exchange = Some(exchange("PING\r\n", "+PONG\r\n"));
+        spec.check().unwrap();
+    }
+
     #[test]
     fn http_ranges_are_checked() {
         let bad: &[fn(&mut HttpSpec)] = &[
@@ -282,6 +332,13 @@ mod tests {
             |s| s.rate = Some(10_000_001),
             |s| s.timeout = Duration::ZERO,
             |s| s.timeout = Duration::from_secs(61),
+            |s| s.exchange = Some(exchange("", "OK")),
+            |s| s.exchange = Some(exchange("PING", "")),
+            |s| s.exchange = Some(exchange(&"x".repeat(EXCHANGE_MAX + 1), "OK")),
+            |s| {
+                s.exchange = Some(exchange("PING", "OK"));
+                s.reuse = Reuse::OneRequest;
+            },
             |s| s.sources = vec!["::1".parse().unwrap()],
             |s| s.sources = vec!["10.0.0.1".parse().unwrap(); 257],
         ];

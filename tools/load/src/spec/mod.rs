@@ -17,7 +17,9 @@ mod load;
 mod ping;
 mod s_client;
 
-pub use http::{HTTP_CONNECTIONS_MAX, HttpSpec, ProbeSpec, Reuse, StreamKind, StreamSpec};
+pub use http::{
+    FixedExchange, HTTP_CONNECTIONS_MAX, HttpSpec, ProbeSpec, Reuse, StreamKind, StreamSpec,
+};
 pub use idle::{Habit, IDLE_CONNECTIONS_MAX, IdleSpec};
 pub use load::LoadSpec;
 pub use ping::{OUTSTANDING_MAX, PingSpec, Wait};

@@ -10,6 +10,7 @@ use super::http::REQUESTS_MAX;
 use super::{
     DURATION_MAX, PAYLOAD_MAX, check_families, check_port, check_range, invalid, one, seconds,
 };
+use crate::dns;
 
 /// Most requests that a [`PingSpec`] may keep in flight.
 pub const OUTSTANDING_MAX: u16 = 1024;
@@ -59,6 +60,11 @@ pub struct PingSpec {
     /// What to do between replies.
     #[serde(default)]
     pub wait: Wait,
+    /// The service is one of names (DNS): in place of the payload a query for the address (A)
+    /// of this name, whose ID is the number of two bytes. Only an answer without error that
+    /// has an address counts. A `payload` of 2, and no circuit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// In place of UDP, over circuit 0.PORT of the destination's link: by a stack of its own,
     /// which takes the interface. Only with [`Wait::Spin`] and without a source.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -77,6 +83,7 @@ impl PingSpec {
             interval: Duration::ZERO,
             rate: None,
             wait: Wait::Spin,
+            name: None,
             circuit: false,
         }
     }
@@ -111,6 +118,14 @@ impl PingSpec {
         if self.circuit && (self.payload == 0 || self.wait != Wait::Spin || self.source.is_some()) {
             return Err(invalid(
                 "over a circuit a request has a byte at least and no source, and its client spins",
+            ));
+        }
+        if let Some(name) = &self.name
+            && (self.payload != 2 || self.circuit || dns::query(name).is_none())
+        {
+            return Err(invalid(
+                "the name asked for must have labels of 1 to 63 bytes and 253 in all; a query's \
+                 payload is 2 bytes, and goes by UDP",
             ));
         }
         check_port(self.destination)?;
