@@ -8,7 +8,7 @@
 use tidewall_load::{LoadSpec, SenderKind};
 
 use super::super::tcp::later;
-use super::super::{Experiment, Run, USUAL, ratio};
+use super::super::{Experiment, Run, ratio};
 use super::{Asked, OURS, installed, note_programs, origin, reduce, site};
 use crate::bench::{blast, flood};
 use crate::capacity::Capacity;
@@ -27,7 +27,6 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     senders: &["skb", "client on kernel sockets, epoll, a closed loop"],
     measure,
     claims,
-    ..USUAL
 };
 
 fn config() -> Config {
