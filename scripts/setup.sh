@@ -3,7 +3,7 @@
 # program, iproute2 and ethtool for the test beds, tshark and atm-tools' saaldump as judges of captures,
 # nft for the kernel's SYN proxy, curl, wrk, ab and h2load as clients of the web
 # server, servers that run unmodified (Redis, memcached, HAProxy, Unbound, nginx, Squid, Node, sshd for
-# its client) and dnsperf, musl for a program that cannot, perf, valgrind to count
+# its client), what Redis tests itself with and dnsperf, musl for a program that cannot, perf, valgrind to count
 # instructions, Python for the lane of kernels, and Rust where there is none.
 # Without root only what building needs is asked for: the tests that need more are
 # skipped, by name.
@@ -38,6 +38,7 @@ if [ "$(id -u)" = 0 ]; then
 	want nginx nginx-light
 	want redis-server redis-server
 	want redis-cli redis-tools
+	want tclsh tcl
 	want memcached memcached
 	want haproxy haproxy
 	want unbound unbound
@@ -53,7 +54,15 @@ if [ "$(id -u)" = 0 ]; then
 	want python3 python3
 fi
 
-[ -n "$need" ] || exit 0
+redis_tests() {
+	[ "$(id -u)" = 0 ] || return 0
+	sh "$(dirname "$0")/redis-tests.sh" /var/cache/tidewall/redis ||
+		echo "without the sources of Redis: its own tests will be skipped" >&2
+}
+if [ -z "$need" ]; then
+	redis_tests
+	exit 0
+fi
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
 	echo "missing:$need" >&2
 	echo "install them, on Debian: sudo apt-get install$need" >&2
@@ -72,3 +81,4 @@ DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $n
 for service in squid nginx redis-server memcached haproxy unbound ssh; do
 	case "$need " in *" $service"[\ -]*) systemctl disable -q "$service" 2>/dev/null || : ;; esac
 done
+redis_tests

@@ -93,6 +93,39 @@ END
     .check();
 }
 
+/// Those of Redis' own tests that ask a server which runs already (scripts/redis-tests.sh has
+/// them), but what is slow or fails on the kernel as well. Kept is which passed,
+/// and of what failed all.
+const OWN_TESTS: &str = "
+    cp -r /var/cache/tidewall/redis $DIR/suite && cd $DIR/suite
+    for unit in pubsub quit multi tracking keyspace slowlog type/stream-cgroups; do
+        units=\"$units --single unit/$unit\"
+    done
+    ./runtest --host $SERVER --port 6379 --clients 1 --tags '-slow -needs:repl -cluster' $units >$DIR/own 2>&1 || code=$?
+    sed 's/\x1b\\[[0-9;]*m//g' $DIR/own >$DIR/plain
+    sed -n 's/^\\(\\[ok\\]: .*\\) ([0-9]* ms)$/\\1/p' $DIR/plain
+    [ -z \"$code\" ] || { cat $DIR/plain; exit 1; }";
+
+#[test]
+fn redis_tests_itself() {
+    Program {
+        name: "redis-server, by its own tests",
+        package: "redis-server",
+        needs: &["redis-server", "tclsh", "/var/cache/tidewall/redis/runtest"],
+        files: &[],
+        server: "redis-server --port 6379 --protected-mode no --dir $DIR --save '' --enable-debug-command yes",
+        beside: &[],
+        ports: &[6379],
+        asks: &[ask(
+            "the units pubsub, quit, multi, tracking, keyspace, slowlog, stream-cgroups",
+            OWN_TESTS,
+        )],
+        takes: &["0.0.0.0:6379"],
+        lacks: "",
+    }
+    .check();
+}
+
 #[test]
 fn memcached() {
     Program {
