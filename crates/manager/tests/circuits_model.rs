@@ -73,6 +73,8 @@ struct Application {
     number: u16,
     listeners: BTreeSet<u8>,
     calls: BTreeMap<u32, (Known, Option<Circuit>)>,
+    /// Calls that wait, by their listeners.
+    waiting: VecDeque<AtmIncoming>,
 }
 
 struct End {
@@ -162,6 +164,18 @@ impl End {
         }
     }
 
+    /// Says something of calls; true where that is taken.
+    fn say(&mut self, client: ClientId, request: &Request, now: Duration) -> bool {
+        let circuit = (request.descriptors() > 0).then(|| {
+            let (theirs, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
+            theirs.into()
+        });
+        let bytes = request.emit(0);
+        (self.manager)
+            .said(client, &bytes, circuit, now, &mut self.device)
+            .is_ok()
+    }
+
     /// What the manager says by itself.
     fn hear(&mut self) {
         while let Some(notice) = self.manager.poll_call_notice() {
@@ -170,8 +184,16 @@ impl End {
                 panic!("{notice:?} for nobody");
             };
             match &notice.answer {
-                Answer::AtmIncoming(of) | Answer::AtmWithdrawn(of) => {
+                Answer::AtmIncoming(of) => {
                     assert!(application.listeners.contains(&(of.listener as u8)));
+                    application.waiting.push_back(of.clone());
+                }
+                Answer::AtmWithdrawn(of) => {
+                    assert!(application.listeners.contains(&(of.listener as u8)));
+                    let id = |it: &AtmReference| (it.id(), it.local);
+                    let waited = application.waiting.len();
+                    (application.waiting).retain(|it| id(&it.reference) != id(&of.reference));
+                    assert_eq!(application.waiting.len() + 1, waited);
                 }
                 Answer::AtmCircuit(of) => {
                     let circuit = of.circuit.circuit();
@@ -184,6 +206,10 @@ impl End {
                 Answer::AtmConnected(of) => {
                     let call = application.calls.get_mut(&of.call).unwrap();
                     assert_ne!(call.0, Known::Connected);
+                    // The end that has called is given what the called one has made.
+                    let is_callers = of.reference.local != 0 && call.0 == Known::Calling;
+                    assert_eq!(notice.beside.is_some(), is_callers);
+                    assert_eq!(of.reference.circuit(), call.1);
                     // A local call has a circuit that is a socket.
                     assert!(
                         call.1.is_some() || call.0 == Known::Accepted || notice.beside.is_some()
@@ -283,6 +309,8 @@ impl World {
                 let client = client as usize;
                 it.ask(it.applications[client].client, &request, now);
                 it.applications[client].listeners.remove(&selector);
+                let of = |waits: &AtmIncoming| waits.listener == u32::from(selector);
+                it.applications[client].waiting.retain(|waits| !of(waits));
             }
             Action::Call(end, client, other, selector) => {
                 let it = &mut self.ends[end];
@@ -295,36 +323,37 @@ impl World {
                     from: [0; 20],
                 });
                 let client = client as usize;
-                match it.ask(it.applications[client].client, &request, now) {
-                    Answer::AtmBegun(reference) => {
-                        assert_eq!(reference.local != 0, end == other);
-                        let circuit = reference.circuit();
-                        let known = (Known::Calling, circuit);
-                        it.applications[client].calls.insert(call, known);
-                    }
-                    other => assert!(matches!(other, Answer::Error(_)), "{other:?}"),
-                }
+                let known = (Known::Calling, None);
+                it.applications[client].calls.insert(call, known);
+                // Of one that is not begun it is told the end.
+                it.say(it.applications[client].client, &request, now);
             }
             Action::Accept(end, client, selector) => {
                 let it = &mut self.ends[end];
                 let call = it.next_call;
                 it.next_call += 1;
-                let listener = selector.into();
-                let request = Request::AtmAccept(AtmAccept { listener, call });
-                let client = client as usize;
-                if let Answer::AtmAccepted(accepted) =
-                    it.ask(it.applications[client].client, &request, now)
-                {
-                    assert!(it.applications[client].listeners.contains(&selector));
-                    let known = (Known::Accepted, accepted.reference.circuit());
-                    it.applications[client].calls.insert(call, known);
-                    // Else it is neither answered nor refused, until it is released.
-                    if !call.is_multiple_of(8) {
-                        let answer = Request::AtmAnswer(CallNumber { call });
-                        let done = it.ask(it.applications[client].client, &answer, now);
-                        assert!(matches!(done, Answer::Done(_)), "{done:?}");
-                    }
+                // What was said before of it.
+                it.hear();
+                let application = &mut it.applications[client as usize];
+                let of = |waits: &AtmIncoming| waits.listener == u32::from(selector);
+                let Some(place) = application.waiting.iter().position(of) else {
+                    return;
+                };
+                let incoming = application.waiting.remove(place).unwrap();
+                let refused = call.is_multiple_of(8);
+                let request = Request::AtmAccept(AtmAccept {
+                    listener: incoming.listener,
+                    call,
+                    reference: incoming.reference.clone(),
+                    cause: if refused { 21 } else { 0 },
+                    pad: [0; 3],
+                });
+                if !refused {
+                    let known = (Known::Accepted, incoming.reference.circuit());
+                    application.calls.insert(call, known);
                 }
+                let client = application.client;
+                assert!(it.say(client, &request, now));
             }
             Action::Release(end, client, which) => {
                 let it = &mut self.ends[end];
@@ -337,8 +366,7 @@ impl World {
                 let request = Request::AtmRelease(AtmRelease { call, cause, pad });
                 // What was said of it is heard first.
                 it.hear();
-                let answer = it.ask(client, &request, now);
-                assert!(matches!(answer, Answer::Done(_)));
+                assert!(it.say(client, &request, now));
                 let of = |it: &&mut Application| it.client == client;
                 let application = it.applications.iter_mut().find(of).unwrap();
                 application.calls.remove(&call);

@@ -221,6 +221,9 @@ fn seeds() -> Vec<Seed> {
             Request::AtmAccept(AtmAccept {
                 listener: 1,
                 call: 3,
+                reference: reference(),
+                cause: 0,
+                pad: [0; 3],
             }),
         ),
         ("atm_release", Request::AtmRelease(released())),
@@ -231,7 +234,6 @@ fn seeds() -> Vec<Seed> {
                 reference: reference(),
             }),
         ),
-        ("atm_answer", Request::AtmAnswer(CallNumber { call: 3 })),
         ("atm_presented", Request::AtmPresented(Empty {})),
     ];
     let answers = [
@@ -335,10 +337,10 @@ fn seeds() -> Vec<Seed> {
                 next_hop: address_bytes([192, 0, 2, 9].into()),
             }),
         ),
-        ("atm_begun", Answer::AtmBegun(reference())),
         (
-            "atm_accepted",
-            Answer::AtmAccepted(AtmAccepted {
+            "atm_incoming",
+            Answer::AtmIncoming(AtmIncoming {
+                listener: 1,
                 reference: reference(),
                 carried: carried(),
                 local: [0x47; 20],
@@ -346,12 +348,11 @@ fn seeds() -> Vec<Seed> {
             }),
         ),
         (
-            "atm_incoming",
-            Answer::AtmIncoming(ListenerNumber { listener: 1 }),
-        ),
-        (
             "atm_withdrawn",
-            Answer::AtmWithdrawn(ListenerNumber { listener: 1 }),
+            Answer::AtmWithdrawn(AtmWithdrawn {
+                listener: 1,
+                reference: reference(),
+            }),
         ),
         (
             "atm_circuit",
@@ -365,9 +366,18 @@ fn seeds() -> Vec<Seed> {
             Answer::AtmConnected(AtmConnected {
                 call: 2,
                 longest: 9180,
+                reference: reference(),
             }),
         ),
-        ("atm_ended", Answer::AtmEnded(released())),
+        (
+            "atm_ended",
+            Answer::AtmEnded(AtmEnded {
+                call: 2,
+                errno: 105,
+                cause: 16,
+                pad: [0; 3],
+            }),
+        ),
     ];
     let seed =
         |target, name, message: [u8; MESSAGE_BYTES]| Seed::from((target, name, message.to_vec()));

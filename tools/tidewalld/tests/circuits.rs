@@ -408,7 +408,7 @@ mod inside {
             if round % 3 != 0 {
                 while !is_over(&notices.receive().unwrap().unwrap().bytes) {}
             }
-            client.atm_release(round, 16).unwrap();
+            client.atm_release(round, 16);
         }
     }
 

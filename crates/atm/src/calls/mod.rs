@@ -86,10 +86,10 @@ pub type ListenerId = u64;
 /// What an owner learns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A call waits for this listener: [`Calls::take`].
-    Incoming(ListenerId),
+    /// A call waits for this listener: [`Calls::waiting`], [`Calls::take`].
+    Incoming(ListenerId, CallId),
     /// A call that waited for it is no more.
-    Withdrawn(ListenerId),
+    Withdrawn(ListenerId, CallId),
     /// The other end names the circuit of a call of ours, which is to be opened.
     Circuit(CallId, Circuit),
     /// Payloads go both ways; of a call of ours, the longest that the called end takes.
@@ -116,7 +116,7 @@ pub enum CallError {
     Busy,
 }
 
-/// A call that is about to be accepted.
+/// A call that waits for a listener, or is about to be accepted.
 #[derive(Debug)]
 pub struct Taken {
     /// The call.
@@ -341,22 +341,39 @@ impl Calls {
         Ok((id, circuit))
     }
 
-    /// Takes the call that has waited for a listener longest, if one does. Its circuit is to
-    /// be opened, and then the call answered, or released.
-    pub fn take(&mut self, listener: ListenerId) -> Option<Taken> {
-        let listener = self.listeners.get_mut(&listener)?;
-        let (id, elements) = listener.waiting.pop_front()?;
-        let held = self.calls.get_mut(&id)?;
-        held.holder = Holder::Owner;
-        let (agreed, connect) = elements::answer(&elements, &listener.options);
+    /// A call that waits for a listener, as [`Calls::take`] would have it.
+    #[must_use]
+    pub fn waiting(&self, listener: ListenerId, id: CallId) -> Option<Taken> {
+        let listener = self.listeners.get(&listener)?;
+        let (_, elements) = listener.waiting.iter().find(|(waits, _)| *waits == id)?;
+        let (agreed, connect) = elements::answer(elements, &listener.options);
         Some(Taken {
             id,
-            circuit: held.circuit?,
+            circuit: self.calls.get(&id)?.circuit?,
             agreed,
             local: listener.sap.number,
             peer: elements::nsap(elements.calling.as_ref()),
             connect: Box::new(connect),
         })
+    }
+
+    /// Takes a call that waits for a listener. Its circuit is to be opened, and then the call
+    /// answered, or released.
+    pub fn take(&mut self, listener: ListenerId, id: CallId) -> Option<Taken> {
+        let taken = self.waiting(listener, id)?;
+        if let Some(listener) = self.listeners.get_mut(&listener) {
+            listener.waiting.retain(|(waits, _)| *waits != id);
+        }
+        if let Some(held) = self.calls.get_mut(&id) {
+            held.holder = Holder::Owner;
+        }
+        Some(taken)
+    }
+
+    /// As [`Calls::take`], the call that has waited longest, if one does.
+    pub fn take_next(&mut self, listener: ListenerId) -> Option<Taken> {
+        let (id, _) = self.listeners.get(&listener)?.waiting.front()?;
+        self.take(listener, *id)
     }
 
     /// Answers a call that was taken. False where it is no more.
@@ -498,7 +515,7 @@ impl Calls {
         if let Some(found) = self.listeners.get_mut(&listener) {
             found.waiting.push_back((id, elements));
         }
-        self.notices.push_back(Notice::Incoming(listener));
+        self.notices.push_back(Notice::Incoming(listener, id));
         Ok(())
     }
 
@@ -557,7 +574,7 @@ impl Calls {
             Holder::Listener(listener) => {
                 if let Some(found) = self.listeners.get_mut(&listener) {
                     found.waiting.retain(|(waits, _)| *waits != id);
-                    self.notices.push_back(Notice::Withdrawn(listener));
+                    self.notices.push_back(Notice::Withdrawn(listener, id));
                 }
             }
             Holder::Nobody => {}

@@ -67,13 +67,17 @@ fn a_call_has_its_circuit_at_both_ends_until_both_have_released_it() {
     let [Notice::Circuit(of, circuit)] = caller[..] else {
         panic!("{caller:?}");
     };
-    assert_eq!((of, &called[..]), (id, &[Notice::Incoming(5)][..]));
+    let called_id = CallId { ours: false, ..id };
+    assert_eq!(
+        (of, &called[..]),
+        (id, &[Notice::Incoming(5, called_id)][..])
+    );
     // A second has no place in the backlog.
     let second = call(&mut ends);
     let [caller, _] = settle(&mut ends, NOW);
     let busy = Cause::new(Cause::USER_BUSY);
     assert_eq!(caller, [Notice::Ended(second, busy)]);
-    let taken = ends[1].take(5).unwrap();
+    let taken = ends[1].take_next(5).unwrap();
     assert_eq!((taken.circuit, taken.peer), (circuit, Some(number(1, 0))));
     assert!(ends[1].answer(NOW, &taken));
     let [caller, called] = settle(&mut ends, NOW);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use tidewall_atm::calls::{CircuitOptions, Sap};
@@ -14,20 +14,21 @@ use super::Client;
 use super::link::{State, is_gone, unexpected};
 use crate::connection::Connection;
 use crate::protocol::{
-    Answer, AtmAccept, AtmAccepted, AtmAttached, AtmCall, AtmCarried, AtmListen, AtmPresent,
-    AtmReference, AtmRelease, AtmSap, CallNumber, CircuitNumber, Empty, ListenerNumber, Request,
+    Answer, AtmAccept, AtmAttached, AtmCall, AtmCarried, AtmListen, AtmPresent, AtmReference,
+    AtmRelease, AtmSap, CircuitNumber, Empty, ListenerNumber, Request,
 };
 
 /// Who is given the connection of each run of the manager, by which that says what becomes of
-/// calls. The number grows with each.
-pub type Deliver = dyn Fn(u32, Connection) + Send + Sync;
+/// calls, to read from. The number grows with each.
+pub type Deliver = dyn Fn(u32, Arc<Connection>) + Send + Sync;
 
 /// What a later run of the manager is to know.
 #[derive(Default)]
 pub(super) struct Presentable {
     deliver: Option<Arc<Deliver>>,
-    /// How many connections of notices there were.
+    /// How many connections of notices there were, and the last.
     runs: u32,
+    notices: Option<Arc<Connection>>,
     permanent: Vec<CircuitNumber>,
     listeners: Vec<AtmListen>,
     /// Calls that are active, by the application's number.
@@ -40,26 +41,28 @@ impl fmt::Debug for Presentable {
     }
 }
 
-/// A call that is under way.
-#[derive(Clone, Debug)]
-pub struct Begun {
-    /// As the manager names it.
-    pub reference: AtmReference,
-    /// Which connection says what becomes of it.
-    pub run: u32,
+impl Presentable {
+    pub(super) fn say(&self, request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<u32> {
+        let Some(notices) = &self.notices else {
+            return Err(io::Error::from_raw_os_error(libc::EUNATCH));
+        };
+        notices.send(&request.emit(0), beside).map(|()| self.runs)
+    }
 }
 
 impl State {
     /// Has the manager say what becomes of calls.
     fn attach(&mut self) -> io::Result<AtmAttached> {
+        self.circuits.notices = None;
         let (answer, received) = self.ask(&Request::AttachAtm(Empty {}), &[])?;
         let Answer::AtmAttached(attached) = answer else {
             return Err(unexpected());
         };
         let [notices]: [OwnedFd; 1] =
             (received.descriptors.try_into()).map_err(|_| unexpected())?;
-        let notices = Connection::of_descriptor(notices)?;
+        let notices = Arc::new(Connection::of_descriptor(notices)?);
         self.circuits.runs += 1;
+        self.circuits.notices = Some(notices.clone());
         if let Some(deliver) = &self.circuits.deliver {
             deliver(self.circuits.runs, notices);
         }
@@ -189,66 +192,49 @@ impl Client {
         self.link.give_back(&request, forget)
     }
 
-    /// Calls somebody.
+    /// Calls somebody; what becomes of it the connection of notices of this run says.
     ///
     /// # Errors
-    /// ENOBUFS, EHOSTUNREACH; what the connection reports.
+    /// EUNATCH; what the connection reports.
     pub fn atm_call(
         &self,
         call: u32,
         to: &Sap,
         from: Option<Nsap>,
         options: &CircuitOptions,
-    ) -> io::Result<Begun> {
+    ) -> io::Result<u32> {
         let request = Request::AtmCall(AtmCall {
             call,
             carried: AtmCarried::of(options),
             to: AtmSap::of(to),
             from: from.map_or([0; 20], |from| from.0),
         });
-        self.link.request(|state| {
-            let (Answer::AtmBegun(reference), _) = state.ask(&request, &[])? else {
-                return Err(unexpected());
-            };
-            Ok(Begun {
-                reference,
-                run: state.circuits.runs,
-            })
-        })
+        self.link.request(|state| state.say(&request, &[]))
     }
 
-    /// Takes the call that waits longest for a listener, if one does, to be answered by
-    /// [`Client::atm_answer`]; beside it the circuit of
-    /// a local one.
+    /// Takes a call that waits for a listener, and whose circuit is open; `circuit`: the
+    /// caller's end of that of a local one. One that is no more by now is said to have ended.
     ///
     /// # Errors
-    /// ECONNABORTED for one that is no more by now, ENOBUFS; what the connection reports.
+    /// ConnectionReset where the manager is gone, and the call with it.
     pub fn atm_accept(
         &self,
         listener: u32,
         call: u32,
-    ) -> io::Result<Option<(AtmAccepted, Option<OwnedFd>)>> {
-        let request = Request::AtmAccept(AtmAccept { listener, call });
-        self.link.request(|state| match state.ask(&request, &[])? {
-            (Answer::AtmAccepted(accepted), received) => {
-                Ok(Some((accepted, received.descriptors.into_iter().next())))
-            }
-            (Answer::Done(_), _) => Ok(None),
-            _ => Err(unexpected()),
-        })
+        reference: &AtmReference,
+        circuit: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let request = accept(listener, call, reference, 0);
+        let mut state = self.link.state();
+        state.say(&request, circuit.as_slice())?;
+        state.circuits.calls.insert(call, reference.clone());
+        Ok(())
     }
 
-    /// Answers a call that was taken, whose circuit is open.
-    ///
-    /// # Errors
-    /// ECONNABORTED for one that is no more by now; what the connection reports.
-    pub fn atm_answer(&self, call: u32, reference: AtmReference) -> io::Result<()> {
-        let request = Request::AtmAnswer(CallNumber { call });
-        self.link.request(|state| {
-            state.ask(&request, &[])?;
-            state.circuits.calls.insert(call, reference.clone());
-            Ok(())
-        })
+    /// Refuses a call that waits for a listener.
+    pub fn atm_refuse(&self, listener: u32, reference: &AtmReference, cause: u8) {
+        let request = accept(listener, 0, reference, cause);
+        self.link.let_know(&request, |_| {});
     }
 
     /// A call of the application is active: a later run of the manager is to know it.
@@ -262,13 +248,19 @@ impl Client {
     }
 
     /// Releases a call.
-    ///
-    /// # Errors
-    /// What the manager answers.
-    pub fn atm_release(&self, call: u32, cause: u8) -> io::Result<()> {
+    pub fn atm_release(&self, call: u32, cause: u8) {
         let pad = [0; 3];
         let request = Request::AtmRelease(AtmRelease { call, cause, pad });
-        self.link
-            .give_back(&request, |state| state.forget_call(call))
+        (self.link).let_know(&request, |state| state.forget_call(call));
     }
+}
+
+fn accept(listener: u32, call: u32, reference: &AtmReference, cause: u8) -> Request {
+    Request::AtmAccept(AtmAccept {
+        listener,
+        call,
+        reference: reference.clone(),
+        cause,
+        pad: [0; 3],
+    })
 }

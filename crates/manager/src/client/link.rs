@@ -135,6 +135,15 @@ impl Link {
         }
     }
 
+    /// As [`Link::give_back`], of what is not answered.
+    pub(super) fn let_know(&self, request: &Request, forget: impl FnOnce(&mut State)) {
+        let mut state = self.state();
+        forget(&mut state);
+        if !state.lost {
+            let _ = state.say(request, &[]);
+        }
+    }
+
     /// Asks, of a manager that was started anew if need be.
     pub(super) fn request<T>(
         &self,
@@ -339,6 +348,13 @@ impl State {
             Err(error) if is_gone(&error) => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Says something of circuits that is not answered; which run of the manager's hears it.
+    pub(super) fn say(&mut self, request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<u32> {
+        let said = self.circuits.say(request, beside);
+        self.lost |= said.as_ref().is_err_and(is_gone);
+        said
     }
 
     pub(super) fn ask(

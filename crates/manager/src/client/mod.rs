@@ -27,7 +27,7 @@ use crate::protocol::{
 };
 
 pub use application::Application;
-pub use circuits::{Begun, Deliver};
+pub use circuits::Deliver;
 use link::{Link, State, gone, unexpected};
 
 /// An application of a manager. It ends when this is dropped or its process dies.

@@ -13,7 +13,6 @@ use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tidewall_device::afxdp::{HELPER_PORTS, Made};
 use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
@@ -421,12 +420,6 @@ impl Device for DirectDevice {
 
     fn disown_circuit(&mut self, label: Label) -> io::Result<()> {
         self.program.trusted().disown_circuit(label)
-    }
-
-    fn local_circuit(&mut self) -> io::Result<[OwnedFd; 2]> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok([one, other])
     }
 
     fn is_free(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {

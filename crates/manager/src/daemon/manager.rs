@@ -404,6 +404,50 @@ impl Manager {
         (id, reply)
     }
 
+    /// An application has said something by the connection of its notices, by which it hears
+    /// what comes of that. `circuit`: the one descriptor that came with it, if one did.
+    ///
+    /// # Errors
+    /// Why nothing does, which it has been told of a call.
+    pub fn said<D: Device>(
+        &mut self,
+        client: ClientId,
+        bytes: &[u8],
+        circuit: Option<OwnedFd>,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<(), Refusal> {
+        let done = match Request::parse(bytes) {
+            Ok((_, request)) => self.joined(client).and_then(|number| {
+                let room = self.room_for_calls(number);
+                let circuits = &mut self.circuits;
+                let done = circuits.said(number, room, &request, circuit, now, device);
+                circuits.step(now, device);
+                done
+            }),
+            Err(malformed) => {
+                self.counters.malformed += 1;
+                refused(libc::EPROTO, malformed.to_string())
+            }
+        };
+        self.counters.refused += u64::from(done.is_err());
+        done
+    }
+
+    /// True where an application's domain may have one more call.
+    fn room_for_calls(&self, number: u16) -> bool {
+        let domain = |number: u16| {
+            let application = self.applications.get(usize::from(number))?.as_ref();
+            application.map(|it| it.domain)
+        };
+        let own = domain(number);
+        let calls = (self.circuits.calls_by_application())
+            .filter(|(other, _)| domain(*other) == own)
+            .map(|(_, calls)| calls)
+            .sum::<usize>();
+        calls < self.limits.calls_of_domain
+    }
+
     fn request<D: Device>(
         &mut self,
         client: ClientId,
@@ -429,7 +473,6 @@ impl Manager {
             | Request::AtmUnlisten(_)
             | Request::AtmCall(_)
             | Request::AtmAccept(_)
-            | Request::AtmAnswer(_)
             | Request::AtmRelease(_)
             | Request::AtmPresent(_)
             | Request::AtmPresented(_) => {
@@ -437,8 +480,7 @@ impl Manager {
                 let user = self.credentials_of(client).map_or(u32::MAX, |it| it.uid);
                 let asked = self.circuits.request(number, user, request, now, device);
                 self.circuits.step(now, device);
-                let (answer, beside) = asked?;
-                return Ok(Reply::Answer(answer, beside.into_iter().collect()));
+                asked?
             }
             Request::GetCounters(_) => Answer::Counters(self.counters()),
             Request::GetStatus(of) => self.get_status(client, of)?,

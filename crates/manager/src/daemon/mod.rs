@@ -120,12 +120,6 @@ pub trait Device {
     /// What the kernel reports.
     fn disown_circuit(&mut self, label: Label) -> io::Result<()>;
 
-    /// Both ends of the circuit of a call between two applications.
-    ///
-    /// # Errors
-    /// EMFILE, ENFILE.
-    fn local_circuit(&mut self) -> io::Result<[OwnedFd; 2]>;
-
     /// True where no socket of the kernel's has any of these ports.
     ///
     /// # Errors
@@ -210,6 +204,8 @@ pub struct Limits {
     pub holders_of_domain: usize,
     /// Blocks of one domain.
     pub blocks_of_domain: usize,
+    /// Calls of one domain, those that it has not accepted aside.
+    pub calls_of_domain: usize,
     /// Ports that leases are cut from.
     pub lease_ports: RangeInclusive<u16>,
 }
@@ -228,6 +224,7 @@ impl Default for Limits {
             applications_of_domain: 8,
             holders_of_domain: 1024,
             blocks_of_domain: 64,
+            calls_of_domain: 4096,
             // As net.ipv4.ip_local_port_range begins.
             lease_ports: 32_768..=60_999,
         }

@@ -54,6 +54,8 @@ const WAKE: u64 = 5;
 const FIRST_CLIENT: u64 = 6;
 /// Set in the number of a scraper of metrics.
 const SCRAPER: u64 = 1 << 63;
+/// Set in a client's number, of the connection of its notices.
+const CIRCUITS: u64 = 1 << 62;
 
 /// A manager, its device and its clients.
 #[derive(Debug)]
@@ -89,7 +91,7 @@ struct Atm {
     unsent: Option<Vec<u8>>,
     /// Whether frames are waited for.
     listens: bool,
-    /// By which applications are told what becomes of their calls.
+    /// By which applications say what they want of calls, and are told what becomes of them.
     notices: HashMap<u16, (ClientId, Arc<Connection>)>,
 }
 
@@ -230,8 +232,39 @@ impl Server {
         let (own, theirs) = Connection::pair()?;
         rustix::io::ioctl_fionbio(&own, true)?;
         let application = application.ok_or(io::ErrorKind::NotConnected)?;
+        match &self.threads {
+            Some(threads) => {
+                let connection = own.as_fd().try_clone_to_owned()?;
+                threads.begin(Activity::Circuits(client, connection));
+            }
+            None => {
+                let data = epoll::EventData::new_u64(CIRCUITS | client);
+                epoll::add(&self.epoll, own.as_fd(), data, epoll::EventFlags::IN)?;
+            }
+        }
         atm.notices.insert(application, (client, Arc::new(own)));
         Ok(theirs)
+    }
+
+    /// Takes one message of an application's about its calls.
+    fn serve_circuits(&mut self, client: ClientId) {
+        let application = self.manager.application_of(client);
+        let atm = self.atm.as_ref();
+        let notices = application.and_then(|number| atm?.notices.get(&number));
+        let Some((_, connection)) = notices.filter(|(of, _)| *of == client) else {
+            return;
+        };
+        let received = match connection.receive() {
+            Ok(Some(received)) => received,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            _ => return self.end(client),
+        };
+        let circuit = received.descriptors.into_iter().next();
+        let (bytes, now) = (&received.bytes, monotonic());
+        let said = (self.manager).said(client, bytes, circuit, now, &mut self.device);
+        if let (Err(refusal), Some(peer)) = (said, self.manager.credentials_of(client)) {
+            self.log_refused(peer, &refusal.answer());
+        }
     }
 
     /// Answers those who scrape metrics, too.
@@ -364,7 +397,7 @@ impl Server {
         for event in &*events {
             let (flags, data) = (event.flags, event.data);
             if flags.intersects(ended) {
-                self.end(data.u64());
+                self.end(data.u64() & !CIRCUITS);
             }
         }
         for event in events.drain(..) {
@@ -377,6 +410,10 @@ impl Server {
                 SIGNALLING => self.serve_signalling(),
                 WAKE => {}
                 number if number & SCRAPER != 0 => self.serve_scraper(number & !SCRAPER),
+                client if client & CIRCUITS != 0 => {
+                    self.serve_circuits(client & !CIRCUITS);
+                    self.follow_calls();
+                }
                 client => {
                     self.serve(client);
                     self.follow_calls();
@@ -612,7 +649,13 @@ impl Server {
             return false;
         };
         if let Some(atm) = &mut self.atm {
-            atm.notices.retain(|_, (of, _)| *of != client);
+            let of_client = atm.notices.extract_if(|_, (of, _)| *of == client);
+            for (_, (_, notices)) in of_client {
+                if self.threads.is_some() {
+                    let _ = shutdown(notices.as_fd(), Shutdown::Both);
+                }
+                let _ = epoll::delete(&self.epoll, notices.as_fd());
+            }
         }
         if self.threads.is_some() {
             // Its thread has it, too.

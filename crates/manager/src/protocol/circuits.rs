@@ -79,18 +79,18 @@ bodies! {
         from: [u8; 20],
     }
 
-    /// To take the call that waits longest.
+    /// To take a call that waits.
     AtmAccept {
         /// For whom it waits.
         listener: u32,
         /// Names the call from now on.
         call: u32,
-    }
-
-    /// A call.
-    CallNumber {
-        /// As the application named it.
-        call: u32,
+        /// As the manager names it.
+        reference: AtmReference,
+        /// Why it is refused, of Q.2610; 0: it is taken.
+        cause: u8,
+        /// Zero.
+        pad: [u8; 3],
     }
 
     /// The end of a call.
@@ -119,16 +119,38 @@ bodies! {
         circuit: CircuitNumber,
     }
 
-    /// A call that was taken.
-    AtmAccepted {
+    /// A call that waits for a listener.
+    AtmIncoming {
+        /// The listener.
+        listener: u32,
         /// The call.
         reference: AtmReference,
-        /// What both ends agreed on.
+        /// What both ends agree on.
         carried: AtmCarried,
         /// The number that was called.
         local: [u8; 20],
         /// Who called; zeros: not said.
         peer: [u8; 20],
+    }
+
+    /// A call that waited for a listener.
+    AtmWithdrawn {
+        /// The listener.
+        listener: u32,
+        /// The call.
+        reference: AtmReference,
+    }
+
+    /// A call that has ended.
+    AtmEnded {
+        /// As the application named it.
+        call: u32,
+        /// Why the manager did not begin it; 0: it did, and the cause says why it ended.
+        errno: i32,
+        /// Of Q.2610.
+        cause: u8,
+        /// Zero.
+        pad: [u8; 3],
     }
 
     /// A call that is active, of an application that has presented itself.
@@ -153,6 +175,8 @@ bodies! {
         call: u32,
         /// Bytes of the longest payload that the called end takes.
         longest: u32,
+        /// As the manager names it.
+        reference: AtmReference,
     }
 }
 

@@ -17,7 +17,7 @@ pub use body::*;
 pub use circuits::*;
 
 /// Version of the protocol, in every header.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a message.
 pub const MESSAGE_BYTES: usize = 256;
 /// Most descriptors beside a message.
@@ -186,15 +186,14 @@ messages! {
         AtmListen(AtmListen) = 23,
         /// To take none any more.
         AtmUnlisten(ListenerNumber) = 24,
-        /// To call. Answered by `AtmBegun`.
+        /// To call. This and the next two go by the connection of notices, by which all that
+        /// is said to them comes.
         AtmCall(AtmCall) = 25,
-        /// To take a call, which is answered by `AtmAnswer` then. Answered by `AtmAccepted`, beside which goes the circuit of a local
-        /// one; by `Done` where none waits.
+        /// To take a call that waits, whose circuit is open; beside it goes the caller's end of
+        /// the circuit of a local one. Or to refuse it.
         AtmAccept(AtmAccept) = 26,
         /// To end a call.
         AtmRelease(AtmRelease) = 27,
-        /// To answer a call that was taken, whose circuit is open.
-        AtmAnswer(CallNumber) = 30,
         /// To go on with a call of an earlier run of the manager.
         AtmPresent(AtmPresent) = 28,
         /// It has presented all of them.
@@ -233,20 +232,16 @@ messages! {
         Polling(Polling) = 142,
         /// Circuits may be opened; beside it goes the connection of notices.
         AtmAttached(AtmAttached) = 143,
-        /// A call is under way.
-        AtmBegun(AtmReference) = 144,
-        /// A call is taken.
-        AtmAccepted(AtmAccepted) = 145,
         /// Notice: a call waits for a listener.
-        AtmIncoming(ListenerNumber) = 146,
+        AtmIncoming(AtmIncoming) = 146,
         /// Notice: a call that waited is no more.
-        AtmWithdrawn(ListenerNumber) = 147,
+        AtmWithdrawn(AtmWithdrawn) = 147,
         /// Notice: a call has its circuit, whose frames come to the application.
         AtmCircuit(AtmCircuit) = 148,
         /// Notice: payloads go both ways; beside it goes the circuit of a local call.
         AtmConnected(AtmConnected) = 149,
-        /// Notice: a call is released.
-        AtmEnded(AtmRelease) = 150,
+        /// Notice: a call is released, or did not come about.
+        AtmEnded(AtmEnded) = 150,
     }
 }
 
@@ -255,6 +250,7 @@ impl Request {
     pub fn descriptors(&self) -> usize {
         match self {
             Request::OwnPort(_) => 1,
+            Request::AtmAccept(of) => (of.cause == 0 && of.reference.local != 0).into(),
             _ => 0,
         }
     }

@@ -144,12 +144,6 @@ impl Device for FakeDevice {
         result
     }
 
-    fn local_circuit(&mut self) -> io::Result<[OwnedFd; 2]> {
-        self.step(false).1?;
-        let (one, other) = std::os::unix::net::UnixDatagram::pair()?;
-        Ok([one.into(), other.into()])
-    }
-
     fn is_free(&mut self, _: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {
         // A socket of somebody else has one.
         let free = !ports.contains(&33_000);

@@ -369,7 +369,7 @@ impl Control {
         listener: &ListenerInner,
     ) -> io::Result<Option<Arc<CircuitInner>>> {
         let id = listener.id.get();
-        let Some(taken) = id.and_then(|id| self.calls.take(*id)) else {
+        let Some(taken) = id.and_then(|id| self.calls.take_next(*id)) else {
             return Ok(None);
         };
         listener.taken();
@@ -412,12 +412,12 @@ impl Control {
 
     fn noticed(&mut self, core: &Core, notice: Notice) {
         match notice {
-            Notice::Incoming(id) => {
+            Notice::Incoming(id, _) => {
                 if let Some(listener) = self.listeners.get(&id) {
                     listener.called();
                 }
             }
-            Notice::Withdrawn(id) => {
+            Notice::Withdrawn(id, _) => {
                 if let Some(listener) = self.listeners.get(&id) {
                     listener.taken();
                 }

@@ -4,7 +4,7 @@
 //! The circuit of a call between two applications of one manager is a pair of sockets, which
 //! the same thread reads.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -12,10 +12,12 @@ use std::sync::{Arc, Weak};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
+};
 use tidewall_manager::client::Client;
 use tidewall_manager::connection::{Connection, Received};
-use tidewall_manager::protocol::{Answer, AtmReference, Refused, address, number};
+use tidewall_manager::protocol::{Answer, AtmIncoming, Refused, address, number};
 use tidewall_wire::atm::Nsap;
 use tidewall_wire::atm::aal5::PAYLOAD_MAX;
 use tidewall_wire::atm::q2931::Cause;
@@ -44,23 +46,24 @@ pub(super) struct Managed {
 #[derive(Default)]
 struct Lines {
     calls: HashMap<u32, Line>,
-    listeners: HashMap<u32, Arc<ListenerInner>>,
+    listeners: HashMap<u32, Listening>,
     /// The number last given.
     last: u32,
+    /// Runs of the manager up to this one have ended.
+    lost: u32,
 }
 
 /// A call, by its number.
-enum Line {
-    /// It is being made: what the manager says of it waits.
-    Made(Vec<Received>),
-    Known(Known),
+struct Line {
+    inner: Arc<CircuitInner>,
+    /// Which run of the manager was asked to call; `None` until it is, and of one that came.
+    run: Option<u32>,
 }
 
-struct Known {
-    inner: Arc<CircuitInner>,
-    reference: AtmReference,
-    /// Which connection says what becomes of it.
-    run: u32,
+/// A listener, and the calls that wait for it.
+struct Listening {
+    inner: Arc<ListenerInner>,
+    waiting: VecDeque<AtmIncoming>,
 }
 
 /// What the thread waits for.
@@ -81,8 +84,8 @@ impl Reader {
     }
 
     /// A run of the manager says by this what becomes of calls.
-    fn add(&self, run: u32, connection: Connection) {
-        let (number, connection) = (NOTICES | u64::from(run), Arc::new(connection));
+    fn add(&self, run: u32, connection: Arc<Connection>) {
+        let number = NOTICES | u64::from(run);
         // Without it calls end with the manager's next run.
         if self.watch(&*connection, number).is_ok() {
             lock(&self.connections).insert(number, connection);
@@ -105,25 +108,28 @@ impl Reader {
             for event in events.drain(..) {
                 let data = event.data;
                 match data.u64() {
-                    number if number & NOTICES != 0 => self.hear(&core, managed, number),
+                    number if number & NOTICES != 0 => {
+                        self.hear(&core, managed, number, &mut buffer);
+                    }
                     call => managed.read_local(call as u32, &mut buffer),
                 }
             }
         }
     }
 
-    /// What this run has said, behind all that earlier ones have.
-    fn hear(&self, core: &Core, managed: &Managed, number: u64) {
+    /// A message of this run's, behind all of earlier ones.
+    fn hear(&self, core: &Core, managed: &Managed, number: u64, buffer: &mut [u8]) {
         let connections = lock(&self.connections);
         let until = connections.range(..=number);
         let until: Vec<(u64, Arc<Connection>)> =
             until.map(|(number, it)| (*number, it.clone())).collect();
         drop(connections);
         for (of, connection) in until {
+            let is_earlier = of < number;
             // One is there, or the run has ended.
-            while of < number || has_message(&connection) {
+            loop {
                 match connection.receive() {
-                    Ok(Some(received)) => managed.hear(core, received),
+                    Ok(Some(received)) => managed.hear(core, received, buffer),
                     _ => {
                         let _ = epoll::delete(&self.epoll, &*connection);
                         lock(&self.connections).remove(&of);
@@ -131,19 +137,13 @@ impl Reader {
                         break;
                     }
                 }
+                // Of more the next wait tells.
+                if !is_earlier {
+                    break;
+                }
             }
         }
     }
-}
-
-/// True where a message, or the end, is there.
-fn has_message(connection: &Connection) -> bool {
-    let mut descriptors = [rustix::event::PollFd::new(
-        connection,
-        rustix::event::PollFlags::IN,
-    )];
-    let now = rustix::event::Timespec::default();
-    rustix::event::poll(&mut descriptors, Some(&now)) == Ok(1)
 }
 
 impl Managed {
@@ -177,27 +177,41 @@ impl Managed {
     }
 
     /// A number for a call or a listener.
-    fn reserve(&self) -> u32 {
-        let mut lines = lock(&self.lines);
+    fn number(lines: &mut Lines) -> u32 {
         loop {
             lines.last = lines.last.wrapping_add(1);
             let number = lines.last;
             if !lines.calls.contains_key(&number) && !lines.listeners.contains_key(&number) {
-                lines.calls.insert(number, Line::Made(Vec::new()));
                 return number;
             }
         }
     }
 
-    /// A call is made: what the manager has said of it meanwhile is done.
-    fn enter(&self, core: &Core, call: u32, known: Known) {
-        if let Some(of) = &known.inner.call {
-            let _ = of.number.set(call);
+    /// Gives a call its number, by which the manager speaks of it from now on.
+    fn enter(&self, inner: &Arc<CircuitInner>) -> u32 {
+        let mut lines = lock(&self.lines);
+        let number = Self::number(&mut lines);
+        if let Some(of) = &inner.call {
+            let _ = of.number.set(number);
         }
-        let before = lock(&self.lines).calls.insert(call, Line::Known(known));
-        if let Some(Line::Made(said)) = before {
-            for received in said {
-                self.hear(core, received);
+        let (inner, run) = (inner.clone(), None);
+        lines.calls.insert(number, Line { inner, run });
+        number
+    }
+
+    /// Which run of the manager was asked to call. It may have ended by now.
+    fn asked(&self, core: &Core, call: u32, run: u32) {
+        let mut lines = lock(&self.lines);
+        let lost = lines.lost >= run;
+        let line = lines.calls.get_mut(&call);
+        let connecting = line.filter(|line| line.inner.progress() == Progress::Connecting);
+        let Some(line) = connecting else { return };
+        line.run = Some(run);
+        if lost {
+            let line = lines.calls.remove(&call);
+            drop(lines);
+            if let Some(line) = line {
+                line.inner.ended(core, libc::EUNATCH);
             }
         }
     }
@@ -211,41 +225,28 @@ impl Managed {
         let from = options.from.unwrap_or(self.number);
         let of = Call::new(from, Some(to.number), Progress::Connecting);
         let inner = core.atm.open_call(core, None, options.circuit, of)?;
-        let call = self.reserve();
-        let begun = self
-            .client
-            .atm_call(call, to, options.from, &options.circuit);
-        let begun = begun.map_err(of_manager).and_then(|begun| {
-            let circuit = begun.reference.circuit();
-            circuit
-                .filter(|_| begun.reference.local == 0)
-                .map_or(Ok(()), |circuit| open_circuit(core, &inner, circuit))
-                .inspect_err(|_| drop(self.client.atm_release(call, RELEASED)))?;
-            Ok(begun)
-        });
-        match begun {
-            Ok(begun) => {
-                let known = Known {
-                    inner: inner.clone(),
-                    reference: begun.reference,
-                    run: begun.run,
-                };
-                self.enter(core, call, known);
+        let call = self.enter(&inner);
+        match (self.client).atm_call(call, to, options.from, &options.circuit) {
+            Ok(run) => {
+                self.asked(core, call, run);
                 Ok(inner)
             }
             Err(error) => {
                 lock(&self.lines).calls.remove(&call);
                 core.atm.close(core, &inner);
-                Err(error)
+                Err(of_manager(error))
             }
         }
     }
 
     pub(super) fn listen(&self, listener: &Arc<ListenerInner>) -> io::Result<()> {
-        let id = self.reserve();
         let mut lines = lock(&self.lines);
-        lines.calls.remove(&id);
-        lines.listeners.insert(id, listener.clone());
+        let id = Self::number(&mut lines);
+        let listening = Listening {
+            inner: listener.clone(),
+            waiting: VecDeque::new(),
+        };
+        lines.listeners.insert(id, listening);
         drop(lines);
         let ListenerInner {
             sap,
@@ -276,54 +277,61 @@ impl Managed {
         let Some(&id) = listener.id.get().filter(|_| listener.has_calls()) else {
             return Ok(None);
         };
-        let call = self.reserve();
-        let accepted = self.client.atm_accept(id as u32, call).map_err(of_manager);
-        if !matches!(accepted, Ok(None)) {
-            listener.taken();
-        }
-        let Ok(Some((accepted, local))) = accepted else {
-            lock(&self.lines).calls.remove(&call);
-            return accepted.map(|_| None);
+        let id = id as u32;
+        let mut lines = lock(&self.lines);
+        let listening = lines.listeners.get_mut(&id);
+        let Some(incoming) = listening.and_then(|it| it.waiting.pop_front()) else {
+            return Ok(None);
         };
-        let reference = accepted.reference;
-        let options = accepted.carried.options();
-        let circuit = reference.circuit().filter(|_| reference.local == 0);
-        let of = Call::new(
-            Nsap(accepted.local),
-            number(accepted.peer),
-            Progress::Accepted,
-        );
-        let place = circuit.and_then(Place::new);
-        let opened = core
-            .atm
-            .open_call(core, place, options.unwrap_or_default(), of);
-        let opened = opened.and_then(|inner| match local {
-            Some(local) => self.set_local(&inner, call, local).map(|()| inner),
-            None => Ok(inner),
+        listener.taken();
+        drop(lines);
+        let refuse = |_: &io::Error| self.client.atm_refuse(id, &incoming.reference, RELEASED);
+        // Before the manager hears of it: the caller may send at once.
+        let (inner, theirs) = self.open(core, &incoming).inspect_err(refuse)?;
+        let call = self.enter(&inner);
+        let local = inner.local.get();
+        let watched = local.map_or(Ok(()), |local| self.reader.watch(local, call.into()));
+        let accepted = watched.inspect_err(refuse).and_then(|()| {
+            let theirs = theirs.as_ref().map(AsFd::as_fd);
+            let accepted = self
+                .client
+                .atm_accept(id, call, &incoming.reference, theirs);
+            // With the manager the call is gone.
+            accepted.map_err(|_| errno(libc::ECONNABORTED))
         });
-        // Now that its frames have a place: the caller may send at once.
-        let answered = opened.and_then(|inner| {
-            let answered = self.client.atm_answer(call, reference.clone());
-            let answered = answered.map_err(of_manager);
-            answered.inspect_err(|_| core.atm.close(core, &inner))?;
-            Ok(inner)
-        });
-        match answered {
-            Ok(inner) => {
-                let known = Known {
-                    inner: inner.clone(),
-                    reference,
-                    run: 0,
-                };
-                self.enter(core, call, known);
-                Ok(Some(inner))
-            }
-            Err(error) => {
-                lock(&self.lines).calls.remove(&call);
-                let _ = self.client.atm_release(call, RELEASED);
-                Err(error)
-            }
+        if let Err(error) = accepted {
+            lock(&self.lines).calls.remove(&call);
+            core.atm.close(core, &inner);
+            return Err(error);
         }
+        Ok(Some(inner))
+    }
+
+    /// Opens the circuit of a call that waits; of a local one, with the caller's end.
+    fn open(
+        &self,
+        core: &Core,
+        incoming: &AtmIncoming,
+    ) -> io::Result<(Arc<CircuitInner>, Option<OwnedFd>)> {
+        let reference = &incoming.reference;
+        let (local, peer) = (Nsap(incoming.local), number(incoming.peer));
+        let of = Call::new(local, peer, Progress::Accepted);
+        let is_local = reference.local != 0;
+        let place = reference.circuit().filter(|_| !is_local);
+        let ends = is_local
+            .then(|| {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            })
+            .transpose()?;
+        let options = incoming.carried.options().unwrap_or_default();
+        let place = place.and_then(Place::new);
+        let inner = core.atm.open_call(core, place, options, of)?;
+        let theirs = ends.map(|(ours, theirs)| {
+            let _ = inner.local.set(ours);
+            theirs
+        });
+        Ok((inner, theirs))
     }
 
     /// The socket of a call is closed.
@@ -337,34 +345,42 @@ impl Managed {
             inner.close_place(core);
             drop(binding);
             // A manager that is gone is not presented with it.
-            let _ = self.client.atm_release(call, Cause::NORMAL);
+            self.client.atm_release(call, Cause::NORMAL);
         }
     }
 
     pub(super) fn fail(&self, error: i32) {
         let lines = lock(&self.lines);
         for line in lines.calls.values() {
-            if let Line::Known(known) = line {
-                known.inner.fail(error);
-            }
+            line.inner.fail(error);
         }
         for listener in lines.listeners.values() {
-            listener.fail(error);
+            listener.inner.fail(error);
         }
     }
 
     /// The manager says what becomes of a call, or of a listener.
-    fn hear(&self, core: &Core, received: Received) {
+    fn hear(&self, core: &Core, received: Received, buffer: &mut [u8]) {
         let Ok((_, answer)) = Answer::parse(&received.bytes) else {
             return;
         };
+        let mut lines = lock(&self.lines);
         let call = match &answer {
-            Answer::AtmIncoming(of) | Answer::AtmWithdrawn(of) => {
-                let lines = lock(&self.lines);
-                if let Some(listener) = lines.listeners.get(&of.listener) {
-                    match answer {
-                        Answer::AtmIncoming(_) => listener.called(),
-                        _ => listener.taken(),
+            Answer::AtmIncoming(of) => {
+                if let Some(listening) = lines.listeners.get_mut(&of.listener) {
+                    listening.waiting.push_back(of.clone());
+                    listening.inner.called();
+                }
+                return;
+            }
+            Answer::AtmWithdrawn(of) => {
+                if let Some(listening) = lines.listeners.get_mut(&of.listener) {
+                    let waited = listening.waiting.len();
+                    let (id, local) = (of.reference.id(), of.reference.local);
+                    (listening.waiting)
+                        .retain(|it| (it.reference.id(), it.reference.local) != (id, local));
+                    if listening.waiting.len() < waited {
+                        listening.inner.taken();
                     }
                 }
                 return;
@@ -374,49 +390,43 @@ impl Managed {
             Answer::AtmEnded(of) => of.call,
             _ => return,
         };
-        let mut lines = lock(&self.lines);
-        let (inner, reference) = match lines.calls.get_mut(&call) {
-            Some(Line::Known(known)) => {
-                if let Answer::AtmCircuit(of) = &answer {
-                    known.reference.known = 1;
-                    known.reference.circuit = of.circuit.clone();
-                }
-                (known.inner.clone(), known.reference.clone())
-            }
-            Some(Line::Made(said)) => {
-                said.push(received);
-                return;
-            }
-            None => return,
+        let Some(inner) = lines.calls.get(&call).map(|line| line.inner.clone()) else {
+            return;
         };
         if let Answer::AtmEnded(_) = &answer {
             lines.calls.remove(&call);
         }
         drop(lines);
+        let cannot = || {
+            lock(&self.lines).calls.remove(&call);
+            inner.ended(core, call::error(inner.progress(), Cause::new(RELEASED)));
+            self.client.atm_release(call, RELEASED);
+        };
         match answer {
             Answer::AtmCircuit(of) => {
-                let circuit = of.circuit.circuit();
-                if open_circuit(core, &inner, circuit).is_err() {
-                    lock(&self.lines).calls.remove(&call);
-                    inner.ended(core, call::error(inner.progress(), Cause::new(RELEASED)));
-                    let _ = self.client.atm_release(call, RELEASED);
-                }
+                let opened = open_circuit(core, &inner, of.circuit.circuit());
+                opened.unwrap_or_else(|_| cannot());
             }
             Answer::AtmConnected(of) => {
                 let beside = received.descriptors.into_iter().next();
-                let set = beside.map_or(Ok(()), |local| self.set_local(&inner, call, local));
-                if set.is_ok() {
-                    self.client.atm_is_active(call, reference);
-                    inner.connected(of.longest as usize);
+                match beside.map_or(Ok(()), |local| self.set_local(&inner, call, local)) {
+                    Ok(()) => {
+                        self.client.atm_is_active(call, of.reference);
+                        inner.connected(of.longest as usize);
+                    }
+                    Err(_) => cannot(),
                 }
             }
             Answer::AtmEnded(of) => {
                 self.client.atm_has_ended(call);
                 // What had come by then can be received.
-                let mut buffer = vec![0; PAYLOAD_MAX];
-                while inner.read_local(&mut buffer) {}
-                let cause = Cause::new(of.cause);
-                inner.ended(core, call::error(inner.progress(), cause));
+                while inner.read_local(buffer) {}
+                let progress = inner.progress();
+                let error = match (progress, of.errno) {
+                    (Progress::Connecting, 1..) => of.errno,
+                    _ => call::error(progress, Cause::new(of.cause)),
+                };
+                inner.ended(core, error);
             }
             _ => {}
         }
@@ -426,42 +436,43 @@ impl Managed {
     /// waited are refused by nobody.
     fn lost(&self, core: &Core, run: u32) {
         let mut lines = lock(&self.lines);
-        for listener in lines.listeners.values() {
-            listener.waiting.store(0, Ordering::Relaxed);
+        lines.lost = lines.lost.max(run);
+        for listening in lines.listeners.values_mut() {
+            listening.waiting.clear();
+            listening.inner.waiting.store(0, Ordering::Relaxed);
         }
-        let connecting = |line: &Line| match line {
-            Line::Known(known) => {
-                known.run <= run && known.inner.progress() == Progress::Connecting
-            }
-            Line::Made(_) => false,
+        let of_run = |line: &Line| {
+            line.run.is_some_and(|of| of <= run) && line.inner.progress() == Progress::Connecting
         };
-        let calls = lines.calls.iter();
-        let ended: Vec<u32> = calls
-            .filter(|(_, it)| connecting(it))
-            .map(|it| *it.0)
-            .collect();
-        let ended: Vec<Line> = (ended.iter())
-            .filter_map(|call| lines.calls.remove(call))
+        let ended: Vec<Line> = lines
+            .calls
+            .extract_if(|_, line| of_run(line))
+            .map(|(_, line)| line)
             .collect();
         drop(lines);
         for line in ended {
-            if let Line::Known(known) = line {
-                known.inner.ended(core, libc::EUNATCH);
-            }
+            line.inner.ended(core, libc::EUNATCH);
         }
     }
 
+    /// Who was called has made the circuit, and could have made anything.
     fn set_local(&self, inner: &CircuitInner, call: u32, local: OwnedFd) -> io::Result<()> {
+        if sockopt::socket_domain(&local)? != AddressFamily::UNIX
+            || sockopt::socket_type(&local)? != SocketType::SEQPACKET
+        {
+            return Err(errno(libc::EPROTO));
+        }
         self.reader.watch(&local, call.into())?;
         let _ = inner.local.set(local);
         Ok(())
     }
 
     fn read_local(&self, call: u32, buffer: &mut [u8]) {
-        let inner = match lock(&self.lines).calls.get(&call) {
-            Some(Line::Known(known)) => known.inner.clone(),
-            _ => return,
-        };
+        let line = lock(&self.lines)
+            .calls
+            .get(&call)
+            .map(|it| it.inner.clone());
+        let Some(inner) = line else { return };
         // One at a time, so that everybody has his turn.
         if !inner.read_local(buffer)
             && let Some(local) = inner.local.get()

@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use tidewall_atm::calls::{Calls, ListenerId, Notice, Taken};
+use tidewall_atm::calls::{Calls, ListenerId, Notice};
 use tidewall_atm::signalling::{CallId, Config};
 use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::atm::q2931::Cause;
@@ -22,8 +22,8 @@ use tidewall_wire::atm::{Circuit, Nsap};
 
 use super::{Device, PRESENT_WITHIN};
 use crate::protocol::{
-    Answer, AtmAttached, AtmCircuit, AtmConnected, AtmRelease, CircuitNumber, ListenerNumber,
-    address_bytes,
+    Answer, AtmAttached, AtmCarried, AtmCircuit, AtmConnected, AtmEnded, AtmIncoming, AtmReference,
+    AtmWithdrawn, CircuitNumber, address_bytes,
 };
 
 pub use link::SignallingLink;
@@ -89,8 +89,6 @@ struct Line {
 struct Attached {
     /// By the numbers that it has given them.
     calls: HashMap<u32, Line>,
-    /// Of those calls that are to be answered once their circuits are open.
-    taken: HashMap<u32, Taken>,
     listeners: BTreeSet<u32>,
     permanent: BTreeSet<Circuit>,
 }
@@ -111,7 +109,8 @@ struct Control {
     called: Calls,
     applications: BTreeMap<u16, Attached>,
     lines: HashMap<(Way, CallId), (u16, u32)>,
-    /// The caller's end of the circuit of a local call, until it learns that it is answered.
+    /// The caller's end of the circuit of a local call, until it learns that it is answered,
+    /// which is in the same step.
     ends: HashMap<u32, OwnedFd>,
     notices: VecDeque<CallNotice>,
     /// Applications of an earlier run that may still present calls, and until when the link
@@ -170,6 +169,15 @@ impl Circuits {
         self.control.as_ref().map_or(0, |control| {
             control.link.views().count() + control.caller.views().count()
         })
+    }
+
+    /// Applications that are attached, and how many calls each has.
+    pub(super) fn calls_by_application(&self) -> impl Iterator<Item = (u16, usize)> {
+        let applications = self
+            .control
+            .iter()
+            .flat_map(|control| &control.applications);
+        applications.map(|(number, of)| (*number, of.calls.len()))
     }
 
     pub(super) fn has_call(&self, application: u16, call: u32) -> bool {
@@ -337,15 +345,29 @@ impl Circuits {
         device: &mut D,
     ) {
         match notice {
-            Notice::Incoming(id) => {
-                let (application, listener) = listener_of(id);
-                let of = ListenerNumber { listener };
-                control.tell(application, Answer::AtmIncoming(of), None);
+            Notice::Incoming(of, id) => {
+                let (application, listener) = listener_of(of);
+                let Some(waits) = control.of(way).waiting(of, id) else {
+                    return;
+                };
+                let circuit = (way == Way::Link).then_some(waits.circuit);
+                let incoming = AtmIncoming {
+                    listener,
+                    reference: AtmReference::of(id, circuit, way != Way::Link),
+                    carried: AtmCarried::of(&waits.agreed),
+                    local: waits.local.0,
+                    peer: waits.peer.map_or([0; 20], |peer| peer.0),
+                };
+                control.tell(application, Answer::AtmIncoming(incoming), None);
             }
-            Notice::Withdrawn(id) => {
-                let (application, listener) = listener_of(id);
-                let of = ListenerNumber { listener };
-                control.tell(application, Answer::AtmWithdrawn(of), None);
+            Notice::Withdrawn(of, id) => {
+                let (application, listener) = listener_of(of);
+                let reference = AtmReference::of(id, None, way != Way::Link);
+                let withdrawn = AtmWithdrawn {
+                    listener,
+                    reference,
+                };
+                control.tell(application, Answer::AtmWithdrawn(withdrawn), None);
             }
             Notice::Circuit(id, circuit) => {
                 let Some(&(application, call)) = control.lines.get(&(way, id)) else {
@@ -360,21 +382,18 @@ impl Circuits {
                     return;
                 }
                 control.set_circuit(application, call, circuit);
-                let circuit = CircuitNumber::of(circuit);
-                let notice = Answer::AtmCircuit(AtmCircuit { call, circuit });
-                control.tell(application, notice, None);
+                control.tell_circuit(application, call, circuit);
             }
             Notice::Connected(id, longest) => {
-                let Some(&(application, call)) = control.lines.get(&(way, id)) else {
-                    return;
-                };
                 let beside = match way {
                     Way::Caller => control.ends.remove(&id.value),
                     _ => None,
                 };
+                let Some(&(application, call)) = control.lines.get(&(way, id)) else {
+                    return;
+                };
                 let longest = u32::try_from(longest).unwrap_or(u32::MAX);
-                let notice = Answer::AtmConnected(AtmConnected { call, longest });
-                control.tell(application, notice, beside);
+                control.tell_connected(application, call, longest, beside);
             }
             Notice::Ended(id, cause) => {
                 let Some(&(application, call)) = control.lines.get(&(way, id)) else {
@@ -429,18 +448,49 @@ impl Control {
     /// An application has a call no more.
     fn end(&mut self, application: u16, call: u32, cause: u8, tell: bool) -> Option<Line> {
         let attached = self.applications.get_mut(&application)?;
-        attached.taken.remove(&call);
         let line = attached.calls.remove(&call)?;
         self.lines.remove(&(line.way, line.id));
-        if line.way == Way::Caller {
+        if line.way != Way::Link {
             self.ends.remove(&line.id.value);
         }
         if tell {
-            let pad = [0; 3];
-            let notice = Answer::AtmEnded(AtmRelease { call, cause, pad });
-            self.tell(application, notice, None);
+            self.tell_ended(application, call, 0, cause);
         }
         Some(line)
+    }
+
+    fn tell_circuit(&mut self, application: u16, call: u32, circuit: Circuit) {
+        let circuit = CircuitNumber::of(circuit);
+        let notice = Answer::AtmCircuit(AtmCircuit { call, circuit });
+        self.tell(application, notice, None);
+    }
+
+    fn tell_connected(
+        &mut self,
+        application: u16,
+        call: u32,
+        longest: u32,
+        beside: Option<OwnedFd>,
+    ) {
+        let attached = self.applications.get(&application);
+        if let Some(line) = attached.and_then(|of| of.calls.get(&call)) {
+            let connected = AtmConnected {
+                call,
+                longest,
+                reference: line.reference(),
+            };
+            self.tell(application, Answer::AtmConnected(connected), beside);
+        }
+    }
+
+    fn tell_ended(&mut self, application: u16, call: u32, errno: i32, cause: u8) {
+        let ended = AtmEnded {
+            call,
+            errno,
+            cause,
+            pad: [0; 3],
+        };
+        self.tell(application, Answer::AtmEnded(ended), None);
     }
 
     fn forget(&mut self, application: u16, now: Duration) {
@@ -457,7 +507,7 @@ impl Control {
         }
         for line in attached.calls.into_values() {
             self.lines.remove(&(line.way, line.id));
-            if line.way == Way::Caller {
+            if line.way != Way::Link {
                 self.ends.remove(&line.id.value);
             }
             // Its process is gone, in whatever way.

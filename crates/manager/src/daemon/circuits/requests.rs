@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use tidewall_atm::calls::{CallError, ListenError, Sap};
+use tidewall_atm::calls::{CallError, ListenError, Sap, Taken};
 use tidewall_wire::atm::q2931::Cause;
 use tidewall_wire::atm::{Circuit, Nsap};
 
@@ -11,8 +11,8 @@ use super::{Circuits, Control, Line, Way, listener_id};
 use crate::daemon::Device;
 use crate::daemon::manager::{Refusal, refused};
 use crate::protocol::{
-    Answer, AtmAccept, AtmAccepted, AtmAttached, AtmCall, AtmCarried, AtmConnected, AtmListen,
-    AtmPresent, AtmReference, AtmRelease, AtmSap, Empty, Request, number,
+    Answer, AtmAccept, AtmAttached, AtmCall, AtmCarried, AtmListen, AtmPresent, AtmReference,
+    AtmRelease, AtmSap, Empty, Request, number,
 };
 
 /// Calls, and listeners, of one application.
@@ -20,9 +20,9 @@ const CALLS: usize = 4096;
 /// Calls that may wait for a listener (Linux's `net.core.somaxconn`).
 const BACKLOG: u32 = 4096;
 
-type Answered = Result<(Answer, Option<OwnedFd>), Refusal>;
+type Answered = Result<Answer, Refusal>;
 
-const DONE: Answered = Ok((Answer::Done(Empty {}), None));
+const DONE: Answered = Ok(Answer::Done(Empty {}));
 
 impl Circuits {
     /// An application may have circuits from now on, and is told what becomes of its calls.
@@ -58,38 +58,43 @@ impl Circuits {
                 control.unlisten(application, of.listener, now);
                 DONE
             }
-            Request::AtmCall(of) => self.call(application, of, now, device),
-            Request::AtmAccept(of) => self.accept(application, of, now, device),
-            Request::AtmAnswer(of) => {
-                let attached = control.applications.get_mut(&application);
-                match attached.and_then(|attached| attached.taken.remove(&of.call)) {
-                    Some(taken) => {
-                        let line = control.applications.get(&application);
-                        let line = line.and_then(|attached| attached.calls.get(&of.call));
-                        let way = line.map_or(Way::Link, |line| line.way);
-                        // One that has ended is said to have.
-                        control.of(way).answer(now, &taken);
-                        DONE
-                    }
-                    None => refused(libc::ECONNABORTED, "the call is no more"),
-                }
-            }
-            Request::AtmRelease(of) => {
-                if let Some(line) = control.end(application, of.call, of.cause, false) {
-                    control.of(line.way).release(now, line.id, of.cause);
-                    if let Some(circuit) = line.circuit {
-                        self.disown(circuit, application, device)?;
-                    }
-                }
-                DONE
-            }
             Request::AtmPresent(of) => self.present(application, of),
             Request::AtmPresented(_) => {
                 control.awaited.remove(&application);
                 DONE
             }
-            _ => refused(libc::EOPNOTSUPP, "no request for circuits"),
+            _ => refused(libc::EOPNOTSUPP, "said by the wrong connection"),
         }
+    }
+
+    /// Acts on what an application says by the connection of its notices. `room`: its domain
+    /// may have one more call.
+    ///
+    /// # Errors
+    /// Why a call is not begun or taken, which the application is told as its end.
+    pub(in crate::daemon) fn said<D: Device>(
+        &mut self,
+        application: u16,
+        room: bool,
+        request: &Request,
+        circuit: Option<OwnedFd>,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<(), Refusal> {
+        let (call, done) = match request {
+            Request::AtmCall(of) => (of.call, self.call(application, of, room, now, device)),
+            Request::AtmAccept(of) => {
+                let done = self.accept(application, of, room, circuit, now, device);
+                (of.call, done)
+            }
+            Request::AtmRelease(of) => return self.release(application, of, now, device),
+            _ => return refused(libc::EOPNOTSUPP, "said by the wrong connection"),
+        };
+        if let (Err(refusal), Some(control)) = (&done, &mut self.control) {
+            let cause = Cause::RESOURCES_UNAVAILABLE;
+            control.tell_ended(application, call, refusal.errno(), cause);
+        }
+        done
     }
 
     fn controlled(&mut self) -> Result<&mut Control, Refusal> {
@@ -145,80 +150,111 @@ impl Circuits {
         &mut self,
         application: u16,
         of: &AtmCall,
+        room: bool,
         now: Duration,
         device: &mut D,
-    ) -> Answered {
+    ) -> Result<(), Refusal> {
         let owners = std::mem::take(&mut self.owners);
         let begun = self.controlled().and_then(|control| {
-            control.call(application, of, now, &|circuit| {
+            control.call(application, of, room, now, &|circuit| {
                 owners.contains_key(&circuit)
             })
         });
         self.owners = owners;
         let line = begun?;
-        if let Some(circuit) = line.circuit
-            && let Err(error) = self.own(circuit, application, device)
-        {
-            let control = self.controlled()?;
-            control.end(application, of.call, Cause::RESOURCES_UNAVAILABLE, false);
+        let Some(circuit) = line.circuit else {
+            return Ok(());
+        };
+        let owned = self.own(circuit, application, device);
+        let control = self.controlled()?;
+        if let Err(error) = owned {
             let cause = Cause::RESOURCES_UNAVAILABLE;
+            control.end(application, of.call, cause, false);
             control.of(line.way).release(now, line.id, cause);
             return Err(error.into());
         }
-        Ok((Answer::AtmBegun(line.reference()), None))
+        control.tell_circuit(application, of.call, circuit);
+        Ok(())
     }
 
     fn accept<D: Device>(
         &mut self,
         application: u16,
         of: &AtmAccept,
+        room: bool,
+        circuit: Option<OwnedFd>,
         now: Duration,
         device: &mut D,
-    ) -> Answered {
+    ) -> Result<(), Refusal> {
         let control = self.controlled()?;
-        control.check_new(application, of.call)?;
-        let id = listener_id(application, of.listener);
-        let (way, taken) = match (control.link.take(id), Way::Link) {
-            (Some(taken), way) => (way, taken),
-            (None, _) => match control.called.take(id) {
-                Some(taken) => (Way::Called, taken),
-                None => return DONE,
-            },
+        let way = match of.reference.local {
+            0 => Way::Link,
+            _ => Way::Called,
         };
+        let id = listener_id(application, of.listener);
+        let Some(taken) = control.of(way).take(id, of.reference.id()) else {
+            return refused(libc::ECONNABORTED, "the call is no more");
+        };
+        if of.cause != 0 {
+            control.of(way).release(now, taken.id, of.cause);
+            return Ok(());
+        }
+        let accepted = self.take_over(application, of, (way, &taken), room, circuit, device);
+        let control = self.controlled()?;
+        match accepted {
+            Ok(()) => drop(control.of(way).answer(now, &taken)),
+            Err(_) => {
+                let cause = Cause::RESOURCES_UNAVAILABLE;
+                control.of(way).release(now, taken.id, cause);
+            }
+        }
+        accepted
+    }
+
+    /// A call that was taken is the application's, and so is its label.
+    fn take_over<D: Device>(
+        &mut self,
+        application: u16,
+        of: &AtmAccept,
+        (way, taken): (Way, &Taken),
+        room: bool,
+        circuit: Option<OwnedFd>,
+        device: &mut D,
+    ) -> Result<(), Refusal> {
+        let control = self.controlled()?;
+        control.check_new(application, of.call, room)?;
         let mut line = Line {
             way,
             id: taken.id,
             circuit: None,
         };
-        let mut beside = None;
-        let made = match way {
-            Way::Link => {
+        match (way, circuit) {
+            (Way::Link, _) => {
                 line.circuit = Some(taken.circuit);
-                self.own(taken.circuit, application, device)
+                self.own(taken.circuit, application, device)?;
             }
-            _ => device.local_circuit().map(|[of_caller, of_called]| {
-                beside = Some(of_called);
-                if let Some(control) = &mut self.control {
-                    control.ends.insert(taken.id.value, of_caller);
-                }
-            }),
-        };
-        let control = self.controlled()?;
-        if let Err(error) = made {
-            let cause = Cause::RESOURCES_UNAVAILABLE;
-            control.of(way).release(now, taken.id, cause);
-            return Err(error.into());
+            (_, Some(circuit)) => drop(control.ends.insert(taken.id.value, circuit)),
+            (_, None) => return refused(libc::EINVAL, "a local call without its circuit"),
         }
-        control.enter(application, of.call, line);
-        let accepted = AtmAccepted {
-            reference: line.reference(),
-            carried: AtmCarried::of(&taken.agreed),
-            local: taken.local.0,
-            peer: taken.peer.map_or([0; 20], |peer| peer.0),
-        };
-        let attached = control.applications.entry(application).or_default();
-        attached.taken.insert(of.call, taken);
-        Ok((Answer::AtmAccepted(accepted), beside))
+        self.controlled()?.enter(application, of.call, line);
+        Ok(())
+    }
+
+    fn release<D: Device>(
+        &mut self,
+        application: u16,
+        of: &AtmRelease,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<(), Refusal> {
+        let control = self.controlled()?;
+        if let Some(line) = control.end(application, of.call, of.cause, false) {
+            control.of(line.way).release(now, line.id, of.cause);
+            if let Some(circuit) = line.circuit {
+                self.disown(circuit, application, device)?;
+            }
+        }
+        Ok(())
     }
 
     fn present(&mut self, application: u16, of: &AtmPresent) -> Answered {
@@ -226,7 +262,7 @@ impl Circuits {
         let (id, circuit, local) = (reference.id(), reference.circuit(), reference.local != 0);
         let owned = circuit.is_some_and(|it| self.owners.get(&it) == Some(&application));
         let control = self.controlled()?;
-        control.check_new(application, of.call)?;
+        control.check_new(application, of.call, true)?;
         let way = match (local, id.ours) {
             (false, _) => Way::Link,
             (true, true) => Way::Caller,
@@ -235,30 +271,28 @@ impl Circuits {
         let circuit = circuit.filter(|_| way == Way::Link);
         let is_late = control.begins_at.is_none();
         if is_late || owned == local || !control.of(way).restore(id, circuit) {
-            let (call, cause, pad) = (of.call, Cause::TEMPORARY_FAILURE, [0; 3]);
-            let ended = Answer::AtmEnded(AtmRelease { call, cause, pad });
-            control.tell(application, ended, None);
+            control.tell_ended(application, of.call, 0, Cause::TEMPORARY_FAILURE);
             return refused(libc::ENOENT, "no such call is left");
         }
         control.enter(application, of.call, Line { way, id, circuit });
         if !id.ours {
             // The earlier run may not have said so; if the caller knows better, that it has ended
             // is said next.
-            let (call, longest) = (of.call, u32::MAX);
-            let connected = Answer::AtmConnected(AtmConnected { call, longest });
-            control.tell(application, connected, None);
+            control.tell_connected(application, of.call, u32::MAX, None);
         }
         DONE
     }
 }
 
 impl Control {
-    /// That an application may have a call of this number.
-    fn check_new(&self, application: u16, call: u32) -> Result<(), Refusal> {
+    /// That an application may have a call of this number. `room`: its domain may have one
+    /// more.
+    fn check_new(&self, application: u16, call: u32, room: bool) -> Result<(), Refusal> {
         let attached = self.applications.get(&application);
         match attached.map(|of| (of.calls.len(), of.calls.contains_key(&call))) {
             Some((_, true)) => refused(libc::EINVAL, "there is a call of this number"),
             Some((CALLS.., _)) => refused(libc::ENOBUFS, "too many calls of this application"),
+            _ if !room => refused(libc::ENOBUFS, "too many calls of this user or unit"),
             _ => Ok(()),
         }
     }
@@ -303,11 +337,12 @@ impl Control {
         &mut self,
         application: u16,
         of: &AtmCall,
+        room: bool,
         now: Duration,
         is_open: &dyn Fn(Circuit) -> bool,
     ) -> Result<Line, Refusal> {
         let (to, options) = meant(&of.to, &of.carried)?;
-        self.check_new(application, of.call)?;
+        self.check_new(application, of.call, room)?;
         let from = number(of.from).unwrap_or(self.config.number);
         if !self.link.is_own(&from) {
             return refused(libc::EADDRNOTAVAIL, "who calls is another system");
@@ -329,7 +364,7 @@ impl Control {
 }
 
 impl Line {
-    fn reference(&self) -> AtmReference {
+    pub(super) fn reference(&self) -> AtmReference {
         AtmReference::of(self.id, self.circuit, self.way != Way::Link)
     }
 }

@@ -17,6 +17,11 @@ impl Refusal {
     pub fn answer(&self) -> Answer {
         Answer::Error(Failure::new(self.errno, &self.text))
     }
+
+    /// The error of a socket's call.
+    pub(in crate::daemon) fn errno(&self) -> i32 {
+        self.errno
+    }
 }
 
 pub(in crate::daemon) fn refused<T>(

@@ -25,6 +25,8 @@ use crate::protocol::Answer;
 pub(super) enum Activity {
     /// A client's connection.
     Client(ClientId, OwnedFd),
+    /// The connection of its notices.
+    Circuits(ClientId, OwnedFd),
     /// Circuit 0.5.
     Link(OwnedFd),
     /// A call: what its application is to be told.
@@ -116,6 +118,12 @@ impl<'a> Common<'a> {
             Activity::Client(client, connection) => {
                 while self.wait(&connection) {
                     self.with(|server| server.serve(client));
+                }
+                self.with(|server| server.end(client));
+            }
+            Activity::Circuits(client, connection) => {
+                while self.wait(&connection) {
+                    self.with(|server| server.serve_circuits(client));
                 }
                 self.with(|server| server.end(client));
             }
