@@ -421,6 +421,10 @@ impl Managed {
                 self.client.atm_has_ended(call);
                 // What had come by then can be received.
                 while inner.read_local(buffer) {}
+                // Its end would be reported until the socket is closed.
+                if let Some(local) = inner.local.get() {
+                    let _ = epoll::delete(&self.reader.epoll, local);
+                }
                 let progress = inner.progress();
                 let error = match (progress, of.errno) {
                     (Progress::Connecting, 1..) => of.errno,

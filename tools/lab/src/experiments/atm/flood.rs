@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidewall_load::{BlastSpec, Content, LoadSpec, SenderKind};
 
 use super::super::{Experiment, Run, USUAL, ratio};
-use super::planes::{Parties, Plane, Way, client};
+use super::planes::{self, Parties, Plane, Way, client};
 use super::{Case, IN_PROCESS, SETUP_P50, value};
 use crate::bench::load;
 use crate::capacity::Capacity;
@@ -65,6 +65,7 @@ fn blast(config: Config, capacity: Capacity, setting: &str, share: f64) -> Optio
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let (config, capacity) = run.bed()?;
+    planes::interrupt_at_once(run.bench)?;
     let quick = run.options.quick;
     let mut cases = Vec::new();
     for setting in [ELSEWHERE, UNREAD_CIRCUIT, NO_CIRCUIT] {

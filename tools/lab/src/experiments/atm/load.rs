@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::super::{Experiment, Run, USUAL, ratio};
-use super::planes::{Parties, Plane, Way, client};
+use super::planes::{self, Parties, Plane, Way, client};
 use super::{Case, SETUP_MEAN, value};
 use crate::result::{Claim, Series};
 use crate::worker::{CallsJob, Child, Job};
@@ -47,6 +47,7 @@ const TIME_MS: u32 = 500;
 const PAUSE_US: u32 = 10_000;
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    planes::interrupt_at_once(run.bench)?;
     let quick = run.options.quick;
     let mut cases = Vec::new();
     for (plane, of_caller, setting) in SETTINGS {

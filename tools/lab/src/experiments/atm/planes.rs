@@ -147,6 +147,17 @@ impl Parties {
     }
 }
 
+/// Has frames for the kernel at the client's interface come at once, those of its manager's
+/// signalling among them. The test bed has them wait, so that a load's sender has its processor
+/// to itself.
+pub(super) fn interrupt_at_once(bench: &Bench) -> anyhow::Result<()> {
+    let script = format!(
+        "cd /sys/class/net/{CLIENT_INTERFACE}; echo 0 > napi_defer_hard_irqs; \
+         echo 0 > gro_flush_timeout"
+    );
+    bench.testbed.in_client(&["sh", "-ec", &script]).map(drop)
+}
+
 /// The server's namespace and processor.
 pub(super) fn server(bench: &Bench) -> Place<'_> {
     Place {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::{Experiment, Run, USUAL};
-use super::planes::{Parties, Plane, Way};
+use super::planes::{self, Parties, Plane, Way};
 use super::{Case, value};
 use crate::profile::{Profile, Recorder};
 use crate::result::{Claim, Series};
@@ -54,6 +54,7 @@ const LOCKS: &str = "locks and waking %";
 const KERNEL: &str = "kernel and the rest %";
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    planes::interrupt_at_once(run.bench)?;
     let cpu = run.bench.testbed.config().server_cpu;
     let sampled = crate::profile::is_there(cpu);
     if let Err(why) = &sampled {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::{Experiment, Run, USUAL, ratio};
-use super::planes::{Parties, Plane, Way, client, server};
+use super::planes::{self, Parties, Plane, Way, client, server};
 use super::{CALLS, Case, IN_PROCESS, SETUP_P50, SETUP_P99, WHOLE_P50, WHOLE_P99, value};
 use crate::result::{Claim, Series};
 use crate::worker::{CallsOver, CallsRole, Child, Job, PAIR};
@@ -51,6 +51,7 @@ enum What {
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
+    planes::interrupt_at_once(run.bench)?;
     pair(run)?;
     let case = |system, setting, what| Case {
         system,
