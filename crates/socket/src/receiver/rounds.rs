@@ -236,7 +236,9 @@ impl Receiver {
         }
         let found = queue.last_round.load(Ordering::Relaxed) > 0;
         match masked {
-            _ if !polls => Way::Look,
+            // A timer of polls would hold frames back that come by interrupt alone.
+            true if !polls => Way::Arm,
+            false if !polls => Way::Look,
             _ if caller == Caller::Spinner => Way::Poll,
             true if many || !interrupts => Way::Poll,
             // Who sleeps has looked once more by then.
@@ -373,13 +375,15 @@ impl Receiver {
         began: Duration,
     ) -> io::Result<(Round, Duration)> {
         let coalesces = self.coalesces();
-        if !coalesces || matches!(caller, Caller::Poller | Caller::Spinner) {
+        // Until the driver's poll is known frames come by interrupt.
+        let polls = !queue.delivers || poller.napi().ids[0] != 0;
+        if polls && (!coalesces || matches!(caller, Caller::Poller | Caller::Spinner)) {
             poller.set_moderation(InterruptModeration::BusyPoll);
         }
         queue.masked.store(true, Ordering::Relaxed);
         let mut round = poller.round(Interrupt::Masked, &mut ready.channels)?;
         let full = round.exhausted || round.frames >= MANY;
-        if coalesces && full && poller.set_moderation(InterruptModeration::BusyPoll) {
+        if polls && coalesces && full && poller.set_moderation(InterruptModeration::BusyPoll) {
             // The timer that runs is the short one, and what has come takes
             // longer than that: another poll starts it anew.
             if let Ok(second) = poller.round(Interrupt::Masked, &mut ready.channels) {
