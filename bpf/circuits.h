@@ -48,10 +48,11 @@ GLOBAL __u32 circuit_owner(struct xdp_md *ctx, struct tw_device *device)
 /* Channel of a frame of which circuit_owner() knew the label, or 0. */
 GLOBAL __u64 circuit_channel(struct xdp_md *ctx, struct tw_application *application, __u64 k0, __u64 k1)
 {
-	struct ends ends = { .protocol = TW_PROTOCOL_CIRCUIT, .version = 4 };
-	__u8 entry[LABEL_ENTRY];
-	if (!application || bpf_xdp_load_bytes(ctx, NETWORK, entry, LABEL_ENTRY))
+	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	struct ends ends = { .protocol = TW_PROTOCOL_CIRCUIT };
+	if (!application || data + NETWORK + LABEL_ENTRY > data_end)
 		return 0;
+	const __u8 *entry = data + NETWORK;
 	__u32 label = (__u32)entry[0] << 12 | (__u32)entry[1] << 4 | entry[2] >> 4;
 	ends.local[1] = MAPPED(htonl(label));
 	ends.remote[1] = MAPPED(0);

@@ -9,6 +9,14 @@
 #include "owners.h"
 #include "siphash.h"
 
+/* Of a circuit, whose label has 20 bits, of which the ends of the link agree on few: a
+ * product with the key (Dietzfelbinger et al., 1997), as strangers choose no labels. */
+INLINE __u64 label_hash(__u64 k0, __u64 k1, const struct ends *ends)
+{
+	__u64 product = (k0 | 1) * htonl(((const __u32 *)ends->local)[3]) + k1;
+	return product ^ product >> 32;
+}
+
 /* SipHash-1-3 (Aumasson & Bernstein, 2012) of a flow: an attacker who does not
  * know the key cannot fill one bucket. */
 INLINE __u64 flow_hash(__u64 k0, __u64 k1, const struct ends *ends)
@@ -20,6 +28,8 @@ INLINE __u64 flow_hash(__u64 k0, __u64 k1, const struct ends *ends)
 		const __u32 *local = (const __u32 *)ends->local, *remote = (const __u32 *)ends->remote;
 		ABSORB((__u64)local[3] << 32 | remote[3]);
 		length = 16;
+	} else if (ends->version == 0) {
+		return label_hash(k0, k1, ends);
 	} else {
 		ABSORB(ends->local[0]);
 		ABSORB(ends->local[1]);

@@ -337,7 +337,7 @@ struct tw_flow_entry {
 	__u16 local_port;              /* network order */
 	__u16 remote_port;             /* network order, 0 for a listener */
 	__u8 protocol;                 /* TCP, UDP or a circuit's */
-	__u8 version;                  /* 4 or 6 */
+	__u8 version;                  /* 4 or 6; 0 of a circuit */
 	__u16 waits;                   /* TW_WAIT_: which of its segments nobody is woken for; 0: none */
 	__u32 channel;                 /* 0 = slot free; written last, cleared first */
 	__u16 epoch;                   /* with a share: when frames came last. Writer: driver */

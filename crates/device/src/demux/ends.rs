@@ -76,6 +76,7 @@ impl Ends {
         Ends {
             remote: address_words(Ipv4Addr::UNSPECIFIED.into()),
             protocol: PROTOCOL_CIRCUIT as u8,
+            version: 0,
             ..Self::listening(Protocol::Udp, label_address(label), 0)
         }
     }
@@ -121,6 +122,22 @@ mod tests {
         std::hash::Hasher::write(&mut hasher, &bytes);
         let ends = ends("192.0.2.1:4660", "198.51.100.7:80");
         assert_eq!(flow_hash([0, 0], &ends), std::hash::Hasher::finish(&hasher));
+    }
+
+    /// Labels that follow each other have buckets of their own, and a key that nobody knows
+    /// says which share the second.
+    #[test]
+    fn labels_are_spread() {
+        let hash = |key, label| flow_hash(key, &Ends::circuit(Label::new(label).unwrap()));
+        let buckets = |key| {
+            let hashes = (0..4096).map(|number| hash(key, 0x1_0000 + number) & 0x7fff);
+            hashes.collect::<std::collections::BTreeSet<_>>().len()
+        };
+        for key in [[0x243f_6a88_85a3_08d3, 1], [0x1319_8a2e_0370_7344, 2]] {
+            // Chosen by lot, 4,096 of 32,768 have 3,850 different.
+            assert!(buckets(key) > 3700, "{}", buckets(key));
+        }
+        assert_ne!(hash([1, 2], 65_636) >> 32, hash([1 << 40, 2], 65_636) >> 32);
     }
 
     #[test]
