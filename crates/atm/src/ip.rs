@@ -16,6 +16,7 @@
 //! by its own circuit and of itself.
 
 mod calls;
+pub mod segments;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::Ipv4Addr;

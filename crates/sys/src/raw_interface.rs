@@ -124,12 +124,12 @@ pub fn open_tap(name: &str) -> io::Result<File> {
 }
 
 /// Makes a tun interface of this name, as [`open_tap`]; reads and writes are of whole IP
-/// packets.
+/// packets behind a virtio-net header.
 ///
 /// # Errors
 /// As [`open_tap`].
 pub fn open_tun(name: &str) -> io::Result<File> {
-    open_tun_device(name, libc::IFF_TUN)
+    open_tun_device(name, libc::IFF_TUN | libc::IFF_VNET_HDR)
 }
 
 fn open_tun_device(name: &str, kind: libc::c_int) -> io::Result<File> {

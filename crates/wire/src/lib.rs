@@ -1,5 +1,6 @@
 //! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, TCP, ACP, ICMP, ICMPv6 and ATM, parsed
-//! and emitted; and of RESP, which is read to steer frames by.
+//! and emitted; of RESP, which is read to steer frames by; and of what Linux puts before a frame
+//! of a tun or tap.
 //!
 //! What may not live here: state, sockets, clocks, allocation on the way of a
 //! packet, and any decision about what to do with a packet (that is
@@ -34,6 +35,7 @@ pub mod resp;
 pub mod tcp;
 mod transport;
 pub mod udp;
+pub mod virtio_net;
 
 use core::fmt;
 

@@ -9,15 +9,17 @@
 //!
 //! One thread does everything, and waits for the tun and for all circuits at once. What a
 //! device does not take for so long that it cannot be a burst is dropped, as behind any link.
+//! TCP segments of up to 64 KiB cross the tun uncut, either way.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tidewall_atm::ip::segments::{Joiner, cut};
 use tidewall_atm::ip::{Action, Config, HEADER_LEN, Subnetwork, Way};
 use tidewall_socket::descriptor::Flags;
 use tidewall_socket::readiness::{Events, PollFd};
@@ -27,10 +29,12 @@ use tidewall_socket::{
 use tidewall_sys::interface;
 use tidewall_wire::atm::llc;
 use tidewall_wire::ethernet::EtherType;
-use tidewall_wire::ipv4;
+use tidewall_wire::{ipv4, virtio_net};
 
 /// Packets from one side before the other's turn.
 const BATCH: usize = 64;
+/// Frames that may wait for a circuit: some of a kernel's longest segments.
+const RECEIVE_LIMIT: u32 = 1024;
 /// How long packets wait for frames to be sent from, until one is sent.
 const FRAME_TIMEOUT: Duration = Duration::from_millis(10);
 /// Calls that wait to be taken.
@@ -46,7 +50,7 @@ pub struct Counters {
     pub sent: u64,
     /// Given to the kernel.
     pub delivered: u64,
-    /// From the kernel, and not IPv4.
+    /// From the kernel, and not IPv4, or long and not TCP.
     pub not_ipv4: u64,
     /// Not sent: no frame was free, or the next hop's link address is not known.
     pub not_sent: u64,
@@ -69,6 +73,7 @@ pub struct IpOverAtm {
     /// The tun first, then the ends.
     list: Vec<PollFd>,
     buffer: Vec<u8>,
+    joiner: Joiner,
     /// Payloads for circuits that are being set up, and where they go.
     waiting: VecDeque<(Ipv4Addr, Vec<u8>)>,
     /// What is left of [`FRAME_TIMEOUT`].
@@ -100,6 +105,7 @@ impl IpOverAtm {
     /// EBUSY when there is such an interface; EPERM; ENOENT without /dev/net/tun; EINVAL.
     pub fn open(stack: &Stack, name: &str, mtu: u16, config: Config) -> io::Result<Self> {
         let tun = interface::open_tun(name)?;
+        interface::take_offloads(&tun)?;
         interface::set_address(name, config.address, config.prefix_len)?;
         interface::set_up(name, mtu)?;
         let descriptors = Descriptors::new(stack, u32::from(u16::MAX));
@@ -114,6 +120,7 @@ impl IpOverAtm {
             tun,
             list: vec![PollFd::new(polled, Events::IN)],
             buffer: vec![0; HEADER_LEN + usize::from(u16::MAX)],
+            joiner: Joiner::default(),
             waiting: VecDeque::new(),
             left: FRAME_TIMEOUT,
             began: Instant::now(),
@@ -171,6 +178,9 @@ impl IpOverAtm {
     ) -> io::Result<i32> {
         let fd = self.descriptors.open(file, Flags::NONBLOCK)?;
         let file = self.descriptors.file(fd)?;
+        if let OpenFile::Circuit(socket) = &*file {
+            socket.set_receive_limit(RECEIVE_LIMIT)?;
+        }
         self.ends.insert(fd, End { what, file });
         self.list.push(PollFd::new(fd, events));
         if let What::Circuit(circuit) = what {
@@ -325,14 +335,21 @@ impl IpOverAtm {
         let now = self.began.elapsed();
         let (subnetwork, counters) = (&mut self.subnetwork, &mut self.counters);
         let mut tun = &self.tun;
+        let mut write = |header: &virtio_net::Header, packet: &[u8], packets: u32| {
+            let header = header.bytes();
+            let parts = [IoSlice::new(&header), IoSlice::new(packet)];
+            match tun.write_vectored(&parts) {
+                Ok(written) if written > packet.len() => counters.delivered += u64::from(packets),
+                _ => counters.refused += u64::from(packets),
+            }
+        };
+        let joiner = &mut self.joiner;
         let received = socket.recv_batch(BATCH, |received| {
             if let Some(packet) = subnetwork.received(now, circuit, received.payload) {
-                match tun.write_all(packet) {
-                    Ok(()) => counters.delivered += 1,
-                    Err(_) => counters.refused += 1,
-                }
+                joiner.add(packet, &mut write);
             }
         });
+        joiner.flush(&mut write);
         match received {
             Ok(0) | Err(_) if socket.is_released() => Ok(true),
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
@@ -354,23 +371,30 @@ impl IpOverAtm {
         let now = self.began.elapsed();
         let mut last = None;
         for _ in 0..BATCH {
+            let mut header = [0; virtio_net::HEADER_LEN];
             let place = buffer.get_mut(HEADER_LEN..).unwrap_or_default();
-            let length = match (&self.tun).read(place) {
-                Ok(length) => length,
+            let mut parts = [IoSliceMut::new(&mut header), IoSliceMut::new(place)];
+            let length = match (&self.tun).read_vectored(&mut parts) {
+                Ok(length) => length.saturating_sub(virtio_net::HEADER_LEN),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             };
-            let payload = buffer.get(..HEADER_LEN + length).unwrap_or_default();
+            let header = virtio_net::Header::parse(&header);
+            let payload = buffer.get_mut(..HEADER_LEN + length).unwrap_or_default();
             let packet = payload.get(HEADER_LEN..).unwrap_or_default();
             let Ok(packet) = ipv4::Packet::new(packet) else {
                 self.counters.not_ipv4 += 1;
                 continue;
             };
             let destination = packet.destination();
-            match self.subnetwork.way(now, destination) {
-                Way::By(circuit) => last = self.queue(circuit, payload).or(last),
+            let way = self.subnetwork.way(now, destination);
+            let cut = cut(&header, payload, |payload| match way {
+                Way::By(circuit) => last = self.queue(circuit, payload).or(last.take()),
                 Way::Soon => self.wait(destination, payload),
                 Way::None => {}
+            });
+            if cut.is_err() {
+                self.counters.not_ipv4 += 1;
             }
         }
         self.flush(last);

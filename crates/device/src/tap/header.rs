@@ -1,20 +1,13 @@
-//! The header before each frame of the tap: `struct virtio_net_hdr` (OASIS
-//! Virtio 1.2 §5.1.6, its legacy form of ten bytes in the host's byte order, as
-//! TUN has it unless it is set otherwise).
+//! What the header before each frame of the tap (`tidewall_wire::virtio_net`) asks of the kernel.
+
+use tidewall_wire::tcp;
+use tidewall_wire::virtio_net::{HEADER_LEN, Header, Kind, Segments, Unfinished};
 
 use crate::queue::Offload;
 
 /// Bytes of the header.
-pub(super) const LENGTH: usize = 10;
+pub(super) const LENGTH: usize = HEADER_LEN;
 
-/// The checksum field holds the sum of the pseudo-header only.
-const NEEDS_CHECKSUM: u8 = 1;
-/// VIRTIO_NET_HDR_GSO_TCPV4 and _TCPV6.
-const CUT_TCP_V4: u8 = 1;
-const CUT_TCP_V6: u8 = 4;
-
-/// Where the checksum of TCP stands in its header (RFC 9293 §3.1).
-const TCP_CHECKSUM: u16 = 16;
 /// Bytes of an Ethernet header, and where in it the type stands.
 const ETHERNET: usize = 14;
 const ETHERTYPE: usize = 12;
@@ -22,20 +15,21 @@ const ETHERTYPE: usize = 12;
 /// The header of a frame to be sent: nothing asked of the kernel.
 pub(super) const PLAIN: [u8; LENGTH] = [0; LENGTH];
 
-fn write(header: &mut [u8; LENGTH], at: usize, value: u16) {
-    if let Some(place) = header.get_mut(at..at + 2) {
-        place.copy_from_slice(&value.to_ne_bytes());
-    }
-}
-
 /// The header of a frame whose checksum the kernel, or the host that the frame goes
 /// to in the end, shall finish.
 pub(super) fn with_checksum(offload: Offload) -> [u8; LENGTH] {
-    let mut header = PLAIN;
-    header[0] = NEEDS_CHECKSUM;
-    write(&mut header, 6, offload.checksum_start);
-    write(&mut header, 8, offload.checksum_offset);
-    header
+    asking(offload, None).bytes()
+}
+
+fn asking(offload: Offload, segments: Option<Segments>) -> Header {
+    let checksum = Unfinished {
+        start: offload.checksum_start,
+        offset: offload.checksum_offset,
+    };
+    Header {
+        checksum: Some(checksum),
+        segments,
+    }
 }
 
 /// The header of a frame with a long TCP segment, for segments of
@@ -47,14 +41,14 @@ pub(super) fn with_segments(
     segment_size: u16,
 ) -> Option<[u8; LENGTH]> {
     let kind = match frame.get(ETHERTYPE..ETHERNET)? {
-        [0x08, 0x00] => CUT_TCP_V4,
-        [0x86, 0xdd] => CUT_TCP_V6,
+        [0x08, 0x00] => Kind::TCP_V4,
+        [0x86, 0xdd] => Kind::TCP_V6,
         _ => return None,
     };
     let start = usize::from(offload.checksum_start);
     let data_offset = frame.get(start.checked_add(12)?)? >> 4;
     let headers = start + usize::from(data_offset) * 4;
-    let sane = offload.checksum_offset == TCP_CHECKSUM
+    let sane = offload.checksum_offset == tcp::CHECKSUM_OFFSET
         && segment_size > 0
         && start >= ETHERNET + 20
         && data_offset >= 5
@@ -62,17 +56,18 @@ pub(super) fn with_segments(
     if !sane {
         return None;
     }
-    let mut header = with_checksum(offload);
-    header[1] = kind;
-    write(&mut header, 2, u16::try_from(headers).ok()?);
-    write(&mut header, 4, segment_size);
-    Some(header)
+    let segments = Segments {
+        kind,
+        headers: u16::try_from(headers).ok()?,
+        payload: segment_size,
+    };
+    Some(asking(offload, Some(segments)).bytes())
 }
 
 /// True when the kernel says that the frame stands for several segments. That
 /// its checksum is unfinished shows in the checksum itself, as on a veth pair.
 pub(super) fn is_long(header: &[u8; LENGTH]) -> bool {
-    header[1] != 0
+    Header::parse(header).segments.is_some()
 }
 
 #[cfg(test)]

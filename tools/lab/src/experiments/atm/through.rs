@@ -29,6 +29,7 @@ pub(super) const BARE: &str = "bare forwarding";
 pub(super) const ATM: &str = "over ATM";
 pub(super) const ATM_IN_FRAME: &str = "over ATM, packets of a frame";
 pub(super) const ETHERNET: &str = "over Ethernet";
+pub(super) const ETHERNET_PLAIN: &str = "over Ethernet, no GSO or GRO";
 
 const VCI: u16 = 109;
 /// 28 cells are a packet of the cell mode; a PDU of them fills it.
@@ -52,8 +53,16 @@ const CHUNK: u32 = 65_536;
 enum What {
     Switched(Content),
     Forwarded,
-    /// Over circuits with this MTU, or over Ethernet.
-    Tcp(Option<u16>),
+    Tcp(Over),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Over {
+    /// Circuits, with this MTU.
+    Atm(u16),
+    /// Frames of the same link, which the kernel cuts long segments into and joins again as it
+    /// does before and behind any card, or each by itself.
+    Ethernet { long: bool },
 }
 
 pub(super) fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
@@ -69,14 +78,19 @@ pub(super) fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         case(BARE, FRAMES, What::Forwarded),
         case(SWITCH, FRAMES, What::Switched(Content::Pdus)),
         case(SWITCH, CELLS, What::Switched(Content::Cells)),
-        case(ETHERNET, TCP, What::Tcp(None)),
-        case(ATM, TCP, What::Tcp(Some(MTU_DEFAULT))),
-        case(ATM_IN_FRAME, TCP, What::Tcp(Some(MTU_IN_FRAME))),
+        case(ETHERNET, TCP, What::Tcp(Over::Ethernet { long: true })),
+        case(
+            ETHERNET_PLAIN,
+            TCP,
+            What::Tcp(Over::Ethernet { long: false }),
+        ),
+        case(ATM, TCP, What::Tcp(Over::Atm(MTU_DEFAULT))),
+        case(ATM_IN_FRAME, TCP, What::Tcp(Over::Atm(MTU_IN_FRAME))),
     ];
     let plan = run.options.within(6, 45);
     super::rounds(run, &cases, plan, |bench, case| {
         let y = match case.what {
-            What::Tcp(mtu) => tcp(bench, mtu)?,
+            What::Tcp(over) => tcp(bench, over)?,
             what => cells(bench, what)?,
         };
         Ok(Sample {
@@ -178,7 +192,7 @@ fn cells(bench: &mut Bench, what: What) -> anyhow::Result<f64> {
     Ok(came * cells)
 }
 
-/// A second link between client and server, without offloads: its frames are a wire's.
+/// A second link between client and server, of frames as a wire carries them.
 fn link(bench: &Bench) -> anyhow::Result<()> {
     let testbed = &bench.testbed;
     let [client, server] = LINK;
@@ -198,7 +212,7 @@ fn link(bench: &Bench) -> anyhow::Result<()> {
     let up = |name: &str, own: u8| {
         format!(
             "ip link set {name} addrgenmode none; ip address add 10.82.0.{own}/24 dev {name}; \
-             ethtool -K {name} tx off tso off gso off gro off; ip link set {name} up"
+             ip link set {name} up"
         )
     };
     testbed.in_client(&["sh", "-ec", &up(client, 1)])?;
@@ -206,16 +220,27 @@ fn link(bench: &Bench) -> anyhow::Result<()> {
 }
 
 /// Bytes/s of payload.
-fn tcp(bench: &mut Bench, mtu: Option<u16>) -> anyhow::Result<f64> {
+fn tcp(bench: &mut Bench, over: Over) -> anyhow::Result<f64> {
     let testbed = &bench.testbed;
     let config = testbed.config();
+    // A frame of the link is never longer than its MTU. Where the kernel has long segments, a
+    // card would make the checksums, too.
+    let long = if over == (Over::Ethernet { long: true }) {
+        "on"
+    } else {
+        "off"
+    };
+    let [client, server] =
+        LINK.map(|name| format!("ethtool -K {name} tso off tx {long} gso {long} gro {long}"));
+    testbed.in_client(&["sh", "-ec", &client])?;
+    testbed.in_server_shell(&server)?;
     let places = [
         (testbed.client(), config.client_cpu),
         (testbed.server(), config.server_cpu),
     ]
     .map(|(namespace, cpu)| Place { namespace, cpu });
     let mut carrying = Vec::new();
-    if let Some(mtu) = mtu {
+    if let Over::Atm(mtu) = over {
         for (number, place) in places.into_iter().enumerate() {
             let line = format!(
                 "atm ip --interface {} --next-hop 10.82.0.{} --address 10.9.0.{}/24 --circuit \
@@ -243,9 +268,9 @@ fn tcp(bench: &mut Bench, mtu: Option<u16>) -> anyhow::Result<f64> {
     let job = Job::Service(Box::new(service));
     let _service = Child::start_ready(places[1], &job, "the receiver")?;
     interrupt::check()?;
-    let to: SocketAddr = match mtu {
-        Some(_) => ([10, 9, 0, 2], PORT).into(),
-        None => ([10, 82, 0, 2], PORT).into(),
+    let to: SocketAddr = match over {
+        Over::Atm(_) => ([10, 9, 0, 2], PORT).into(),
+        Over::Ethernet { .. } => ([10, 82, 0, 2], PORT).into(),
     };
     let spec = LoadSpec {
         stream: Some(StreamSpec::new(to, StreamKind::Bulk, CHUNK)),
