@@ -40,6 +40,9 @@ pub const PRIORITIES: usize = 4;
 /// Fewest cells that a queue may hold.
 pub const QUEUE_MIN: usize = 16;
 
+/// Cells of a queue for each circuit that leads to it: for its last cell a place is kept.
+pub const CELLS_OF_CIRCUIT: usize = 4;
+
 /// What the packets of a port are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -116,7 +119,7 @@ pub enum RouteError {
     #[error("another circuit leaves by {0} of that port")]
     ToInUse(Circuit),
     /// Each circuit of a queue may need a place for a last cell.
-    #[error("a queue of {queue} cells has room for {} circuits", .queue / 4)]
+    #[error("a queue of {queue} cells has room for {} circuits", .queue / CELLS_OF_CIRCUIT)]
     TooMany {
         /// Cells that the queue holds.
         queue: usize,

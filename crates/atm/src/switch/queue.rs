@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use tidewall_wire::atm::{CELL_PAYLOAD_LEN, PayloadType};
 
-use super::{DropReason, RouteError};
+use super::{CELLS_OF_CIRCUIT, DropReason, RouteError};
 
 /// A cell that waits.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ impl Queue {
     /// A circuit begins: each may need a place for a last cell.
     pub(super) fn open(&mut self) -> Result<(), RouteError> {
         let queue = self.limit;
-        if self.circuits >= queue / 4 {
+        if self.circuits >= queue / CELLS_OF_CIRCUIT {
             return Err(RouteError::TooMany { queue });
         }
         self.circuits += 1;

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 use tidewall_atm::exchange::NumberPrefix;
 use tidewall_atm::signalling::Side;
-use tidewall_atm::switch::{End, PRIORITIES, QUEUE_MIN, Route, Switch};
+use tidewall_atm::switch::{CELLS_OF_CIRCUIT, End, PRIORITIES, QUEUE_MIN, Route, Switch};
 use tidewall_service::cell_switch::{CellPort, Signals, Way, ports_of, routes_of};
 use tidewall_wire::atm::pseudowire::Label;
 use toml::Spanned;
@@ -22,8 +22,6 @@ const QUEUE_MAX: usize = 32_768;
 /// of a circuit is so low.
 const LABEL: u32 = Label::FIRST;
 
-/// Calls of a port at a time unless the file says otherwise.
-const CALLS: usize = 10_000;
 /// Most calls of a port that a file may say: no more VCIs are there.
 const CALLS_MAX: usize = 65_000;
 
@@ -168,12 +166,14 @@ fn port(table: &PortTable) -> Result<CellPort, Wrong> {
         next_hop: table.next_hop,
         way,
         queue,
-        signals: signals(table)?,
+        signals: signals(table, queue)?,
     })
 }
 
-fn signals(table: &PortTable) -> Result<Option<Signals>, Wrong> {
-    let calls = table.calls.as_ref().map_or(CALLS, |it| *it.get_ref());
+fn signals(table: &PortTable, queue: usize) -> Result<Option<Signals>, Wrong> {
+    // Each has a circuit in the queue of its priority.
+    let most = queue / CELLS_OF_CIRCUIT;
+    let calls = table.calls.as_ref().map_or(most, |it| *it.get_ref());
     if let Some(place) = &table.calls {
         let place = place.span().start;
         if table.signalling.is_none() {

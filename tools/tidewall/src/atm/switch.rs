@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(100);
     \x20                               # switch that is the network's side; by default none\n  \
     numbers = [\"47.0005.01\"]        # numbers that begin so are called by this port; the longest\n  \
     \x20                               # that fits counts, \"\" fits all\n  \
-    calls = 10000                   # at a time, of both directions\n  \
+    calls = 256                     # at a time, of both directions; by default a quarter of queue\n  \
     [[port]]\n  \
     interface = \"eth2\"\n  \
     next-hop = \"10.0.2.2\"\n  \
