@@ -127,7 +127,6 @@ mod tests {
     use tidewall_wire::atm::pseudowire::Packet;
 
     use super::*;
-    use crate::neighbour::{Link, LinkKind};
     use crate::spec::SenderKind;
 
     fn of(content: Content, payload: u16) -> Vec<Vec<u8>> {
@@ -137,19 +136,7 @@ mod tests {
             ..BlastSpec::new(SenderKind::Skb, "10.0.0.2:100".parse().unwrap())
         };
         spec.check().unwrap();
-        let link = Link {
-            name: "x".into(),
-            index: 1,
-            mac: Default::default(),
-            mtu: 1500,
-            kind: LinkKind::Veth,
-        };
-        let path = Path {
-            link,
-            source: "10.0.0.1".parse().unwrap(),
-            destination_mac: Default::default(),
-        };
-        frames(&spec, &path).unwrap()
+        frames(&spec, &Path::of_tests()).unwrap()
     }
 
     #[test]

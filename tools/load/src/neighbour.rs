@@ -251,6 +251,25 @@ pub(crate) struct Path {
     pub(crate) destination_mac: MacAddress,
 }
 
+#[cfg(test)]
+impl Path {
+    /// A way over a veth from 10.0.0.1 on.
+    pub(crate) fn of_tests() -> Self {
+        let link = Link {
+            name: "x".into(),
+            index: 1,
+            mac: MacAddress::default(),
+            mtu: 1500,
+            kind: LinkKind::Veth,
+        };
+        Path {
+            link,
+            source: Ipv4Addr::new(10, 0, 0, 1).into(),
+            destination_mac: MacAddress::default(),
+        }
+    }
+}
+
 /// Finds the way for a blast; what the specification gives is not asked for.
 pub(crate) fn find(spec: &crate::BlastSpec) -> io::Result<Path> {
     let destination = spec.destination.ip();
@@ -315,11 +334,8 @@ mod tests {
 
     fn link(kind: LinkKind) -> Link {
         Link {
-            name: "x".into(),
-            index: 1,
-            mac: MacAddress::default(),
-            mtu: 1500,
             kind,
+            ..Path::of_tests().link
         }
     }
 

@@ -13,7 +13,7 @@ use tidewall_socket::descriptor::Flags;
 use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::{AtmSocket, Circuit, Descriptors, OpenFile, Stack, UdpSocket};
 
-use crate::host::{Datagrams, Host, Peer};
+use crate::host::{Datagrams, Host, Peer, nothing_came};
 
 /// Frames that wait for a circuit unless said otherwise: as many as for a UDP socket.
 const RECEIVE_LIMIT: u32 = 512;
@@ -105,18 +105,7 @@ impl CircuitSocket {
 
     fn take(&self, limit: usize, mut each: impl FnMut(&[u8], Option<Peer>)) -> io::Result<usize> {
         let peer = Some(self.peer);
-        let taken = (self.socket()?).recv_batch(limit, |received| each(received.payload, peer));
-        match taken {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                Ok(0)
-            }
-            other => other,
-        }
+        nothing_came((self.socket()?).recv_batch(limit, |received| each(received.payload, peer)))
     }
 }
 

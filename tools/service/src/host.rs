@@ -51,6 +51,15 @@ pub trait Datagrams {
     fn flush(&self) -> io::Result<()>;
 }
 
+/// What [`Datagrams::receive`] says where having nothing, or having waited in vain, is no error.
+pub(crate) fn nothing_came(received: io::Result<usize>) -> io::Result<usize> {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    match received {
+        Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => Ok(0),
+        other => other,
+    }
+}
+
 /// A stack that a program runs on.
 pub trait Host {
     /// Its sockets.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidewall_socket::{Received, Stack, UdpSocket};
 
-use crate::host::{Datagrams, Host, Peer};
+use crate::host::{Datagrams, Host, Peer, nothing_came};
 
 /// Highest priority that a socket may have
 /// ([`UdpSocket::set_priority`]).
@@ -73,20 +73,7 @@ impl Socket {
             };
             each(received.payload, Some(peer));
         };
-        match self.socket.recv_batch(limit, each) {
-            Ok(count) => Ok(count),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock
-                        | io::ErrorKind::TimedOut
-                        | io::ErrorKind::Interrupted
-                ) =>
-            {
-                Ok(0)
-            }
-            Err(error) => Err(error),
-        }
+        nothing_came(self.socket.recv_batch(limit, each))
     }
 }
 

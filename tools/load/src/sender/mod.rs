@@ -125,7 +125,6 @@ fn template(spec: &BlastSpec, path: &Path, sources: &Sources) -> io::Result<Temp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::neighbour::{Link, LinkKind};
     use std::collections::HashSet;
 
     fn sources(change: impl FnOnce(&mut BlastSpec)) -> Sources {
@@ -135,21 +134,11 @@ mod tests {
         let source = spec
             .spoof
             .map_or("10.0.0.1".parse().unwrap(), |prefix| prefix.address());
-        let link = Link {
-            name: "x".into(),
-            index: 1,
-            mac: Default::default(),
-            mtu: 1500,
-            kind: LinkKind::Veth,
+        let path = Path {
+            source,
+            ..Path::of_tests()
         };
-        Sources::new(
-            &spec,
-            &Path {
-                link,
-                source,
-                destination_mac: Default::default(),
-            },
-        )
+        Sources::new(&spec, &path)
     }
 
     #[test]

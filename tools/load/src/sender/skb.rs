@@ -163,7 +163,6 @@ impl Sender for SkbSender {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::neighbour::{Link, LinkKind};
     use crate::spec::SenderKind;
     use std::sync::{Arc, Mutex};
 
@@ -234,18 +233,7 @@ mod tests {
     fn sender(flows: u16, room: usize) -> (SkbSender, Arc<Mutex<Vec<Vec<u8>>>>) {
         let mut spec = BlastSpec::new(SenderKind::Skb, "10.0.0.2:9".parse().unwrap());
         spec.flows = flows;
-        let link = Link {
-            name: "x".into(),
-            index: 1,
-            mac: Default::default(),
-            mtu: 1500,
-            kind: LinkKind::Veth,
-        };
-        let path = Path {
-            link,
-            source: "10.0.0.1".parse().unwrap(),
-            destination_mac: Default::default(),
-        };
+        let path = Path::of_tests();
         let (memory, frames) = raw_frames::memory();
         let packets = Arc::default();
         let recorder = Recorder {
