@@ -12,7 +12,7 @@ use std::time::Duration;
 use device::FakeDevice;
 use proptest::prelude::*;
 use tidewall_manager::connection::Credentials;
-use tidewall_manager::daemon::circuits::{AtmConfig, Side};
+use tidewall_manager::daemon::circuits::{AtmConfig, CallNotice, Side};
 use tidewall_manager::daemon::{ClientId, Limits, Manager, Recovered, Reply};
 use tidewall_manager::protocol::*;
 use tidewall_wire::atm::pseudowire::Label;
@@ -100,9 +100,15 @@ fn sap(end: usize, selector: u8) -> AtmSap {
 
 impl End {
     fn new(end: usize) -> Self {
+        Self::limited(end, Limits::default().calls_of_domain)
+    }
+
+    /// With so many calls of a user.
+    fn limited(end: usize, calls: usize) -> Self {
         let mut device = FakeDevice::new();
         let mut limits = Limits::default();
         limits.trusted = vec![1000];
+        limits.calls_of_domain = calls;
         let now = Duration::ZERO;
         let mut manager = Manager::new(limits, Recovered::default(), now, &mut device);
         let config = AtmConfig {
@@ -419,4 +425,50 @@ proptest! {
         }
         world.end();
     }
+}
+
+#[test]
+fn a_user_has_so_many_calls_in_all_of_its_applications() {
+    let now = Duration::from_secs(1);
+    let mut end = End::limited(0, 2);
+    let calls = [0, 1, 0].map(|client| {
+        end.next_call += 1;
+        let call = end.next_call;
+        let request = Request::AtmCall(AtmCall {
+            call,
+            carried: AtmCarried::of(&Default::default()),
+            to: sap(1, 0),
+            from: [0; 20],
+        });
+        let client = end.applications[client].client;
+        (call, client, end.say(client, &request, now))
+    });
+    let notices: Vec<_> = std::iter::from_fn(|| end.manager.poll_call_notice()).collect();
+    let [
+        CallNotice {
+            answer: Answer::AtmEnded(ended),
+            ..
+        },
+    ] = &notices[..]
+    else {
+        panic!("{notices:?}");
+    };
+    assert_eq!(ended.errno, libc::ENOBUFS);
+    assert_eq!(ended.call, calls[2].0);
+    assert_eq!(calls.map(|(.., begun)| begun), [true, true, false]);
+    // One that is released makes room.
+    let (cause, pad) = (16, [0; 3]);
+    let (call, client, _) = calls[1];
+    assert!(end.say(
+        client,
+        &Request::AtmRelease(AtmRelease { call, cause, pad }),
+        now
+    ));
+    let request = Request::AtmCall(AtmCall {
+        call: 99,
+        carried: AtmCarried::of(&Default::default()),
+        to: sap(1, 0),
+        from: [0; 20],
+    });
+    assert!(end.say(client, &request, now));
 }

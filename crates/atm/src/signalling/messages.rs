@@ -276,6 +276,18 @@ impl Signalling {
         }
     }
 
+    /// Counts a SETUP of the other end; false for one too many.
+    fn takes_setup(&mut self, now: Time) -> bool {
+        let Some(setups) = &mut self.setups else {
+            return true;
+        };
+        let takes = setups.next() <= now;
+        if takes {
+            setups.take(now, 1);
+        }
+        takes
+    }
+
     pub(super) fn new_call(&mut self, now: Time, id: CallId, elements: &Elements, faults: &Faults) {
         // From the network the circuit must be named, too.
         let needs_circuit = self.config.side == Side::User && elements.connection.is_none();
@@ -298,7 +310,7 @@ impl Signalling {
                 Cause::MANDATORY_ELEMENT_MISSING
             };
             Some(Cause::new(cause).with(&[element]))
-        } else if self.calls.len() >= self.config.calls {
+        } else if self.calls.len() >= self.config.calls || !self.takes_setup(now) {
             self.refused += 1;
             Some(Cause::new(Cause::RESOURCES_UNAVAILABLE))
         } else {

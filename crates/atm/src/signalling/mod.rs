@@ -21,6 +21,7 @@ use tidewall_wire::atm::q2931::{
     CallReference, Cause, ConnectionIdentifier, Elements, MessageType, Restart,
 };
 
+use crate::rate::Bucket;
 use crate::reassembly::Time;
 use crate::sscop::{self, Sscop};
 
@@ -55,6 +56,9 @@ pub struct Config {
     pub t322: Duration,
     /// Calls at a time; a SETUP beyond is refused.
     pub calls: usize,
+    /// SETUPs of the other end in a second, and a tenth of that at once; one beyond is
+    /// refused. `None`: any number.
+    pub setups: Option<u32>,
     /// The call reference before the first: best another at each start, as the other end may
     /// still have calls of an earlier life of this one.
     pub first_reference: u32,
@@ -76,11 +80,15 @@ impl Config {
             t316: Duration::from_secs(120),
             t322: Duration::from_secs(4),
             calls: 10_000,
+            setups: None,
             first_reference: 0,
             link: sscop::Config::default(),
         }
     }
 }
+
+/// Of how long a time the SETUPs may come at once.
+const SETUPS_AT_ONCE: Duration = Duration::from_millis(100);
 
 /// Names a call of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -221,6 +229,8 @@ pub struct Signalling {
     /// Those of the calls, the next first.
     timers: BTreeSet<(Time, CallId)>,
     next_value: u32,
+    /// Of SETUPs of the other end, where they are limited.
+    setups: Option<Bucket>,
     restarting: Option<Restarting>,
     /// T309.
     down_until: Option<Time>,
@@ -246,6 +256,7 @@ impl Signalling {
             calls: BTreeMap::new(),
             timers: BTreeSet::new(),
             next_value: config.first_reference % CallReference::MAX,
+            setups: config.setups.map(|rate| Bucket::new(rate, SETUPS_AT_ONCE)),
             restarting: None,
             down_until: None,
             asking: None,
@@ -274,7 +285,7 @@ impl Signalling {
         self.ignored
     }
 
-    /// SETUPs that were refused, as there were as many calls as may be.
+    /// SETUPs that were refused, as there were as many calls as may be, or SETUPs.
     #[must_use]
     pub const fn refused(&self) -> u64 {
         self.refused

@@ -584,3 +584,37 @@ fn many_active_calls_outlive_a_link_that_comes_up_anew() {
         assert!(this.timers.is_empty() && this.asking.is_none());
     }
 }
+
+#[test]
+fn setups_beyond_the_rate_are_refused() {
+    let mut user = end(Side::User);
+    let config = Config {
+        setups: Some(100),
+        ..Config::new(Side::Network)
+    };
+    let mut network = Signalling::new(config);
+    let mut now = NOW;
+    user.establish(now);
+    exchange(now, &mut user, &mut network);
+    let mut taken = |now| {
+        for _ in 0..20 {
+            user.setup(now, setup()).unwrap();
+        }
+        exchange(now, &mut user, &mut network);
+        let of_one = |event: &&Event| matches!(event, Event::Setup(..));
+        let taken = events(&mut network).iter().filter(of_one).count();
+        let refused = |event: &&Event| match event {
+            Event::Released(_, cause) => cause.value() == Cause::RESOURCES_UNAVAILABLE,
+            _ => false,
+        };
+        assert_eq!(events(&mut user).iter().filter(refused).count(), 20 - taken);
+        taken
+    };
+    // Those of a tenth of a second at once, and one more.
+    assert_eq!(taken(now), 11);
+    assert_eq!(taken(now), 0);
+    now += Duration::from_millis(50);
+    assert_eq!(taken(now), 5);
+    now += Duration::from_secs(10);
+    assert_eq!(taken(now), 11);
+}

@@ -29,6 +29,9 @@ use crate::protocol::{
 pub use link::SignallingLink;
 pub use tidewall_atm::signalling::Side;
 
+/// SETUPs of the neighbour in a second: some times as many as calls that are answered.
+const SETUPS: u32 = 20_000;
+
 /// An interface of ATM.
 #[derive(Clone, Debug)]
 pub struct AtmConfig {
@@ -139,6 +142,7 @@ impl Circuits {
     ) {
         let mut of_link = Config::new(config.side);
         of_link.first_reference = seed >> 8;
+        of_link.setups = Some(SETUPS);
         of_link.link.first_sequence = (seed % 255) as u8;
         let [mut of_caller, of_called] = [Side::User, Side::Network].map(Config::new);
         of_caller.first_reference = seed >> 8;
