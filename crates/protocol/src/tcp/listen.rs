@@ -138,12 +138,14 @@ impl Listener {
 
     /// A segment of the listener's channel that belongs to no connection (the
     /// caller has looked: segments of a connection that was established a moment
-    /// ago may still be in this channel).
+    /// ago may still be in this channel). `send` gets one answer at most, without data; it
+    /// may leave only when the caller has done what the reaction asks for, since what
+    /// answers it in turn is nobody's before.
     pub fn input(
         &mut self,
         segment: &Segment<'_>,
         now: Time,
-        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>),
     ) -> Reaction {
         self.process(segment, None, now, send)
     }
@@ -155,7 +157,7 @@ impl Listener {
         segment: &Segment<'_>,
         sequence: u32,
         now: Time,
-        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>),
     ) -> Reaction {
         self.process(segment, Some(sequence), now, send)
     }
@@ -165,7 +167,7 @@ impl Listener {
         segment: &Segment<'_>,
         reused: Option<u32>,
         now: Time,
-        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>),
     ) -> Reaction {
         self.expire_defences(now);
         let flags = segment.header.flags;
@@ -194,7 +196,7 @@ impl Listener {
         syn: &Segment<'_>,
         reused: Option<u32>,
         now: Time,
-        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>),
     ) -> Reaction {
         if !self.config.framing.takes(&syn.header.options) {
             if let Some(reset) = reset_for(syn) {
@@ -273,7 +275,7 @@ impl Listener {
         &mut self,
         segment: &Segment<'_>,
         now: Time,
-        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>),
     ) -> Reaction {
         if self.takes_cookies()
             && let Some(handshake) = self.cookies.check(segment, now)
@@ -296,7 +298,7 @@ impl Listener {
         key: u32,
         segment: &Segment<'_>,
         now: Time,
-        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>),
     ) -> Reaction {
         let Some(entry) = self.half_open.get(key) else {
             return Reaction::Nothing;
@@ -356,7 +358,7 @@ impl Listener {
         &mut self,
         key: u32,
         now: Time,
-        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>),
     ) -> Reaction {
         if let Some(entry) = self.half_open.get_mut(key)
             && now.saturating_sub(entry.answered) >= ANSWER_INTERVAL
@@ -374,7 +376,7 @@ impl Listener {
         &mut self,
         key: u32,
         now: Time,
-        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>),
     ) -> Reaction {
         if let Some(entry) = self.half_open.get_mut(key)
             && now.saturating_sub(entry.answered) >= ANSWER_INTERVAL
@@ -436,7 +438,7 @@ impl Listener {
     pub fn timeout(
         &mut self,
         now: Time,
-        send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>, u64),
+        send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>, u64),
         forgotten: &mut dyn FnMut(&FourTuple),
     ) {
         self.expire_defences(now);
@@ -454,7 +456,8 @@ impl Listener {
             match self.half_open.get(key) {
                 Some(entry) if entry.retries < retries => {
                     let origin = entry.origin;
-                    let mut send = |flow: &FourTuple, out: &Outgoing<'_>| send(flow, out, origin);
+                    let mut send =
+                        |flow: &FourTuple, out: &Outgoing<'static>| send(flow, out, origin);
                     answer(entry, &self.config, None, now, &mut send);
                     self.half_open.retried(key, now);
                 }
@@ -580,7 +583,7 @@ fn answer(
     config: &Config,
     fast_open: Option<FastOpen>,
     now: Time,
-    send: &mut dyn FnMut(&FourTuple, &Outgoing<'_>),
+    send: &mut dyn FnMut(&FourTuple, &Outgoing<'static>),
 ) {
     let mut answer = segment_of(entry, config, now);
     answer.header.options = answer.header.options.with_fast_open(fast_open);

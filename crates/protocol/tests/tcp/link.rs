@@ -309,7 +309,7 @@ impl Link {
     /// Lets the listener do something, and sends what it wants sent.
     fn listen(
         &mut self,
-        act: impl FnOnce(&mut Listener, &mut dyn FnMut(&FourTuple, &Outgoing<'_>)) -> Reaction,
+        act: impl FnOnce(&mut Listener, &mut dyn FnMut(&FourTuple, &Outgoing<'static>)) -> Reaction,
     ) -> Reaction {
         let Some(mut listener) = self.listener.take() else {
             return Reaction::Nothing;

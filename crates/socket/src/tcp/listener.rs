@@ -32,6 +32,8 @@ use crate::wait_queue::{WaitQueue, Waitable};
 
 mod bind;
 mod protocol;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 pub use bind::ListenOptions;

@@ -41,7 +41,8 @@ class Udp:
         return b"nothing"
 
 
-def run(number, connection):
+def run(number):
+    connection = {"tcp": Tcp, "udp": Udp}[protocol]()
     for turn in range(rounds):
         key, value = b"k%d-%d" % (number, turn), b"v%d" % turn * (turn % 100 + 1)
         stored = connection.ask(b"set %s 0 0 %d\r\n%s\r\n" % (key, len(value), value), 1)
@@ -50,9 +51,7 @@ def run(number, connection):
         right[number] += stored == b"STORED\r\n" and got == wanted
 
 
-# One after the other: of many at once one is reset now and then (docs/compatibility.md).
-opened = [{"tcp": Tcp, "udp": Udp}[protocol]() for _ in range(connections)]
-threads = [threading.Thread(target=run, args=it) for it in enumerate(opened)]
+threads = [threading.Thread(target=run, args=(number,)) for number in range(connections)]
 for thread in threads:
     thread.start()
 for thread in threads:

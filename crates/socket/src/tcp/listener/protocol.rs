@@ -163,12 +163,14 @@ impl ListenerInner {
         } = state;
         protocol.set_accept_queue(self.waiting.load(Ordering::SeqCst));
         protocol.set_origin(origin.to_bits());
-        let mut send = |flow: &FourTuple, outgoing: &tcp::Outgoing<'_>| {
-            if origin.silent && outgoing.header.flags.contains(Flags::RST) {
-                return;
+        let origin = *origin;
+        // Kept until the driver knows what it answers: another thread may have the device
+        // send at any time, and what comes back before is the kernel's, which resets it.
+        let mut answer = None;
+        let mut send = |flow: &FourTuple, outgoing: &tcp::Outgoing<'static>| {
+            if !(origin.silent && outgoing.header.flags.contains(Flags::RST)) {
+                answer = Some((*flow, *outgoing));
             }
-            core.tcp
-                .send_segment(core, flow, outgoing, origin.neighbour, origin.queue);
         };
         let reaction = match reused {
             Some(sequence) => protocol.input_reusing(segment, sequence, now, &mut send),
@@ -177,18 +179,23 @@ impl ListenerInner {
         match reaction {
             Reaction::Nothing => {}
             Reaction::HalfOpen(flow) => {
-                // Without an entry, the handshake's last segment finds us by
-                // its port.
+                // Where there is no room for it, there is none for the connection.
                 core.tcp.enter_flow(core, &flow, id, Part::HalfOpen);
             }
             Reaction::Established(handshake) => {
-                self.establish(core, state, &handshake, segment, deferred);
+                // Of a SYN that opens it: before what the connection sends.
+                self.establish(core, state, &handshake, segment, answer.take(), deferred);
             }
             Reaction::Forgotten(flow) => {
                 core.tables
                     .disconnect(Protocol::Tcp, flow.local, flow.remote);
             }
             Reaction::Dropped(cause) => core.causes.protocol(cause),
+        }
+        if let Some((flow, outgoing)) = answer {
+            self.tell_cookies(core, state);
+            core.tcp
+                .send_segment(core, &flow, &outgoing, origin.neighbour, origin.queue);
         }
     }
 
@@ -198,6 +205,7 @@ impl ListenerInner {
         state: &mut State,
         handshake: &Handshake,
         segment: &Segment<'_>,
+        answer: Option<(FourTuple, tcp::Outgoing<'static>)>,
         deferred: &mut Deferred,
     ) {
         let v4 = handshake.flow.remote.is_ipv4();
@@ -227,6 +235,10 @@ impl ListenerInner {
         };
         if handshake.fast_open.is_some() {
             connection.lock().opened_at(self);
+        }
+        if let Some((flow, outgoing)) = answer {
+            core.tcp
+                .send_segment(core, &flow, &outgoing, neighbour, queue);
         }
         connection.input_with(core, segment, queue, deferred);
         let mut accepted = lock(&self.accepted);
@@ -272,6 +284,17 @@ impl ListenerInner {
             }
             self.wait_queue.notify_registrations(Events::DATA_CAME);
         }
+        self.tell_cookies(core, state);
+        if let Some(due) = state.protocol.next_timeout()
+            && due < state.armed
+        {
+            state.armed = due;
+            core.tcp.arm(self.timer, due);
+        }
+    }
+
+    /// Says to the driver what it is to do about cookies, where that has changed.
+    fn tell_cookies(&self, core: &Core, state: &mut State) {
         let attacked = state.protocol.sends_cookies();
         let cookies = if attacked && self.has_acceptor(core) {
             CookieMode::Answer
@@ -284,12 +307,6 @@ impl ListenerInner {
             state.cookies = cookies;
             // The port is one that listens, and there is a key.
             let _ = core.tables.set_cookies(self.local.port(), cookies);
-        }
-        if let Some(due) = state.protocol.next_timeout()
-            && due < state.armed
-        {
-            state.armed = due;
-            core.tcp.arm(self.timer, due);
         }
     }
 
