@@ -118,9 +118,11 @@ impl Stack {
         core.channels
             .set_endpoint(link.id().index(), Some(endpoint));
         let mut signalling = Config::new(config.side);
-        // Of an earlier life of this end the other may still know; of none it knows 0, which
-        // the first BGN must not have.
-        signalling.link.first_sequence = (RandomState::new().hash_one(timer) % 255) as u8;
+        // Of an earlier life of this end the other may still know, and would end a call for one
+        // with the same reference; of none it knows 0, which the first BGN must not have.
+        let drawn = RandomState::new().hash_one(timer);
+        signalling.first_reference = (drawn >> 8) as u32;
+        signalling.link.first_sequence = (drawn % 255) as u8;
         *place = Some(Control {
             config,
             calls: Calls::new(config.number, signalling),

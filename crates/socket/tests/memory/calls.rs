@@ -146,7 +146,8 @@ fn a_call_is_set_up_carries_payloads_and_is_released() {
         run(&bed);
         caller.finish_connect(None).unwrap();
         assert_eq!(caller.circuit(), called.circuit());
-        assert_eq!(caller.circuit(), Some(Circuit { vpi: 0, vci: 32 }));
+        let circuit = caller.circuit().unwrap();
+        assert!(circuit.vpi == 0 && circuit.vci >= Circuit::FIRST_USER_VCI);
         let ends = |socket: &AtmSocket| (socket.local_number(), socket.peer_number());
         let (near, far) = (Some(number(NEAR, 0)), Some(number(FAR, 7)));
         assert_eq!((ends(&caller), ends(&called)), ((near, far), (far, near)));
@@ -308,10 +309,14 @@ fn a_circuit_is_used_again_when_both_ends_have_released_it() {
     let permanent = AtmSocket::bind(&bed.near, circuit).unwrap();
     // The network does not allot what is permanent; and what was released comes last.
     let [caller, _called] = connected(&bed, &listener);
-    assert_eq!(caller.circuit(), Some(Circuit { vpi: 0, vci: 33 }));
+    let after = |count| Circuit {
+        vci: circuit.vci + count,
+        ..circuit
+    };
+    assert_eq!(caller.circuit(), Some(after(1)));
     drop(permanent);
     // What is taken at the called end is refused there.
-    let next = Circuit { vpi: 0, vci: 34 };
+    let next = after(2);
     let _permanent = AtmSocket::bind(&bed.far, next).unwrap();
     let caller = call(&bed.near, number(FAR, 7));
     run(&bed);
@@ -391,6 +396,33 @@ impl Peer {
         }
         events
     }
+}
+
+/// The other end may still answer a call of a process that has ended.
+#[test]
+fn each_life_of_a_stack_calls_by_other_references() {
+    let [first, second] = [1, 2].map(|life| {
+        let bed = Bed::new();
+        bed.near.attach_atm(FAR4.into()).unwrap();
+        bed.far.attach_atm(NEAR4.into()).unwrap();
+        control(&bed.far, FAR, Side::User);
+        let link = AtmSocket::bind(&bed.near, Circuit::SIGNALLING).unwrap();
+        link.set_nonblocking(true).unwrap();
+        let mut config = Config::new(Side::Network);
+        config.link.first_sequence = life;
+        let mut peer = Peer {
+            signalling: Signalling::new(config),
+            link,
+        };
+        let _caller = call(&bed.far, number(NEAR, 0));
+        let events = peer.run(&bed);
+        let setup = events.into_iter().find_map(|event| match event {
+            Event::Setup(id, _) => Some(id.value),
+            _ => None,
+        });
+        setup.unwrap()
+    });
+    assert_ne!(first, second);
 }
 
 #[test]
