@@ -8,6 +8,7 @@ use tidewall_socket::{
     AtmControl, AtmListener, AtmOptions, AtmSocket, Circuit, EmbeddedConfig, Nsap, Side, Stack,
 };
 
+use super::raw_system;
 use super::support::{PEER, PEER4, peer_namespace, shell, stack, wait_until};
 
 const CIRCUIT: Circuit = Circuit { vpi: 0, vci: 100 };
@@ -82,6 +83,39 @@ pub fn two_stacks_exchange_payloads_and_pings() {
     far.set_read_timeout(Some(TIMEOUT)).unwrap();
     near.send(b"again").unwrap();
     assert_eq!(far.recv(&mut buffer).unwrap(), 5);
+}
+
+/// A stack that has circuits alone has its frames by interrupt, since on veth it never learns
+/// the driver's poll: after a burst it waits for the next without the processor, and no timer
+/// of polls holds that back.
+pub fn a_stack_of_circuits_alone_sleeps_after_a_burst() {
+    let stacks = two_stacks();
+    let [near, far] = stacks
+        .each_ref()
+        .map(|stack| AtmSocket::bind(stack, CIRCUIT).unwrap());
+    let nothing = Duration::from_millis(500);
+    far.set_read_timeout(Some(nothing)).unwrap();
+    let mut buffer = [0; 64];
+    let sending = thread::spawn(move || {
+        // As many as make receive control poll.
+        for _ in 0..200_000 {
+            near.send(b"burst").unwrap();
+        }
+        near
+    });
+    while !sending.is_finished() || far.recv(&mut buffer).is_ok() {
+        let _ = far.recv(&mut buffer);
+    }
+    let near = sending.join().unwrap();
+    near.send(b"last").unwrap();
+    assert_eq!(far.recv(&mut buffer).unwrap(), 4);
+    let before = raw_system::processor_time();
+    let error = far.recv(&mut buffer).unwrap_err();
+    let used = raw_system::processor_time() - before;
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    assert!(used < nothing / 3, "{used:?} of {nothing:?}");
+    let held = std::fs::read_to_string("/sys/class/net/tw-d/gro_flush_timeout").unwrap();
+    assert_eq!(held.trim(), "0");
 }
 
 /// Calls through the driver program. Nobody is in the called end's stack between two of them.

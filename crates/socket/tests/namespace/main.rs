@@ -73,6 +73,7 @@ system_tests! {
     adopt::a_connection_is_from_where_the_kernels_socket_is_bound on 1,
     adopt::the_kernels_numbers_name_adopted_sockets on 2,
     circuits::two_stacks_exchange_payloads_and_pings on 1,
+    circuits::a_stack_of_circuits_alone_sleeps_after_a_burst on 1,
     circuits::two_stacks_call_each_other on 1,
     circuits::the_next_hop_is_found_as_any_neighbour on 1,
     event_loop::an_event_loop_serves_kernel_clients on 1,
