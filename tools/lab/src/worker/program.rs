@@ -72,11 +72,11 @@ pub enum Program {
         /// The servers.
         servers: Vec<SocketAddr>,
     },
-    /// A server of Redis that keeps nothing on a disk, and has [`VALUE`] at [`KEY`].
+    /// A server of Redis that keeps nothing on a disk, and has `VALUE` at `KEY`.
     Redis,
-    /// memcached with one thread, over TCP; it has [`VALUE`] at [`KEY`].
+    /// memcached with one thread, over TCP; it has `VALUE` at `KEY`.
     Memcached,
-    /// Unbound with one thread, which has the address of [`NAME`] in its cache.
+    /// Unbound with one thread, which has the address of `NAME` in its cache.
     Unbound,
     /// `tidewall acp-bridge`, this very program.
     AcpBridge {
