@@ -20,12 +20,12 @@ fn redis() {
         asks: &[
             ask(
                 "redis-benchmark, all its tests, 50 clients",
-                "redis-benchmark -h $SERVER -n 1000 -q | tr '\\r' '\\n' | sed -n 's/: [0-9.]* requests per second.*//p'",
+                "redis-benchmark -h $SERVER -n 1000 -q | tr '\\r' '\\n' | sed -n 's/: [^ ]* requests per second.*//p'",
             ),
             ask(
                 "the same with 16 requests on the way",
                 "redis-benchmark -h $SERVER -n 1000 -P 16 -t get,set,lpush,lrange_300,mset -q | tr '\\r' '\\n' \
-                 | sed -n 's/: [0-9.]* requests per second.*//p'",
+                 | sed -n 's/: [^ ]* requests per second.*//p'",
             ),
             ask(
                 "redis-cli scripts: types, transactions, Lua, a value of 4 MB, errors",
@@ -70,7 +70,7 @@ END
                  redis-cli -h $SERVER bgsave; over rdb_bgsave_in_progress
                  redis-cli -h $SERVER bgrewriteaof | cut -c1-10; over aof_rewrite_scheduled; over aof_rewrite_in_progress; wait $load
                  redis-cli -h $SERVER info persistence | tr -d '\\r' | grep -E 'rdb_last_bgsave_status|aof_last_bgrewrite_status'
-                 tr '\\r' '\\n' <$DIR/load | sed -n 's/: [0-9.]* requests per second.*//p'; redis-cli -h $SERVER ping",
+                 tr '\\r' '\\n' <$DIR/load | sed -n 's/: [^ ]* requests per second.*//p'; redis-cli -h $SERVER ping",
             ),
             ask(
                 "a replica on Linux, then of a master on Linux",
@@ -152,7 +152,7 @@ fn memcached() {
             ask_locally("loopback beside", "python3 $DIR/load.py tcp 127.0.0.1 4 50"),
         ],
         takes: &["0.0.0.0:11211"],
-        lacks: "of many connections at once one is reset now and then",
+        lacks: "",
     }
     .check();
 }
