@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod killed;
 mod peer;
 mod raw_calls;
 mod subject;
@@ -25,25 +26,33 @@ const PORT: &str = "TIDEWALL_TEST_PORT";
 /// Where to write what the calls have returned.
 const LOG: &str = "TIDEWALL_TEST_LOG";
 
-/// The program that makes the calls; by itself it does nothing.
+/// The program that makes the calls; by itself it does nothing. Without a file for what
+/// they return it says each step, until it is killed.
 #[test]
 fn subject() {
-    if let (Ok(seed), Ok(peer), Ok(log)) =
-        (std::env::var(SEED), std::env::var(PEER), std::env::var(LOG))
-    {
+    if let (Ok(seed), Ok(peer)) = (std::env::var(SEED), std::env::var(PEER)) {
         let peer = peer::Peer::new(peer.parse().unwrap());
         let port = std::env::var(PORT).unwrap().parse().unwrap();
-        let lines = subject::run(seed.parse().unwrap(), port, peer);
-        std::fs::write(log, lines.join("\n")).unwrap();
+        let seed = seed.parse().unwrap();
+        match std::env::var(LOG) {
+            Ok(log) => std::fs::write(log, subject::run(seed, port, peer).join("\n")).unwrap(),
+            Err(_) => subject::run_on(seed, port, peer),
+        }
     }
+}
+
+/// The peer's namespace, for programs that are started here.
+fn peer_namespace(host: &Host) -> File {
+    let peer = File::open(format!("/run/netns/{}", host.bed.client)).unwrap();
+    fcntl_setfd(&peer, FdFlags::empty()).unwrap();
+    peer
 }
 
 /// What the calls have returned, in lines.
 fn log_of(host: &Host, seed: u64, preloaded: bool) -> Vec<String> {
     let log = std::env::temp_dir().join(format!("{}.{seed}", host.bed.interface));
     let _ = std::fs::remove_file(&log);
-    let peer = File::open(format!("/run/netns/{}", host.bed.client)).unwrap();
-    fcntl_setfd(&peer, FdFlags::empty()).unwrap();
+    let peer = peer_namespace(host);
     let program = std::env::current_exe().unwrap();
     let report = log.with_extension("report");
     std::fs::write(&report, "").unwrap();

@@ -82,6 +82,11 @@ impl PeerSocket {
         assert_eq!(sent, bytes.len());
     }
 
+    /// Sends where nobody may be.
+    pub fn try_send(&self, bytes: &[u8]) {
+        let _ = send(&self.0, bytes, SendFlags::NOSIGNAL);
+    }
+
     pub fn send_to(&self, bytes: &[u8], to: SocketAddr) {
         sendto(&self.0, bytes, SendFlags::empty(), &to).unwrap();
     }

@@ -4,20 +4,25 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use crate::killed::step;
 use crate::peer::{DEADLINE, Peer, PeerSocket};
 use crate::raw_calls as c;
 
 /// Steps of a sequence, of a call or a few each.
 pub const STEPS: usize = 600;
 
-const HERE: &str = "10.99.0.2";
+pub const HERE: &str = "10.99.0.2";
 const PEER: &str = "10.99.0.1";
 
 /// xorshift64*: the same numbers in both runs.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -59,7 +64,7 @@ struct Subject {
     made: usize,
 }
 
-fn address(host: &str, port: u16) -> SocketAddr {
+pub fn address(host: &str, port: u16) -> SocketAddr {
     SocketAddr::new(host.parse().unwrap(), port)
 }
 
@@ -70,32 +75,7 @@ fn sum(bytes: &[u8]) -> u32 {
 
 /// Makes the calls of a sequence; what they have returned.
 pub fn run(seed: u64, port: u16, peer: Peer) -> Vec<String> {
-    c::ignore_sigpipe();
-    let at = address(HERE, port);
-    let remote = address(PEER, port + 1);
-    let others = address(PEER, port + 2);
-    let own = address(HERE, port + 3);
-    let remote = (peer.listen(remote), remote);
-    let others = (peer.datagrams(others), others);
-    let listener = c::socket(libc::SOCK_STREAM | libc::SOCK_NONBLOCK) as c_int;
-    let mut subject = Subject {
-        random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
-        peer,
-        log: Vec::new(),
-        listener,
-        at,
-        remote,
-        datagrams: (
-            c::socket(libc::SOCK_DGRAM | libc::SOCK_NONBLOCK) as c_int,
-            own,
-        ),
-        others,
-        pipe: c::pipe(),
-        file: c::file(c"/proc/self/exe") as c_int,
-        set: c::epoll_create() as c_int,
-        connections: Vec::new(),
-        made: 0,
-    };
+    let mut subject = Subject::new(seed, port, peer);
     subject.begin();
     for _ in 0..STEPS {
         subject.step();
@@ -103,7 +83,53 @@ pub fn run(seed: u64, port: u16, peer: Peer) -> Vec<String> {
     subject.log
 }
 
+/// Makes calls without end, of which it says when each is done; it has a connection that it
+/// leaves alone.
+pub fn run_on(seed: u64, port: u16, peer: Peer) {
+    step();
+    let mut subject = Subject::new(seed, port, peer);
+    subject.begin();
+    step();
+    c::poll(&mut [(subject.listener, libc::POLLIN)], -1);
+    let (connection, _) = c::accept(subject.listener);
+    assert!(connection >= 0, "accept: {connection}");
+    loop {
+        step();
+        subject.step();
+        subject.log.clear();
+    }
+}
+
 impl Subject {
+    fn new(seed: u64, port: u16, peer: Peer) -> Self {
+        c::ignore_sigpipe();
+        let at = address(HERE, port);
+        let remote = address(PEER, port + 1);
+        let others = address(PEER, port + 2);
+        let own = address(HERE, port + 3);
+        let remote = (peer.listen(remote), remote);
+        let others = (peer.datagrams(others), others);
+        let listener = c::socket(libc::SOCK_STREAM | libc::SOCK_NONBLOCK) as c_int;
+        Subject {
+            random: Random::new(seed),
+            peer,
+            log: Vec::new(),
+            listener,
+            at,
+            remote,
+            datagrams: (
+                c::socket(libc::SOCK_DGRAM | libc::SOCK_NONBLOCK) as c_int,
+                own,
+            ),
+            others,
+            pipe: c::pipe(),
+            file: c::file(c"/proc/self/exe") as c_int,
+            set: c::epoll_create() as c_int,
+            connections: Vec::new(),
+            made: 0,
+        }
+    }
+
     fn note(&mut self, what: std::fmt::Arguments<'_>) {
         self.log.push(what.to_string());
     }
