@@ -8,6 +8,9 @@ const NUMBERS: usize = 1 << 20;
 
 static KINDS: [AtomicU8; NUMBERS] = [const { AtomicU8::new(0) }; NUMBERS];
 
+/// The byte of an epoll set of the kernel's, which becomes no socket.
+const SET: u8 = 3;
+
 /// What a number may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -25,9 +28,27 @@ fn place(fd: i32) -> Option<&'static AtomicU8> {
 #[inline]
 pub(crate) fn kind(fd: i32) -> Option<Kind> {
     match place(fd)?.load(Ordering::Relaxed) {
-        0 => None,
         1 => Some(Kind::Stream),
-        _ => Some(Kind::Datagram),
+        2 => Some(Kind::Datagram),
+        _ => None,
+    }
+}
+
+/// True for a number of which something is known here.
+pub(crate) fn is_any(fd: i32) -> bool {
+    place(fd).is_some_and(|place| place.load(Ordering::Relaxed) != 0)
+}
+
+/// True for an epoll set that the program has made.
+#[inline]
+pub(crate) fn is_set(fd: i32) -> bool {
+    place(fd).is_some_and(|place| place.load(Ordering::Relaxed) == SET)
+}
+
+/// The number names an epoll set.
+pub(crate) fn note_set(fd: i32) {
+    if let Some(place) = place(fd) {
+        place.store(SET, Ordering::Relaxed);
     }
 }
 

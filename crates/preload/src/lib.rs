@@ -27,3 +27,4 @@ mod protected;
 mod raw;
 mod registered;
 mod report;
+mod sleepers;

@@ -1,9 +1,16 @@
 //! Numbers that the library has of the kernel's for itself: a program that closes what it
 //! does not know does not close them.
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::io::fcntl_dupfd_cloexec;
+
 use crate::process;
+
+/// Where a number is looked for first that is to be out of the way of select(2), and of
+/// programs that expect the lowest.
+const FIRST_NUMBER: i32 = 900;
 
 /// Numbers that can be protected are below this.
 const NUMBERS: usize = 1 << 16;
@@ -32,6 +39,13 @@ pub(crate) fn protect(fd: i32) {
     if let Some(word) = PROTECTED.get(fd as usize / 64) {
         word.fetch_or(1 << (fd as usize % 64), Ordering::Relaxed);
     }
+}
+
+/// A descriptor under a protected number that programs have no use for.
+pub(crate) fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
+    let moved = fcntl_dupfd_cloexec(&descriptor, FIRST_NUMBER).unwrap_or(descriptor);
+    protect(moved.as_raw_fd());
+    moved
 }
 
 /// The numbers that are open.

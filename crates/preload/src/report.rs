@@ -5,19 +5,14 @@
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::sync::{Mutex, OnceLock};
 
-use rustix::io::fcntl_dupfd_cloexec;
-
-use crate::protected::protect;
+use crate::protected::out_of_the_way;
 
 /// Names the file that records are appended to; it is there already.
 const VARIABLE: &str = "TIDEWALL_REPORT";
 /// When set, records go to standard error too.
 const DEBUG: &str = "TIDEWALL_DEBUG";
-/// Where its number is looked for first: out of the way of select(2).
-const FIRST_NUMBER: i32 = 900;
 /// Most records of a process; a program that connects all day does not fill the disk.
 const RECORDS_MAX: usize = 256;
 
@@ -62,14 +57,8 @@ pub(crate) fn begin() {
         return;
     }
     let file = path.and_then(|path| OpenOptions::new().append(true).open(path).ok());
-    let file = file.map(|file| match fcntl_dupfd_cloexec(&file, FIRST_NUMBER) {
-        Ok(above) => File::from(above),
-        Err(_) => file,
-    });
     // Some programs close first whatever they do not know.
-    if let Some(file) = &file {
-        protect(file.as_raw_fd());
-    }
+    let file = file.map(|file| File::from(out_of_the_way(file.into())));
     let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     let _ = REPORT.set(Report {
         file,

@@ -183,6 +183,103 @@ while True:
                 served = True
 "#;
 
+/// Threads go to sleep before there is anything of the stack's to sleep on: in a set that
+/// gets a listener, in one whose datagram socket is bound later, in a set within which
+/// there is one, and in poll(2) and select(2) of a set.
+const SLEEPERS: &str = r#"
+import select, socket, threading, time
+def datagrams():
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    return made
+def bind(made, port):
+    made.bind(('0.0.0.0', port))
+    try: made.recv(1)
+    except BlockingIOError: pass
+def answer(made):
+    asked, peer = made.recvfrom(100)
+    made.sendto(asked, peer)
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(('0.0.0.0', 8100))
+listener.listen(8)
+listener.setblocking(False)
+def accept():
+    connection, _ = listener.accept()
+    connection.sendall(b'tcp')
+    connection.close()
+bound, first, second, third = (datagrams() for _ in range(4))
+plain, later, inner, polled, selected = (select.epoll() for _ in range(5))
+outer = select.epoll()
+outer.register(inner, select.EPOLLIN)
+later.register(bound, select.EPOLLIN)
+poll = select.poll()
+poll.register(polled, select.POLLIN)
+def hear(wait, *sets):
+    for it in sets: assert it.poll(10), 'nothing'
+    wait()
+def polls():
+    assert poll.poll(10_000), 'nothing polled'
+    hear(lambda: answer(second), polled)
+def selects():
+    assert select.select([selected], [], [], 10)[0], 'nothing selected'
+    hear(lambda: answer(third), selected)
+# Two sleep in one set: both are woken, and each serves one.
+threads = [threading.Thread(target=hear, args=it) for it in (
+    (accept, plain), (accept, plain), (lambda: answer(bound), later),
+    (lambda: answer(first), outer, inner))]
+threads += [threading.Thread(target=it) for it in (polls, selects)]
+for it in threads: it.start()
+time.sleep(0.5)
+plain.register(listener, select.EPOLLIN | select.EPOLLONESHOT)
+for number, made in enumerate((bound, first, second, third)): bind(made, 8101 + number)
+for it, made in ((inner, first), (polled, second), (selected, third)):
+    it.register(made, select.EPOLLIN)
+while sum(it.is_alive() for it in threads[:2]) == 2: time.sleep(0.01)
+plain.modify(listener, select.EPOLLIN | select.EPOLLONESHOT)
+for it in threads: it.join()
+# Nothing is left in a set of what has woken who slept there.
+for it in plain, later, inner, outer, polled, selected: assert not it.poll(0), 'left'
+bind(datagrams(), 8110)
+time.sleep(60)
+"#;
+
+#[test]
+fn who_sleeps_in_the_kernel_hears_of_what_becomes_ours() {
+    let test = "who_sleeps_in_the_kernel_hears_of_what_becomes_ours";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "ps") else {
+        return;
+    };
+    let server = Preloaded::start(host, &["python3", "-c", SLEEPERS]);
+    let until = |wanted: [&str; 3]| {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !server.has(wanted) {
+            assert!(Instant::now() < end, "{:?}", server.records());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    for port in 8101..8105 {
+        until(["promoted", "datagrams", &format!("0.0.0.0:{port}")]);
+    }
+    let client = "import socket
+for _ in range(2):
+    peer = socket.create_connection(('10.99.0.2', 8100), 10)
+    print(peer.recv(100).decode())
+for port in range(8101, 8105):
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    peer.settimeout(10)
+    peer.connect(('10.99.0.2', port))
+    peer.send(b'udp')
+    print(peer.recv(100).decode())";
+    let output = server.peer("python3", &["-c", client]);
+    let said = [text(&output.stdout), text(&output.stderr)].concat();
+    assert_eq!(said, "tcp\ntcp\nudp\nudp\nudp\nudp\n");
+    until(["promoted", "datagrams", "0.0.0.0:8110"]);
+}
+
 #[test]
 fn sockets_of_the_kernels_go_on_without_the_interface() {
     let test = "sockets_of_the_kernels_go_on_without_the_interface";

@@ -10,6 +10,7 @@ use crate::process::{self, inside, is_inside, ours};
 use crate::promote;
 use crate::protected::is_protected;
 use crate::registered;
+use crate::sleepers;
 
 /// The number names nothing of ours from now on.
 fn forget(fd: c_int) {
@@ -20,8 +21,9 @@ fn forget(fd: c_int) {
         // It is open, and closing it has no other error.
         let _ = inside(|| posix.close(fd));
     }
-    if candidates::kind(fd).is_some() {
+    if candidates::is_any(fd) {
         registered::forget(fd);
+        sleepers::forget(fd);
         candidates::set(fd, None);
     }
 }
@@ -33,6 +35,7 @@ fn copy(fd: c_int, number: c_int) {
     }
     match ours(fd) {
         Some(posix) => drop(inside(|| posix.duplicate_as(fd, number))),
+        None if candidates::is_set(fd) => candidates::note_set(number),
         None => {
             if let kind @ Some(_) = candidates::kind(fd) {
                 candidates::set(number, kind);

@@ -120,6 +120,8 @@ originals! {
     fn dup(fd: c_int) -> c_int;
     fn dup2(fd: c_int, number: c_int) -> c_int;
     fn dup3(fd: c_int, number: c_int, flags: c_int) -> c_int;
+    fn epoll_create(size: c_int) -> c_int;
+    fn epoll_create1(flags: c_int) -> c_int;
     fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     fn epoll_wait(set: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int;
     fn epoll_pwait(set: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, signals: *const sigset_t) -> c_int;

@@ -1,9 +1,9 @@
 //! Waiting for several at once.
 
 use std::ffi::c_int;
-use std::io;
-use std::slice;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{io, ptr, slice};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
@@ -12,9 +12,10 @@ use tidewall_socket::readiness::{EpollEvent, Events, SignalSet};
 use super::{answer, borrow, done, originals};
 use crate::candidates;
 use crate::mixed;
-use crate::process::{inside, ours};
-use crate::promote::attended;
+use crate::process::{inside, is_inside, ours};
+use crate::promote::{attended, may_promote};
 use crate::registered;
+use crate::sleepers::{self, Sleeper};
 
 /// Events that one call reports at most; the caller comes again.
 const EVENTS_MAX: usize = 256;
@@ -33,7 +34,7 @@ pub(super) unsafe extern "C" fn epoll_ctl(
     let Some(posix) = found else {
         // SAFETY: the caller's.
         let result = unsafe { originals::epoll_ctl(set, operation, fd, event) };
-        if result == 0 && candidates::kind(fd).is_some() {
+        if result == 0 && candidates::is_any(fd) {
             // SAFETY: the caller's.
             let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
             registered::note(set, operation, fd, event);
@@ -65,11 +66,41 @@ pub(crate) fn leave_set(set: c_int, fd: c_int) {
     unsafe { originals::epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
 }
 
-/// A set of the kernel's has something of ours from now on.
+/// A set of the kernel's has something of ours from now on; so have those that it is in.
 fn adopt_set(posix: &Posix, set: c_int) -> Result<()> {
-    let kernel = borrow(set).ok_or(Errno(libc::EBADF))?;
-    let copy = kernel.try_clone_to_owned().map_err(errno)?;
-    posix.adopt_epoll(set, copy)
+    static ADOPTING: Mutex<()> = Mutex::new(());
+    {
+        let _adopting = ADOPTING.lock().unwrap_or_else(PoisonError::into_inner);
+        if posix.owns(set) {
+            return Ok(());
+        }
+        let kernel = borrow(set).ok_or(Errno(libc::EBADF))?;
+        let copy = kernel.try_clone_to_owned().map_err(errno)?;
+        posix.adopt_epoll(set, copy)?;
+    }
+    registered::move_over(posix, set);
+    sleepers::wake(set);
+    Ok(())
+}
+
+/// What has made an epoll set.
+fn made(set: c_int) -> c_int {
+    if set >= 0 && !is_inside() {
+        candidates::note_set(set);
+    }
+    set
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+    // SAFETY: the caller's.
+    made(unsafe { originals::epoll_create(size) })
+}
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: the caller's.
+    made(unsafe { originals::epoll_create1(flags) })
 }
 
 #[unsafe(no_mangle)]
@@ -79,11 +110,12 @@ pub(super) unsafe extern "C" fn epoll_wait(
     count: c_int,
     milliseconds: c_int,
 ) -> c_int {
-    match ours(set) {
-        // SAFETY: the caller's.
-        Some(posix) => unsafe { wait(posix, set, events, count, timeout(milliseconds), None) },
-        // SAFETY: the caller's.
-        None => unsafe { originals::epoll_wait(set, events, count, milliseconds) },
+    let timeout = timeout(milliseconds);
+    // SAFETY: the caller's.
+    unsafe {
+        wait_anywhere(set, events, count, timeout, ptr::null(), || {
+            originals::epoll_wait(set, events, count, milliseconds)
+        })
     }
 }
 
@@ -95,23 +127,109 @@ pub(super) unsafe extern "C" fn epoll_pwait(
     milliseconds: c_int,
     signals: *const sigset_t,
 ) -> c_int {
-    let Some(posix) = ours(set) else {
-        // SAFETY: the caller's.
-        return unsafe { originals::epoll_pwait(set, events, count, milliseconds, signals) };
-    };
-    // SAFETY: the caller's.
-    let signals = unsafe { signal_set(signals) };
+    let timeout = timeout(milliseconds);
     // SAFETY: the caller's.
     unsafe {
-        wait(
-            posix,
-            set,
-            events,
-            count,
-            timeout(milliseconds),
-            signals.as_ref(),
-        )
+        wait_anywhere(set, events, count, timeout, signals, || {
+            originals::epoll_pwait(set, events, count, milliseconds, signals)
+        })
     }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_pwait2(
+    set: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    time: *const timespec,
+    signals: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe {
+        let timeout = time.as_ref().map(duration);
+        wait_anywhere(set, events, count, timeout, signals, || {
+            originals::epoll_pwait2(set, events, count, time, signals)
+        })
+    }
+}
+
+/// Waits in a set: one of the kernel's by `kernel`, until it is ours.
+///
+/// # Safety
+/// As epoll_pwait(2) has it.
+unsafe fn wait_anywhere(
+    set: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: Option<Duration>,
+    signals: *const sigset_t,
+    kernel: impl FnOnce() -> c_int,
+) -> c_int {
+    let mut left = timeout;
+    if ours(set).is_none() {
+        let begun = timeout.filter(|it| !it.is_zero()).map(|_| Instant::now());
+        // SAFETY: the caller's.
+        if let Some(found) = unsafe { wait_in_kernel(set, events, timeout, kernel) } {
+            return found;
+        }
+        left = left_of(timeout, begun);
+    }
+    let Some(posix) = ours(set) else {
+        // The bell of another process's set, which this one has inherited.
+        return done(Err(Errno(libc::EINTR)));
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        let signals = signal_set(signals);
+        wait(posix, set, events, count, left, signals.as_ref())
+    }
+}
+
+fn left_of(timeout: Option<Duration>, begun: Option<Instant>) -> Option<Duration> {
+    let spent = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+    timeout.map(|timeout| timeout.saturating_sub(spent))
+}
+
+/// What the kernel's wait has found; `None` where the set has become ours, or was only
+/// said to be ready to say so.
+///
+/// # Safety
+/// `kernel` fills as many events as it returns.
+unsafe fn wait_in_kernel(
+    set: c_int,
+    events: *mut epoll_event,
+    timeout: Option<Duration>,
+    kernel: impl FnOnce() -> c_int,
+) -> Option<c_int> {
+    let sleeps = timeout.is_none_or(|it| !it.is_zero()) && may_promote() && !is_inside();
+    let sleeper = sleeps.then(|| Sleeper::enter(set));
+    if sleeps && ours(set).is_some() {
+        return None;
+    }
+    let found = kernel();
+    drop(sleeper);
+    let Some(ready @ 1..) = usize::try_from(found).ok() else {
+        return Some(found);
+    };
+    // SAFETY: the caller's.
+    let places = unsafe { slice::from_raw_parts_mut(events, ready) };
+    match without_bell(set, places, |event| event.u64) {
+        0 if sleeps => None,
+        kept => Some(kept as c_int),
+    }
+}
+
+/// Takes the bell of a set out of what was found there; how many events are left.
+fn without_bell<E: Copy>(set: c_int, events: &mut [E], data: impl Fn(&E) -> u64) -> usize {
+    let Some(at) = events
+        .iter()
+        .position(|event| sleepers::is_bell(data(event)))
+    else {
+        return events.len();
+    };
+    sleepers::heard(set);
+    events.copy_within(at + 1.., at);
+    events.len() - 1
 }
 
 /// Negative waits for ever.
@@ -154,11 +272,23 @@ unsafe fn wait(
     }
     let mut found = [EpollEvent::default(); EVENTS_MAX];
     let room = found.get_mut(..count).unwrap_or_default();
-    let waited: io::Result<usize> = inside(|| {
-        posix
-            .descriptors()
-            .epoll_pwait2(set, room, timeout, signals)
-    });
+    let begun = timeout.map(|_| Instant::now());
+    let waited: io::Result<usize> = loop {
+        let left = left_of(timeout, begun);
+        let waited = inside(|| {
+            let table = posix.descriptors();
+            table.epoll_pwait2(set, room, left, signals)
+        });
+        let Ok(ready @ 1..) = waited else {
+            break waited;
+        };
+        let places = room.get_mut(..ready).unwrap_or_default();
+        match without_bell(set, places, |event| event.data) {
+            // It rings for others, who have to run for that.
+            0 => std::thread::yield_now(),
+            kept => break Ok(kept),
+        }
+    };
     let gone = |error: &io::Error| error.raw_os_error() == Some(libc::ENODEV);
     if waited.as_ref().is_err_and(gone) {
         // The interface is no more: what was the stack's has failed, and the kernel's goes on.
@@ -180,26 +310,6 @@ unsafe fn wait(
         }
     });
     answer(result) as c_int
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_pwait2(
-    set: c_int,
-    events: *mut epoll_event,
-    count: c_int,
-    time: *const timespec,
-    signals: *const sigset_t,
-) -> c_int {
-    let Some(posix) = ours(set) else {
-        // SAFETY: the caller's.
-        return unsafe { originals::epoll_pwait2(set, events, count, time, signals) };
-    };
-    // SAFETY: the caller's.
-    unsafe {
-        let signals = signal_set(signals);
-        let time = time.as_ref().map(duration);
-        wait(posix, set, events, count, time, signals.as_ref())
-    }
 }
 
 /// Negative is no time.
@@ -264,8 +374,77 @@ pub(super) unsafe extern "C" fn poll(
             answer(mixed::poll(posix, list, timeout(milliseconds), None)) as c_int
         }
         // SAFETY: the caller's.
-        None => unsafe { originals::poll(list, count, milliseconds) },
+        None => unsafe {
+            let timeout = timeout(milliseconds);
+            poll_in_kernel(list, count, timeout, ptr::null(), || {
+                originals::poll(list, count, milliseconds)
+            })
+        },
     }
+}
+
+/// As `kernel`, a poll of nothing of ours, until an epoll set in the list becomes ours.
+///
+/// # Safety
+/// As ppoll(2) has it.
+unsafe fn poll_in_kernel(
+    list: *mut pollfd,
+    count: nfds_t,
+    timeout: Option<Duration>,
+    signals: *const sigset_t,
+    kernel: impl FnOnce() -> c_int,
+) -> c_int {
+    let given = match list.is_null() {
+        true => &[],
+        // SAFETY: the caller's.
+        false => unsafe { slice::from_raw_parts(list, count as usize) },
+    };
+    let sets = sets_among(given.iter().map(|entry| entry.fd), timeout);
+    if sets.is_empty() {
+        return kernel();
+    }
+    let begun = timeout.map(|_| Instant::now());
+    let found = asleep_in(&sets, kernel);
+    // SAFETY: the caller's.
+    match unsafe { listed(list, count) } {
+        // SAFETY: the caller's.
+        Some((posix, list)) if found != Some(-1) => unsafe {
+            let signals = signal_set(signals);
+            let left = left_of(timeout, begun);
+            answer(mixed::poll(posix, list, left, signals.as_ref())) as c_int
+        },
+        _ => found.unwrap_or(0),
+    }
+}
+
+/// The epoll sets among what a call is about to sleep on.
+fn sets_among(numbers: impl Iterator<Item = c_int>, timeout: Option<Duration>) -> Vec<c_int> {
+    let mut sets = numbers.filter(|&fd| candidates::is_set(fd)).peekable();
+    if timeout == Some(Duration::ZERO) || sets.peek().is_none() || !may_promote() || is_inside() {
+        return Vec::new();
+    }
+    sets.collect()
+}
+
+/// What `kernel` returns, with this thread counted as asleep in sets of the kernel's; `None`
+/// without it where one is ours.
+fn asleep_in(sets: &[c_int], kernel: impl FnOnce() -> c_int) -> Option<c_int> {
+    let sleepers: Vec<Sleeper> = sets.iter().map(|&set| Sleeper::enter(set)).collect();
+    let is_ours = |set: &c_int| ours(*set).is_some();
+    if sets.iter().any(is_ours) {
+        return None;
+    }
+    let found = kernel();
+    let errno = crate::process::last_error::<()>();
+    drop(sleepers);
+    sets.iter()
+        .copied()
+        .filter(|set| is_ours(set))
+        .for_each(sleepers::heard);
+    if let (-1, Err(Errno(errno))) = (found, errno) {
+        super::fail(errno);
+    }
+    Some(found)
 }
 
 #[unsafe(no_mangle)]
@@ -284,7 +463,12 @@ unsafe extern "C" fn ppoll(
             answer(mixed::poll(posix, list, time, signals.as_ref())) as c_int
         },
         // SAFETY: the caller's.
-        None => unsafe { originals::ppoll(list, count, time, signals) },
+        None => unsafe {
+            let timeout = time.as_ref().map(duration);
+            poll_in_kernel(list, count, timeout, signals, || {
+                originals::ppoll(list, count, time, signals)
+            })
+        },
     }
 }
 
@@ -397,9 +581,9 @@ fn select_here(
 unsafe fn selected<'a>(
     count: c_int,
     given: [*mut fd_set; 3],
-) -> Option<(&'static Posix, Vec<PollFd>, Sets<'a>)> {
-    if crate::process::posix().is_none() && !crate::promote::may_promote() {
-        return None;
+) -> core::result::Result<(&'static Posix, Vec<PollFd>, Sets<'a>), Vec<PollFd>> {
+    if crate::process::posix().is_none() && !may_promote() {
+        return Err(Vec::new());
     }
     // SAFETY: the caller's.
     let sets = unsafe { sets(count, given) };
@@ -408,7 +592,24 @@ unsafe fn selected<'a>(
     for entry in &list {
         found = attended(entry.fd).or(found);
     }
-    found.map(|posix| (posix, list, sets))
+    match found {
+        Some(posix) => Ok((posix, list, sets)),
+        None => Err(list),
+    }
+}
+
+/// As `kernel`, a select of nothing of ours. Where an epoll set becomes ours meanwhile, it is
+/// reported as readable: who looks finds what there is.
+fn select_in_kernel(
+    list: &[PollFd],
+    timeout: Option<Duration>,
+    kernel: impl FnOnce() -> c_int,
+) -> c_int {
+    let sets = sets_among(list.iter().map(|entry| entry.fd), timeout);
+    match sets.is_empty() {
+        true => kernel(),
+        false => asleep_in(&sets, kernel).unwrap_or_else(|| done(Err(Errno(libc::EINTR)))),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -420,16 +621,22 @@ unsafe extern "C" fn select(
     time: *mut timeval,
 ) -> c_int {
     // SAFETY: the caller's.
-    let Some((posix, list, sets)) = (unsafe { selected(count, [read, write, except]) }) else {
-        // SAFETY: the caller's.
-        return unsafe { originals::select(count, read, write, except, time) };
-    };
-    // SAFETY: the caller's.
-    let time = unsafe { time.as_mut() };
-    let limit = time.as_ref().map(|time| {
+    let limit = unsafe { time.as_ref() }.map(|time| {
         let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
         Duration::from_secs(seconds) + Duration::from_micros(time.tv_usec.max(0) as u64)
     });
+    // SAFETY: the caller's.
+    let (posix, list, sets) = match unsafe { selected(count, [read, write, except]) } {
+        Ok(found) => found,
+        Err(list) => {
+            return select_in_kernel(&list, limit, || {
+                // SAFETY: the caller's.
+                unsafe { originals::select(count, read, write, except, time) }
+            });
+        }
+    };
+    // SAFETY: the caller's.
+    let time = unsafe { time.as_mut() };
     let begun = Instant::now();
     let result = select_here(posix, list, sets, limit, None);
     if let (Some(time), Some(limit)) = (time, limit) {
@@ -451,14 +658,17 @@ unsafe extern "C" fn pselect(
     signals: *const sigset_t,
 ) -> c_int {
     // SAFETY: the caller's.
+    let limit = unsafe { time.as_ref() }.map(duration);
+    // SAFETY: the caller's.
     match unsafe { selected(count, [read, write, except]) } {
-        // SAFETY: the caller's.
-        Some((posix, list, sets)) => unsafe {
-            let signals = signal_set(signals);
-            let time = time.as_ref().map(duration);
-            answer(select_here(posix, list, sets, time, signals.as_ref())) as c_int
-        },
-        // SAFETY: the caller's.
-        None => unsafe { originals::pselect(count, read, write, except, time, signals) },
+        Ok((posix, list, sets)) => {
+            // SAFETY: the caller's.
+            let signals = unsafe { signal_set(signals) };
+            answer(select_here(posix, list, sets, limit, signals.as_ref())) as c_int
+        }
+        Err(list) => select_in_kernel(&list, limit, || {
+            // SAFETY: the caller's.
+            unsafe { originals::pselect(count, read, write, except, time, signals) }
+        }),
     }
 }

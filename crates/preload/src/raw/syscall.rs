@@ -68,6 +68,7 @@ unsafe extern "C" fn syscall(
         SYS_close_range => numbers::close_range(0, 1, 2);
         SYS_dup => numbers::dup(0);
         SYS_dup3 => numbers::dup3(0, 1, 2);
+        SYS_epoll_create1 => readiness::epoll_create1(0);
         SYS_epoll_ctl => readiness::epoll_ctl(0, 1, 2, 3);
         SYS_exit_group => processes::_exit(0);
     }
@@ -90,10 +91,10 @@ fn unsafe_otherwise(
             _ => {}
         }
     }
-    // Its mask has a length of its own.
-    if number == libc::SYS_epoll_pwait && e == 0 {
+    // Of its mask the C library's function says the length.
+    if number == libc::SYS_epoll_pwait {
         // SAFETY: as above.
-        return unsafe { readiness::epoll_wait(a as _, b as _, c as _, d as _) }.into();
+        return unsafe { readiness::epoll_pwait(a as _, b as _, c as _, d as _, e as _) }.into();
     }
     // SAFETY: as above.
     let result = unsafe { originals::syscall(number, a, b, c, d, e, f) };
