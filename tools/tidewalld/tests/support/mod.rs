@@ -5,7 +5,7 @@ pub mod application;
 
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -39,12 +39,32 @@ pub fn run_within(name: &str, limit: u32) {
 
 /// As [`run_within`], with a peer in another namespace, which [`at_peer`] is in.
 pub fn run_with_peer(name: &str, limit: u32) {
-    let peer = "unshare --net sleep 600 & P=$!
+    run_with_way(name, limit, "");
+}
+
+/// As [`run_with_peer`], but nothing connects the two: the other end of this one's interface is
+/// `tw-left`, that of the peer's `tw-right`, both in this namespace.
+pub fn run_with_gap(name: &str, limit: u32) {
+    // NAPI, or frames that the driver program sends on would not be taken; and no answers for
+    // addresses of this namespace.
+    let way = "ip link set tw-peer name tw-left
+         ip link add tw-right type veth peer name tw-peer
+         for I in tw-left tw-right; do ethtool -K $I gro on; ip link set $I arp off up; done";
+    if tidewall_skip::has_programs(name, &["ethtool"]) {
+        run_with_way(name, limit, way);
+    }
+}
+
+fn run_with_way(name: &str, limit: u32, way: &str) {
+    let peer = format!(
+        "{way}
+         unshare --net sleep 600 & P=$!
          until ip link set tw-peer netns $P && ! ip link show tw-peer; do :; done >/dev/null 2>&1
          nsenter -t $P -n sh -c 'ip addr add 10.77.0.2/24 dev tw-peer; ip link set tw-peer up'
-         export TW_PEER=$P";
+         export TW_PEER=$P"
+    );
     if tidewall_skip::has_programs(name, &["nsenter"]) {
-        run_with(name, limit, peer);
+        run_with(name, limit, &peer);
     }
 }
 
@@ -134,9 +154,14 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// The trusted tables of whatever program is pinned.
 pub fn trusted() -> TrustedTables {
+    trusted_of(&pins())
+}
+
+/// Those of the program that is pinned there.
+pub fn trusted_of(pins: &Path) -> TrustedTables {
     let [device, queues] =
-        ["device", "queues"].map(|map| tidewall_sys::bpf::pinned(&pins().join(map)).unwrap());
-    let maps = kernel_maps(&pins()).unwrap();
+        ["device", "queues"].map(|map| tidewall_sys::bpf::pinned(&pins.join(map)).unwrap());
+    let maps = kernel_maps(pins).unwrap();
     TrustedTables::adopt(device.as_fd(), queues.as_fd(), maps).unwrap()
 }
 
