@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use tidewall_atm::ip::{HEADER_LEN, segments};
 use tidewall_atm::reassembly::{self, Limits, Reassembly};
 use tidewall_atm::signalling::{self, Event, Side, Signalling};
 use tidewall_atm::sscop::{Config, Sscop, State};
@@ -14,6 +15,8 @@ use tidewall_wire::atm::q2931::{
     QosClasses, Restart, TrafficDescriptor,
 };
 use tidewall_wire::atm::{Circuit, Nsap, PayloadType, aal5};
+use tidewall_wire::udp::{Addresses, ChecksumState};
+use tidewall_wire::{Protocol, ipv4, tcp, virtio_net};
 
 /// Time for random inputs to one target in an ordinary test run.
 const TIME: Duration = Duration::from_millis(400);
@@ -41,6 +44,11 @@ fn fuzz_signalling() {
 #[test]
 fn fuzz_switch() {
     fuzz("switch", switched);
+}
+
+#[test]
+fn fuzz_segments() {
+    fuzz("segments", long_segments);
 }
 
 tidewall_fuzz::targets!(seeds, TIME);
@@ -144,6 +152,73 @@ fn switched(bytes: &[u8]) {
     while switch.transmit(1, &mut buffer).is_some() {}
     switch.input(0, &frame);
     assert_eq!(switch.transmit(1, &mut buffer), Some(8 + 2 * 52));
+}
+
+/// A packet of a kernel's behind the bytes of each cut, or behind where its checksum is to be:
+/// what it is cut into is whole and no longer than asked, and is as much when it is joined.
+fn long_segments(bytes: &[u8]) {
+    let Some((&[high, low], packet)) = bytes.split_first_chunk() else {
+        return;
+    };
+    let step = u16::from_be_bytes([high, low]);
+    let payload = [&[0; HEADER_LEN][..], packet].concat();
+    let unfinished = virtio_net::Header {
+        checksum: Some(virtio_net::Unfinished {
+            start: high.into(),
+            offset: low.into(),
+        }),
+        segments: None,
+    };
+    let _ = segments::cut(&unfinished, &mut payload.clone(), |piece| {
+        assert_eq!(piece.len(), payload.len());
+    });
+    let long = virtio_net::Header {
+        checksum: None,
+        segments: Some(virtio_net::Segments {
+            kind: virtio_net::Kind::TCP_V4,
+            headers: 0,
+            payload: step,
+        }),
+    };
+    let mut pieces = Vec::new();
+    let cut = segments::cut(&long, &mut payload.clone(), |piece| {
+        pieces.push(piece[HEADER_LEN..].to_vec());
+    });
+    assert_eq!(cut.is_err(), pieces.is_empty());
+    for piece in &pieces {
+        let ip = ipv4::Packet::new(piece).unwrap();
+        let tcp = tcp::Packet::new(ip.payload()).unwrap();
+        let addresses = Addresses::V4(ip.source(), ip.destination());
+        assert!(ip.has_valid_checksum());
+        assert_eq!(tcp.checksum_state(addresses), ChecksumState::Valid);
+        assert!(tcp.payload().len() <= usize::from(step));
+    }
+    if cut.is_ok() {
+        let cut: usize = pieces.iter().map(|piece| data_of(piece)).sum();
+        assert_eq!(cut, data_of(packet));
+    }
+    // Between what fits together, what may not.
+    pieces.insert(pieces.len() / 2, packet.to_vec());
+    let (mut packets, mut data) = (0, 0);
+    let mut write = |_: &virtio_net::Header, packet: &[u8], of: u32| {
+        packets += of as usize;
+        data += data_of(packet);
+    };
+    let mut joiner = segments::Joiner::default();
+    for piece in &pieces {
+        joiner.add(piece, &mut write);
+    }
+    joiner.flush(&mut write);
+    assert_eq!(packets, pieces.len());
+    assert_eq!(data, pieces.iter().map(|piece| data_of(piece)).sum());
+}
+
+/// Bytes of a packet that are TCP's data; 0 where it is none of TCP.
+fn data_of(packet: &[u8]) -> usize {
+    let ip = ipv4::Packet::new(packet).ok();
+    let ip = ip.filter(|ip| ip.protocol() == Protocol::TCP && !ip.is_fragment());
+    let data = |ip: ipv4::Packet<'_>| Some(tcp::Packet::new(ip.payload()).ok()?.payload().len());
+    ip.and_then(data).unwrap_or(0)
 }
 
 /// PDUs behind a byte of their length in words, to a link that is up; then its peer brings
@@ -285,6 +360,13 @@ fn switch_packets(last: bool) -> Vec<u8> {
     parts.concat()
 }
 
+/// A cut, and 100 bytes of a connection, as [`long_segments`] takes them.
+fn segment(step: u16) -> Vec<u8> {
+    let ip = b"\x45\0\0\x8c\0\x01\x40\0\x40\x06\0\0\x0a\x09\0\x01\x0a\x09\0\x02";
+    let tcp = b"\x9c\x40\0\x50\0\0\0\x01\0\0\0\x07\x50\x18\x02\0\0\0\0\0";
+    [&step.to_be_bytes()[..], ip, tcp, &[7; 100]].concat()
+}
+
 fn seeds() -> Vec<Seed> {
     let release = Elements {
         cause: Some(Cause::new(Cause::NORMAL)),
@@ -307,6 +389,8 @@ fn seeds() -> Vec<Seed> {
         ("signalling", "outgoing", outgoing.concat()),
         ("reassembly", "whole", vec![0, 0, 4, 1, 5]),
         ("reassembly", "never-ends", vec![0x40; 40]),
+        ("segments", "in-three", segment(40)),
+        ("segments", "uncut", segment(1460)),
         ("switch", "pdu-and-oam", switch_packets(true)),
         ("switch", "never-ends", switch_packets(false).repeat(12)),
         (
