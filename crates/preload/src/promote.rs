@@ -219,6 +219,10 @@ fn adopt(
     address: SocketAddr,
     adopt: impl FnOnce(&'static Posix, OwnedFd) -> Result<()>,
 ) {
+    if shares_port(socket, address) {
+        let why = "another socket of the process has its port (SO_REUSEPORT)";
+        return keep(fd, what, address, why);
+    }
     let Some(posix) = stack() else {
         return keep(fd, what, address, "there is no stack");
     };
@@ -353,24 +357,68 @@ fn leads(to: SocketAddr) -> core::result::Result<(), String> {
     }
 }
 
-/// An option that has control messages come with each datagram, which the stack has not.
+/// Whether this process has another socket in a group of SO_REUSEPORT: the kernel shares out
+/// what comes to a group, where a port of the stack's has one owner.
+fn shares_port(socket: BorrowedFd<'_>, address: SocketAddr) -> bool {
+    let ask = |socket: BorrowedFd<'_>, name| option(socket, libc::SOL_SOCKET, name).ok();
+    let cookie = |socket| rustix::net::sockopt::socket_cookie(socket).ok();
+    if ask(socket, libc::SO_REUSEPORT) != Some(1) {
+        return false;
+    }
+    let numbers = open_numbers().into_iter().flatten();
+    numbers.filter_map(raw::borrow).any(|other| {
+        local_address(other) == Some(address)
+            && ask(other, libc::SO_REUSEPORT) == Some(1)
+            && ask(other, libc::SO_TYPE) == ask(socket, libc::SO_TYPE)
+            && cookie(other) != cookie(socket)
+    })
+}
+
+/// Options that have control messages come with each datagram, which the stack has not.
+const MESSAGES: [(i32, i32, &str); 14] = [
+    (libc::IPPROTO_IP, libc::IP_PKTINFO, "IP_PKTINFO"),
+    (libc::IPPROTO_IP, libc::IP_RECVTTL, "IP_RECVTTL"),
+    (libc::IPPROTO_IP, libc::IP_RECVTOS, "IP_RECVTOS"),
+    (libc::IPPROTO_IP, libc::IP_RECVERR, "IP_RECVERR"),
+    (
+        libc::IPPROTO_IP,
+        libc::IP_RECVORIGDSTADDR,
+        "IP_RECVORIGDSTADDR",
+    ),
+    (
+        libc::IPPROTO_IPV6,
+        libc::IPV6_RECVPKTINFO,
+        "IPV6_RECVPKTINFO",
+    ),
+    (
+        libc::IPPROTO_IPV6,
+        libc::IPV6_RECVHOPLIMIT,
+        "IPV6_RECVHOPLIMIT",
+    ),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, "IPV6_RECVTCLASS"),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, "IPV6_RECVERR"),
+    (
+        libc::IPPROTO_IPV6,
+        libc::IPV6_RECVORIGDSTADDR,
+        "IPV6_RECVORIGDSTADDR",
+    ),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP, "SO_TIMESTAMP"),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, "SO_TIMESTAMPNS"),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING, "SO_TIMESTAMPING"),
+    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL, "SO_RXQ_OVFL"),
+];
+
+/// Whether an option asks for control messages.
+pub(crate) fn is_of_messages(level: i32, name: i32) -> bool {
+    MESSAGES.iter().any(|it| (it.0, it.1) == (level, name))
+}
+
+/// One of them that a socket has.
 fn asks_for_messages(socket: BorrowedFd<'_>) -> Option<&'static str> {
-    let asked = [
-        (libc::IPPROTO_IP, libc::IP_PKTINFO, "IP_PKTINFO"),
-        (
-            libc::IPPROTO_IPV6,
-            libc::IPV6_RECVPKTINFO,
-            "IPV6_RECVPKTINFO",
-        ),
-        (libc::IPPROTO_IP, libc::IP_RECVERR, "IP_RECVERR"),
-        (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, "IPV6_RECVERR"),
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMP, "SO_TIMESTAMP"),
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, "SO_TIMESTAMPNS"),
-    ];
     let is_on = |(level, name, _): &(i32, i32, &str)| {
         option(socket, *level, *name).is_ok_and(|value| value != 0)
     };
-    asked.into_iter().find(is_on).map(|(_, _, name)| name)
+    MESSAGES.into_iter().find(is_on).map(|(_, _, name)| name)
 }
 
 /// The stack, made if there is none yet; `None` where none can be.

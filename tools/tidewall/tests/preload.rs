@@ -280,6 +280,64 @@ for port in range(8101, 8105):
     until(["promoted", "datagrams", "0.0.0.0:8110"]);
 }
 
+/// Two sockets of one port, one that asks for control messages, and one that asks too late.
+const SHARED: &str = r#"
+import errno, select, socket
+def bound(port, *options):
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    for level, name in options: made.setsockopt(level, name, 1)
+    made.bind(('0.0.0.0', port))
+    return made
+reuse = socket.SOL_SOCKET, socket.SO_REUSEPORT
+messages = socket.IPPROTO_IP, 12 # IP_RECVTTL
+every = [bound(8120, reuse), bound(8120, reuse), bound(8121, messages), bound(8122, reuse)]
+poll = select.poll()
+for it in every: poll.register(it, select.POLLIN)
+assert not poll.poll(0)
+try: every[3].setsockopt(*messages, 1)
+except OSError as error: assert error.errno == errno.ENOPROTOOPT
+else: assert False, 'it has said that messages come'
+every[3].setsockopt(*messages, 0)
+assert every[3].getsockopt(*messages) == 0
+while True:
+    for number, _ in poll.poll():
+        made = next(it for it in every if it.fileno() == number)
+        asked, control, _, peer = made.recvmsg(100, 100)
+        made.sendto(asked + str(len(control)).encode(), peer)
+"#;
+
+#[test]
+fn what_the_stack_would_serve_by_half_stays_the_kernels() {
+    let test = "what_the_stack_would_serve_by_half_stays_the_kernels";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "pg") else {
+        return;
+    };
+    let server = Preloaded::start(host, &["python3", "-c", SHARED]);
+    let end = Instant::now() + Duration::from_secs(20);
+    while !server.has(["promoted", "datagrams", "0.0.0.0:8122"]) {
+        assert!(Instant::now() < end, "{:?}", server.records());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for port in [8120, 8121] {
+        assert!(server.has(["kernel", "datagrams", &format!("0.0.0.0:{port}")]));
+    }
+    let client = "import socket
+for port in [8120] * 16 + [8121, 8122]:
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    peer.settimeout(10)
+    peer.connect(('10.99.0.2', port))
+    peer.send(b'messages: ')
+    print(peer.recv(100).decode())";
+    let output = server.peer("python3", &["-c", client]);
+    let said = [text(&output.stdout), text(&output.stderr)].concat();
+    let wanted = [&["messages: 0"; 16][..], &["messages: 1", "messages: 0"]].concat();
+    assert_eq!(said.lines().collect::<Vec<_>>(), wanted);
+}
+
 #[test]
 fn sockets_of_the_kernels_go_on_without_the_interface() {
     let test = "sockets_of_the_kernels_go_on_without_the_interface";

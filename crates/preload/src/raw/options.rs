@@ -9,6 +9,10 @@ use tidewall_socket::readiness::Events;
 
 use super::{bytes, done, number, originals, room};
 use crate::process::{inside, ours};
+use crate::promote;
+
+/// `linux/sockios.h`: bytes written and not sent.
+const SIOCOUTQNSD: c_ulong = 0x894b;
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn setsockopt(
@@ -22,6 +26,17 @@ pub(super) unsafe extern "C" fn setsockopt(
         // SAFETY: the caller's.
         return unsafe { originals::setsockopt(fd, level, name, value, length) };
     };
+    if is_of_messages(posix, fd, level, name) {
+        // The stack has set them on the socket that holds the port, for itself.
+        // SAFETY: the caller's.
+        let value = unsafe { bytes(value, length as usize) };
+        return done(
+            value.and_then(|value| match value.iter().all(|&byte| byte == 0) {
+                true => Ok(()),
+                false => Err(Errno(libc::ENOPROTOOPT)),
+            }),
+        );
+    }
     // SAFETY: the caller's.
     let set = unsafe { bytes(value, length as usize) }
         .and_then(|value| inside(|| posix.setsockopt(fd, level, name, value)));
@@ -47,7 +62,11 @@ pub(super) unsafe extern "C" fn getsockopt(
         // SAFETY: the caller's.
         return unsafe { originals::getsockopt(fd, level, name, value, length) };
     };
-    match inside(|| posix.getsockopt(fd, level, name)) {
+    let found = match is_of_messages(posix, fd, level, name) {
+        true => Ok(0i32.to_ne_bytes().to_vec()),
+        false => inside(|| posix.getsockopt(fd, level, name)),
+    };
+    match found {
         Err(Errno(libc::ENOPROTOOPT)) if holds_port(posix, fd) => {
             // SAFETY: the caller's.
             unsafe { originals::getsockopt(fd, level, name, value, length) }
@@ -72,6 +91,16 @@ unsafe fn put_option(found: &[u8], value: *mut c_void, length: *mut socklen_t) -
     }
     *length = used as socklen_t;
     Ok(())
+}
+
+/// An option of a datagram socket that would have control messages come, which do not.
+fn is_of_messages(posix: &Posix, fd: c_int, level: c_int, name: c_int) -> bool {
+    let is_datagram = |file: &OpenFile| matches!(file, OpenFile::Datagram(_));
+    promote::is_of_messages(level, name)
+        && posix
+            .descriptors()
+            .file(fd)
+            .is_ok_and(|it| is_datagram(&it))
 }
 
 /// True where the kernel has a socket of the program's under the number.
@@ -165,6 +194,12 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usi
                 // SAFETY: the caller's.
                 None => unsafe { originals::ioctl(fd, request, argument) },
             }
+        }
+        libc::TIOCOUTQ | SIOCOUTQNSD if !holds_port(posix, fd) => {
+            let unsent = inside(|| posix.ioctl(fd, request, 0));
+            // SAFETY: the caller's.
+            let place = unsafe { place.as_mut() }.ok_or(Errno(libc::EFAULT));
+            done(unsent.and_then(|bytes| place.map(|place| *place = bytes)))
         }
         // SAFETY: the caller's.
         _ => unsafe { originals::ioctl(fd, request, argument) },

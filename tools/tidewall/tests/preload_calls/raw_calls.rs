@@ -186,6 +186,23 @@ pub fn unread(fd: c_int) -> i64 {
     }
 }
 
+/// Bytes that are not acknowledged.
+pub fn unsent(fd: c_int) -> i64 {
+    let mut bytes: c_int = 0;
+    match call!(ioctl(fd, libc::TIOCOUTQ, &raw mut bytes)) {
+        0 => bytes.into(),
+        error => error,
+    }
+}
+
+pub fn pread(fd: c_int, buffer: &mut [u8]) -> i64 {
+    call!(pread(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0))
+}
+
+pub fn tee(from: c_int, to: c_int) -> i64 {
+    call!(tee(from, to, 10, 0))
+}
+
 pub fn setsockopt(fd: c_int, level: c_int, name: c_int, value: c_int) -> i64 {
     call!(setsockopt(fd, level, name, (&raw const value).cast(), 4))
 }

@@ -294,6 +294,9 @@ impl Subject {
             c::shutdown(fd, 9),
             c::epoll_ctl(self.set, 77, fd, 0, 0),
             c::epoll_ctl(fd, libc::EPOLL_CTL_ADD, self.pipe[0], 1, 0),
+            c::pread(fd, &mut [0; 4]),
+            c::tee(fd, self.pipe[1]),
+            c::unsent(self.listener),
         ];
         self.note(format_args!("mistakes of a connection {found:?}"));
     }
@@ -381,6 +384,11 @@ impl Subject {
             Ok(sent) => sum(&connection.peer.receive(sent)),
             Err(_) => 0,
         };
+        let begun = Instant::now();
+        while c::unsent(fd) > 0 && !connection.shut {
+            assert!(begun.elapsed() < DEADLINE, "{} unsent", c::unsent(fd));
+            std::thread::yield_now();
+        }
         let (name, shut) = (connection.name, connection.shut);
         self.note(format_args!(
             "write {name} {shut} {way} {sent} {offset} {got}"
