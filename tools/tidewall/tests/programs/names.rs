@@ -2,19 +2,11 @@
 
 use crate::lane::{Program, ask};
 
-#[test]
-fn unbound() {
-    Program {
-        name: "unbound",
-        package: "unbound",
-        needs: &["unbound", "dnsperf"],
-        files: &[
-            (
-                "unbound.conf",
-                "server:
+const CONFIGURATION: &str = "server:
   interface: 10.99.0.2
   access-control: 10.99.0.0/24 allow
-  num-threads: 1
+  num-threads: $THREADS
+  so-reuseport: yes
   chroot: \"\"
   username: \"\"
   directory: \"$DIR\"
@@ -27,8 +19,27 @@ fn unbound() {
   local-data: 'long.test. 60 IN TXT \"0123456789012345678901234567890123456789012345678901234567890123456789\"'
 remote-control:
   control-enable: no
-",
-            ),
+";
+
+#[test]
+fn unbound() {
+    check("unbound", 1, &["10.99.0.2:53"]);
+}
+
+/// Each thread has sockets of its own for the port, which stay the kernel's.
+#[test]
+fn unbound_with_threads() {
+    check("2 threads of unbound", 2, &[]);
+}
+
+fn check(name: &str, threads: usize, takes: &[&str]) {
+    let configuration = CONFIGURATION.replace("$THREADS", &threads.to_string());
+    Program {
+        name,
+        package: "unbound",
+        needs: &["unbound", "dnsperf"],
+        files: &[
+            ("unbound.conf", &configuration),
             ("queries", "a.test A\nb.test AAAA\nlong.test TXT\nnone.test A\n"),
         ],
         server: "unbound -d -c $DIR/unbound.conf",
@@ -44,8 +55,11 @@ remote-control:
                 "dnsperf -m tcp -s $SERVER -d $DIR/queries -n 500 -c 10 | grep -E 'Queries (sent|completed)|Response codes'",
             ),
         ],
-        takes: &["10.99.0.2:53"],
-        lacks: "`num-threads` above 1",
+        takes,
+        lacks: match threads {
+            1 => "`num-threads` above 1",
+            _ => "stays the kernel's: SO_REUSEPORT",
+        },
     }
     .check();
 }
