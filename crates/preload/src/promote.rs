@@ -239,6 +239,41 @@ fn adopt(
     }
 }
 
+/// The program is about to confine itself such that no stack can be made any more: it is
+/// made now, if there are sockets that wait for somebody. None of them becomes its yet.
+pub(crate) fn before_confinement() {
+    let unmade = process::posix().is_none() && REFUSED.get().is_none();
+    if source().is_none() || !unmade || is_inside() {
+        return;
+    }
+    if !open_numbers().into_iter().flatten().any(waits) {
+        return;
+    }
+    let blocked = SignalSet::full().block();
+    inside(|| {
+        let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(posix) = stack() {
+            // Without it TCP's sockets stay the kernel's, and say so when their turn comes.
+            let _ = posix.stack().start_helper();
+        }
+    });
+    blocked.set();
+}
+
+/// True for a listener, or a bound datagram socket, that may become the stack's.
+fn waits(fd: i32) -> bool {
+    let Some(socket) = raw::borrow(fd) else {
+        return false;
+    };
+    match candidates::kind(fd) {
+        Some(Kind::Stream) => {
+            option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|on| on == 1)
+        }
+        Some(Kind::Datagram) => local_address(socket).is_some_and(|local| local.port() != 0),
+        None => false,
+    }
+}
+
 /// A number was duplicated whose socket may still become the stack's.
 pub(crate) fn note_copy() {
     COPIED.store(true, Ordering::Relaxed);

@@ -8,6 +8,7 @@ mod options;
 mod originals;
 mod processes;
 mod readiness;
+mod sandbox;
 mod signals;
 mod sockets;
 mod stdio;

@@ -138,6 +138,8 @@ originals! {
     fn splice(from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, length: usize, flags: c_uint) -> ssize_t;
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     fn sockatmark(fd: c_int) -> c_int;
+    fn setrlimit(resource: c_uint, limit: *const libc::rlimit) -> c_int;
+    fn chroot(path: *const c_char) -> c_int;
     fn _Fork() -> libc::pid_t;
     fn _exit(status: c_int) -> c_int;
     fn sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;

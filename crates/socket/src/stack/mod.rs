@@ -432,6 +432,15 @@ impl Stack {
         StackSnapshot::take(core)
     }
 
+    /// Starts the thread that TCP has, which otherwise begins with the first socket of TCP's:
+    /// for a process that will not be allowed to make threads by then.
+    ///
+    /// # Errors
+    /// EAGAIN; EOWNERDEAD in a forked child.
+    pub fn start_helper(&self) -> io::Result<()> {
+        crate::tcp::helper::Helper::start(self.here()?)
+    }
+
     /// The process is about to end, and with it all sockets, of which none is used any
     /// more: connections that were closed send what they have, for a while. In a forked
     /// child it does nothing.

@@ -88,6 +88,41 @@ fn haproxy() {
     .check();
 }
 
+/// As Debian's own configuration has it, which leads into an empty directory.
+#[test]
+fn haproxy_in_a_root_directory_of_its_own() {
+    const CONFINED: &str = "  chroot $DIR/empty\n  user nobody\n  group nogroup\n";
+    let configuration = HAPROXY.replacen("global\n", &format!("global\n{CONFINED}"), 1);
+    Program {
+        name: "haproxy, chroot and user",
+        package: "haproxy",
+        needs: &["haproxy", "ab", "nc"],
+        files: &[("haproxy.cfg", &configuration), ("empty/none", "")],
+        server: "haproxy -db -q -f $DIR/haproxy.cfg",
+        beside: &[LOCAL_WEB, REMOTE_WEB],
+        ports: &[8000, 8001],
+        asks: &[
+            ask_locally(
+                "health checks",
+                "say() { echo 'show stat' | nc -NU $DIR/haproxy.sock; }
+                 until say | grep -q '^remote,none,.*DOWN'; do sleep 0.05; done
+                 until say | grep -q '^remote,b,.*UP'; do sleep 0.05; done; say | cut -d, -f1,2,18 | grep ^remote",
+            ),
+            ask(
+                "HTTP proxy to loopback and beyond the wire: files of 0 B to 8 MB",
+                "for file in 0k 1k 100k large; do for at in '' remote/; do curl -sS http://$SERVER:8000/$at$file | md5sum; done; done",
+            ),
+            ask(
+                "keep-alive: 2,000 requests over 20 connections",
+                "ab -q -k -c 20 -n 2000 http://$SERVER:8000/remote/1k | grep -E 'Complete|Failed'",
+            ),
+        ],
+        takes: &["0.0.0.0:8000", "0.0.0.0:8001"],
+        lacks: "",
+    }
+    .check();
+}
+
 #[test]
 fn squid() {
     Program {
