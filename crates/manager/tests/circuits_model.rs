@@ -182,8 +182,9 @@ impl End {
             .is_ok()
     }
 
-    /// What the manager says by itself.
-    fn hear(&mut self) {
+    /// What the manager says by itself; true where something is said to it for that.
+    fn hear(&mut self, now: Duration) -> bool {
+        let mut acknowledged = Vec::new();
         while let Some(notice) = self.manager.poll_call_notice() {
             let of = |it: &&mut Application| it.number == notice.application;
             let Some(application) = self.applications.iter_mut().find(of) else {
@@ -221,6 +222,10 @@ impl End {
                         call.1.is_some() || call.0 == Known::Accepted || notice.beside.is_some()
                     );
                     call.0 = Known::Connected;
+                    if of.reference.ours == 1 {
+                        let request = Request::AtmAcknowledge(CallNumber { call: of.call });
+                        acknowledged.push((application.client, request));
+                    }
                 }
                 Answer::AtmEnded(of) => {
                     assert!(application.calls.remove(&of.call).is_some(), "{of:?}");
@@ -228,6 +233,11 @@ impl End {
                 other => panic!("no notice: {other:?}"),
             }
         }
+        let said = !acknowledged.is_empty();
+        for (client, request) in acknowledged {
+            assert!(self.say(client, &request, now));
+        }
+        said
     }
 
     fn check(&self) {
@@ -270,7 +280,9 @@ impl World {
                         .signalling_received(&pdu, self.now, &mut to.device);
                 }
             }
-            self.ends.iter_mut().for_each(End::hear);
+            for end in &mut self.ends {
+                went |= end.hear(self.now);
+            }
             if !went {
                 break;
             }
@@ -311,7 +323,7 @@ impl World {
                 let listener = selector.into();
                 let request = Request::AtmUnlisten(ListenerNumber { listener });
                 // What was said before of it.
-                it.hear();
+                it.hear(now);
                 let client = client as usize;
                 it.ask(it.applications[client].client, &request, now);
                 it.applications[client].listeners.remove(&selector);
@@ -339,7 +351,7 @@ impl World {
                 let call = it.next_call;
                 it.next_call += 1;
                 // What was said before of it.
-                it.hear();
+                it.hear(now);
                 let application = &mut it.applications[client as usize];
                 let of = |waits: &AtmIncoming| waits.listener == u32::from(selector);
                 let Some(place) = application.waiting.iter().position(of) else {
@@ -371,7 +383,7 @@ impl World {
                 let (cause, pad) = (16, [0; 3]);
                 let request = Request::AtmRelease(AtmRelease { call, cause, pad });
                 // What was said of it is heard first.
-                it.hear();
+                it.hear(now);
                 assert!(it.say(client, &request, now));
                 let of = |it: &&mut Application| it.client == client;
                 let application = it.applications.iter_mut().find(of).unwrap();
@@ -379,7 +391,7 @@ impl World {
             }
             Action::Kill(end, client) => {
                 let it = &mut self.ends[end];
-                it.hear();
+                it.hear(now);
                 let killed = it.applications[client as usize].client;
                 it.manager.gone(killed, now, &mut it.device);
                 it.applications[client as usize] = it.join(now);
@@ -394,7 +406,7 @@ impl World {
     fn end(mut self) {
         let now = self.now;
         for it in &mut self.ends {
-            it.hear();
+            it.hear(now);
             for application in std::mem::take(&mut it.applications) {
                 it.manager.gone(application.client, now, &mut it.device);
             }

@@ -235,6 +235,10 @@ fn seeds() -> Vec<Seed> {
             }),
         ),
         ("atm_presented", Request::AtmPresented(Empty {})),
+        (
+            "atm_acknowledge",
+            Request::AtmAcknowledge(CallNumber { call: 2 }),
+        ),
     ];
     let answers = [
         ("done", Answer::Done(Empty {})),

@@ -376,6 +376,11 @@ impl Calls {
         self.take(listener, *id)
     }
 
+    /// The circuit of a call is open, which is connected: the other end may send on it.
+    pub fn acknowledge(&mut self, now: Time, id: CallId) {
+        self.signalling.acknowledge(now, id);
+    }
+
     /// Answers a call that was taken. False where it is no more.
     pub fn answer(&mut self, now: Time, taken: &Taken) -> bool {
         (self.signalling.accept(now, taken.id, &taken.connect)).is_ok()
@@ -511,7 +516,7 @@ impl Calls {
         };
         self.enter(id, Some(circuit), Holder::Listener(listener));
         // Or the caller would ask once more after T303, when a listener accepts late.
-        let _ = self.signalling.proceeding(now, id, named);
+        let _ = self.signalling.proceed(now, id, named);
         if let Some(found) = self.listeners.get_mut(&listener) {
             found.waiting.push_back((id, elements));
         }

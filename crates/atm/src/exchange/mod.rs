@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! SETUP ──► route, circuits ──► SETUP                       (the caller's port, the called's)
-//!  ◄── CALL PROCEEDING                  CALL PROCEEDING ◄──
+//!  ◄── CALL PROCEEDING                  CALL PROCEEDING ◄──  (where CONNECT takes longer)
 //!  ◄── CONNECT ◄── the table has both directions ◄── CONNECT
 //! ```
 //!
@@ -350,7 +350,7 @@ impl Exchange {
                 Side::User => None,
             };
             // Its link may be down again already: then its end is among the events.
-            let _ = port.signalling.proceeding(now, id, named);
+            let _ = port.signalling.proceed(now, id, named);
         }
         Ok(())
     }
@@ -514,6 +514,9 @@ impl Exchange {
         }
         self.counters.connected += 1;
         self.answered(number);
+        if let Some(port) = self.port_mut(port) {
+            port.signalling.acknowledge(now, id);
+        }
     }
 
     /// The call waits no more for an answer.

@@ -7,6 +7,7 @@ use tidewall_wire::atm::q2931::{
 };
 
 use super::*;
+use crate::signalling::PROCEEDING_AFTER;
 use crate::sscop::{self, Sscop};
 
 /// The number of a user of a port.
@@ -310,7 +311,9 @@ fn every_message_of_either_end_in_every_state() {
                 let has = bed.table.circuits.len() == 1;
                 assert_eq!(has, enters, "{state:?}, {kind:?} of port {port}");
                 // A SETUP of a call that is no more is another call.
-                let again = kind == MessageType::Setup && state == State::Over && port == 0;
+                let again = kind == MessageType::Setup
+                    && [State::Over, State::Refused].contains(&state)
+                    && port == 0;
                 let another = again
                     || state == State::CallerReleases && port == 0 && kind == MessageType::Setup;
                 for (port, reference) in references.into_iter().enumerate() {
@@ -329,6 +332,8 @@ fn every_message_of_either_end_in_every_state() {
 #[test]
 fn the_table_has_the_call_before_either_end_knows() {
     let (mut bed, [mine, theirs]) = call_in(State::Called);
+    assert_eq!(bed.heard(0), []);
+    bed.pass(PROCEEDING_AFTER, |_| false);
     let heard: Vec<_> = bed.heard(0);
     let [(_, MessageType::CallProceeding, named)] = &heard[..] else {
         panic!("{heard:?}");
@@ -399,7 +404,7 @@ fn refusals_have_their_causes() {
     bed.table.room = 0;
     bed.say(1, theirs, MessageType::Connect, &Elements::default());
     let heard = bed.heard(0);
-    let [.., (_, MessageType::Release, why)] = &heard[..] else {
+    let [(_, MessageType::ReleaseComplete, why)] = &heard[..] else {
         panic!("{heard:?}");
     };
     assert_eq!(why.cause.unwrap().value(), Cause::RESOURCES_UNAVAILABLE);
@@ -642,8 +647,10 @@ fn anything_happens(steps: &[Step], mut seed: u64) {
                         known.waiting.push(id);
                         known.calls.push(id);
                     }
-                    Event::Proceeding(id, elements) | Event::Connected(id, elements) => {
+                    Event::Proceeding(id, elements) => known.learn(id, &elements),
+                    Event::Connected(id, elements) => {
                         known.learn(id, &elements);
+                        user.acknowledge(bed.now, id);
                     }
                     Event::Releasing(id, cause) => {
                         let _ = user.release(bed.now, id, cause);

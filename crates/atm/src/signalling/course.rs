@@ -7,7 +7,7 @@ use tidewall_wire::atm::q2931::{
     CallReference, Cause, ConnectionIdentifier, Elements, MESSAGE_MAX, MessageType, Restart,
 };
 
-use super::{Call, CallId, Event, Phase, Signalling, because, expired};
+use super::{Call, CallId, Event, Phase, Side, Signalling, because, expired};
 use crate::reassembly::Time;
 use crate::sscop;
 
@@ -80,7 +80,14 @@ impl Signalling {
                 self.put(now, id, MessageType::StatusEnquiry, &Elements::default());
             }
             Phase::Active => self.send_release(now, id, Cause::new(Cause::TEMPORARY_FAILURE)),
-            Phase::SetupReceived | Phase::ProceedingSent | Phase::ReleaseReceived => {}
+            Phase::SetupReceived => {
+                let named = match self.config.side {
+                    Side::Network => call.connection,
+                    Side::User => None,
+                };
+                let _ = self.proceeding(now, id, named);
+            }
+            Phase::ProceedingSent | Phase::ReleaseReceived => {}
         }
     }
 

@@ -64,12 +64,9 @@ impl Signalling {
             (MessageType::Connect, Phase::SetupSent | Phase::ProceedingReceived) => {
                 self.enter(id, Phase::Active);
                 self.learn(id, elements);
-                self.put(
-                    now,
-                    id,
-                    MessageType::ConnectAcknowledge,
-                    &Elements::default(),
-                );
+                if let Some(call) = self.calls.get_mut(&id) {
+                    call.unacknowledged = true;
+                }
                 let event = Event::Connected(id, Box::new(*elements));
                 self.events.push_back(event);
             }
@@ -119,7 +116,7 @@ impl Signalling {
     /// The caller is active, too; of a call that the network's side has accepted that is
     /// reported, once.
     fn acknowledged(&mut self, id: CallId, elements: &Elements) {
-        let call = self.calls.get_mut(&id);
+        let call = self.calls.get_mut(&id).filter(|_| !id.ours);
         if call.is_some_and(|call| std::mem::take(&mut call.unacknowledged)) {
             self.disarm(id);
             let event = Event::Connected(id, Box::new(*elements));

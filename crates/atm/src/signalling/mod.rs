@@ -87,6 +87,10 @@ impl Config {
     }
 }
 
+/// How long a SETUP waits for CONNECT before it is answered by CALL PROCEEDING, so that a call
+/// that is accepted at once takes one message less: far below T303.
+pub const PROCEEDING_AFTER: Duration = Duration::from_millis(200);
+
 /// Of how long a time the SETUPs may come at once.
 const SETUPS_AT_ONCE: Duration = Duration::from_millis(100);
 
@@ -160,11 +164,12 @@ pub enum Event {
     LinkUp,
     /// The link is down. Calls that were not active are released; the others are, T309 on.
     LinkDown,
-    /// Somebody calls: answer by [`Signalling::proceeding`], `accept` or `release`.
+    /// Somebody calls: answer by [`Signalling::proceed`], `accept` or `release`.
     Setup(CallId, Box<Elements>),
     /// The call is on its way; what the message says, the circuit above all.
     Proceeding(CallId, Box<Elements>),
-    /// The call is active at both ends. Of one that the network's side has accepted, which is
+    /// The call is active at both ends. Of one that this end set up: open its circuit, then
+    /// [`Signalling::acknowledge`]. Of one that the network's side has accepted, which is
     /// active there at once, this comes with the caller's acknowledgment, or when the caller
     /// says that it is active.
     Connected(CallId, Box<Elements>),
@@ -203,7 +208,8 @@ struct Call {
     timer: Option<Time>,
     again: bool,
     connection: Option<ConnectionIdentifier>,
-    /// CONNECT is sent by the network's side, and the caller has not said that it has it.
+    /// CONNECT has come, or is sent by the network's side, and the caller has not said that it
+    /// has it.
     unacknowledged: bool,
     /// What SETUP said, to say it again; why a release is under way.
     setup: Option<Box<Elements>>,
@@ -376,6 +382,27 @@ impl Signalling {
         }
     }
 
+    /// A SETUP will be answered: by [`Signalling::accept`], or CALL PROCEEDING if that takes
+    /// longer than [`PROCEEDING_AFTER`]. The network's side names the circuit in whichever is
+    /// first.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub fn proceed(
+        &mut self,
+        now: Time,
+        id: CallId,
+        connection: Option<ConnectionIdentifier>,
+    ) -> Result<(), RequestError> {
+        let call = self.calls.get_mut(&id).ok_or(RequestError::NoCall)?;
+        if call.phase != Phase::SetupReceived {
+            return Err(RequestError::State);
+        }
+        call.connection = connection.or(call.connection);
+        self.arm(id, now + PROCEEDING_AFTER);
+        Ok(())
+    }
+
     /// Answers a SETUP by CALL PROCEEDING, with the circuit if it was not said before.
     ///
     /// # Errors
@@ -415,6 +442,10 @@ impl Signalling {
             return Err(RequestError::State);
         }
         call.connection = elements.connection.or(call.connection);
+        let mut elements = *elements;
+        if call.phase == Phase::SetupReceived && self.config.side == Side::Network {
+            elements.connection = call.connection;
+        }
         match self.config.side {
             Side::User => {
                 call.phase = Phase::ConnectSent;
@@ -428,8 +459,20 @@ impl Signalling {
                 self.arm(id, now + self.config.t313);
             }
         }
-        self.put(now, id, MessageType::Connect, elements);
+        self.put(now, id, MessageType::Connect, &elements);
         Ok(())
+    }
+
+    /// Says that a call of this end's is active here, once: CONNECT ACKNOWLEDGE. Its circuit
+    /// is to be open, as the other end sends on it then.
+    pub fn acknowledge(&mut self, now: Time, id: CallId) {
+        let call = self.calls.get_mut(&id).filter(|_| id.ours);
+        if call.is_some_and(|call| {
+            call.phase == Phase::Active && std::mem::take(&mut call.unacknowledged)
+        }) {
+            let none = Elements::default();
+            self.put(now, id, MessageType::ConnectAcknowledge, &none);
+        }
     }
 
     /// Ends a call, refuses one, or says that the circuit of one that the other end
@@ -449,6 +492,7 @@ impl Signalling {
             }
             // Nothing was said yet, so nothing has to be released.
             Phase::SetupReceived => {
+                self.disarm(id);
                 self.calls.remove(&id);
                 self.put(now, id, MessageType::ReleaseComplete, &because(cause));
                 self.events.push_back(Event::Released(id, cause));

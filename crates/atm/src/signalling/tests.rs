@@ -49,6 +49,13 @@ fn exchange(now: Time, a: &mut Signalling, b: &mut Signalling) {
             a.pdu_received(now, &pdu);
             quiet = false;
         }
+        // Both owners open their circuits at once.
+        for end in [&mut *a, &mut *b] {
+            let connected: Vec<CallId> = end.calls.keys().copied().collect();
+            for id in connected {
+                end.acknowledge(now, id);
+            }
+        }
         if quiet {
             return;
         }
@@ -111,6 +118,49 @@ fn a_user_calls_and_releases() {
     assert_eq!(events(&mut user), [Event::Released(id, cause)]);
     assert_eq!((user.calls(), network.calls()), (0, 0));
     assert!(user.timers.is_empty() && network.timers.is_empty());
+}
+
+/// A call that is accepted at once takes no CALL PROCEEDING, and one that is not has it in time.
+#[test]
+fn a_setup_is_answered_by_connect_or_in_time() {
+    for waits in [false, true] {
+        let (mut user, mut network) = pair();
+        let id = user.setup(NOW, setup()).unwrap();
+        exchange(NOW, &mut user, &mut network);
+        let there = called(&mut network);
+        network.proceed(NOW, there, Some(circuit(40))).unwrap();
+        let mut now = NOW;
+        if waits {
+            now += PROCEEDING_AFTER;
+            network.handle_timeout(now);
+            exchange(now, &mut user, &mut network);
+            assert_eq!(
+                events(&mut user),
+                [Event::Proceeding(id, Box::new(at(circuit(40))))]
+            );
+            assert_eq!(network.phase(there), Some(Phase::ProceedingSent));
+        }
+        network.accept(now, there, &Elements::default()).unwrap();
+        exchange(now, &mut user, &mut network);
+        // What is first names the circuit.
+        let said = if waits {
+            Elements::default()
+        } else {
+            at(circuit(40))
+        };
+        assert_eq!(events(&mut user), [Event::Connected(id, Box::new(said))]);
+        assert_eq!(user.phase(id), Some(Phase::Active));
+        assert!(network.timers.is_empty());
+    }
+    // One that is refused leaves no timer.
+    let (mut user, mut network) = pair();
+    user.setup(NOW, setup()).unwrap();
+    exchange(NOW, &mut user, &mut network);
+    let there = called(&mut network);
+    network.proceed(NOW, there, Some(circuit(40))).unwrap();
+    let busy = Cause::new(Cause::USER_BUSY);
+    network.release(NOW, there, busy).unwrap();
+    assert!(network.timers.is_empty());
 }
 
 #[test]
@@ -304,7 +354,7 @@ fn every_message_in_every_state() {
     let table = "
         CallProceeding      ProceedingReceived:-  =:Status  =:Status  =:Status  =:Status  =:Status  =:Status  =:Status
         Setup               =:-  =:-  =:-  =:-  =:-  =:-  =:-  =:-
-        Connect             Active:ConnectAcknowledge  Active:ConnectAcknowledge  =:Status  =:Status  =:Status  =:Status  =:Status  =:Status
+        Connect             Active:-  Active:-  =:Status  =:Status  =:Status  =:Status  =:Status  =:Status
         ConnectAcknowledge  =:Status  =:Status  =:Status  =:Status  Active:-  =:-  =:Status  =:Status
         Release             ReleaseReceived:-  ReleaseReceived:-  ReleaseReceived:-  ReleaseReceived:-  ReleaseReceived:-  ReleaseReceived:-  x:-  =:-
         ReleaseComplete     x:-  x:-  x:-  x:-  x:-  x:-  x:-  x:-

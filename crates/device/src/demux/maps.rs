@@ -7,6 +7,9 @@ use aya::maps::MapData;
 
 use super::layout::{FRAGMENTS, FragmentKey, OWNERS, OwnerKey};
 
+/// BPF_NOEXIST of linux/bpf.h: only an entry that is new.
+const NO_EXIST: u64 = 1;
+
 /// Hash maps of the driver program, reached by system calls.
 #[derive(Debug)]
 pub struct KernelMaps {
@@ -123,29 +126,45 @@ impl Maps {
         }
     }
 
-    /// True if the key is new.
+    /// True if the key is new; otherwise its owner is replaced.
     pub(super) fn insert_owner(&mut self, key: OwnerKey, application: u32) -> io::Result<bool> {
+        let new = self.add_owner(key, application)?;
+        if !new {
+            match self {
+                Maps::Kernel(maps) => {
+                    let inserted = maps.owners.insert(key, application, 0);
+                    inserted.map_err(kernel_error)?;
+                }
+                Maps::Heap { owners, .. } => drop(owners.insert(key, application)),
+            }
+        }
+        Ok(new)
+    }
+
+    /// True if the key is new; otherwise nothing happens.
+    pub(super) fn add_owner(&mut self, key: OwnerKey, application: u32) -> io::Result<bool> {
         match self {
             Maps::Kernel(maps) => {
-                let new = maps.owners.get(&key, 0).is_err();
-                maps.owners
-                    .insert(key, application, 0)
-                    .map_err(kernel_error)
-                    .map_err(|error| {
-                        // The kernel says E2BIG for a full hash map.
-                        if error.raw_os_error() == Some(libc::E2BIG) {
-                            no_room()
-                        } else {
-                            error
-                        }
-                    })?;
-                Ok(new)
+                let inserted = maps.owners.insert(key, application, NO_EXIST);
+                match inserted.map_err(kernel_error) {
+                    Ok(()) => Ok(true),
+                    Err(error) => match error.raw_os_error() {
+                        Some(libc::EEXIST) => Ok(false),
+                        // So a full hash map says.
+                        Some(libc::E2BIG) => Err(no_room()),
+                        _ => Err(error),
+                    },
+                }
             }
             Maps::Heap { owners, .. } => {
-                if owners.len() >= OWNERS && !owners.contains_key(&key) {
+                if owners.contains_key(&key) {
+                    return Ok(false);
+                }
+                if owners.len() >= OWNERS {
                     return Err(no_room());
                 }
-                Ok(owners.insert(key, application).is_none())
+                owners.insert(key, application);
+                Ok(true)
             }
         }
     }

@@ -334,11 +334,10 @@ impl TrustedTables {
             return Err(invalid("application out of range"));
         }
         let key = circuit_key(label);
-        let mut state = self.state();
-        if state.maps.owner(&key).is_some() {
-            return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
-        }
-        state.maps.insert_owner(key, application.into()).map(drop)
+        let is_new = self.state().maps.add_owner(key, application.into())?;
+        is_new
+            .then_some(())
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))
     }
 
     /// Takes back what [`TrustedTables::own_circuit`] gave. Nothing happens when nobody

@@ -15,7 +15,7 @@ use super::link::{State, is_gone, unexpected};
 use crate::connection::Connection;
 use crate::protocol::{
     Answer, AtmAccept, AtmAttached, AtmCall, AtmCarried, AtmListen, AtmPresent, AtmReference,
-    AtmRelease, AtmSap, CircuitNumber, Empty, ListenerNumber, Request,
+    AtmRelease, AtmSap, CallNumber, CircuitNumber, Empty, ListenerNumber, Request,
 };
 
 /// Who is given the connection of each run of the manager, by which that says what becomes of
@@ -237,9 +237,20 @@ impl Client {
         self.link.let_know(&request, |_| {});
     }
 
-    /// A call of the application is active: a later run of the manager is to know it.
+    /// A call of the application is active, and its circuit open: a later run of the manager
+    /// is to know it, and the other end, where that is not with this manager.
     pub fn atm_is_active(&self, call: u32, reference: AtmReference) {
-        self.link.state().circuits.calls.insert(call, reference);
+        let acknowledges = reference.ours == 1 && reference.local == 0;
+        let remember = |state: &mut State| {
+            state.circuits.calls.insert(call, reference);
+        };
+        if acknowledges {
+            // Where the manager is gone, the other end asks in time.
+            let request = Request::AtmAcknowledge(CallNumber { call });
+            self.link.let_know(&request, remember);
+        } else {
+            remember(&mut self.link.state());
+        }
     }
 
     /// The manager has said that a call has ended.

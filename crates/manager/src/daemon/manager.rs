@@ -475,7 +475,8 @@ impl Manager {
             | Request::AtmAccept(_)
             | Request::AtmRelease(_)
             | Request::AtmPresent(_)
-            | Request::AtmPresented(_) => {
+            | Request::AtmPresented(_)
+            | Request::AtmAcknowledge(_) => {
                 let number = self.joined(client)?;
                 let user = self.credentials_of(client).map_or(u32::MAX, |it| it.uid);
                 let asked = self.circuits.request(number, user, request, now, device);

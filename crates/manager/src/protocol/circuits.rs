@@ -67,6 +67,12 @@ bodies! {
         listener: u32,
     }
 
+    /// A call.
+    CallNumber {
+        /// As the application named it.
+        call: u32,
+    }
+
     /// To call.
     AtmCall {
         /// Names the call; the application chooses.

@@ -17,7 +17,7 @@ pub use body::*;
 pub use circuits::*;
 
 /// Version of the protocol, in every header.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Bytes of a message.
 pub const MESSAGE_BYTES: usize = 256;
 /// Most descriptors beside a message.
@@ -186,8 +186,8 @@ messages! {
         AtmListen(AtmListen) = 23,
         /// To take none any more.
         AtmUnlisten(ListenerNumber) = 24,
-        /// To call. This and the next two go by the connection of notices, by which all that
-        /// is said to them comes.
+        /// To call. This, the next two and AtmAcknowledge go by the connection of notices, by
+        /// which all that is said to them comes.
         AtmCall(AtmCall) = 25,
         /// To take a call that waits, whose circuit is open; beside it goes the caller's end of
         /// the circuit of a local one. Or to refuse it.
@@ -198,6 +198,9 @@ messages! {
         AtmPresent(AtmPresent) = 28,
         /// It has presented all of them.
         AtmPresented(Empty) = 29,
+        /// The circuit of a call that is connected is open at who called: the other end may
+        /// send on it.
+        AtmAcknowledge(CallNumber) = 30,
     }
 }
 

@@ -438,6 +438,7 @@ impl Control {
                 if let Some(inner) = self.sockets.get(&id) {
                     inner.connected(longest);
                 }
+                self.calls.acknowledge(core.now(), id);
             }
             Notice::Ended(id, cause) => self.ended(core, id, cause),
         }

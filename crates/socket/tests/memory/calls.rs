@@ -392,7 +392,12 @@ impl Peer {
             let _ = self.link.recv_batch(64, |received| {
                 signalling.pdu_received(now, received.payload);
             });
-            events.extend(std::iter::from_fn(|| self.signalling.poll_event()));
+            while let Some(event) = self.signalling.poll_event() {
+                if let Event::Connected(id, _) = &event {
+                    self.signalling.acknowledge(now, *id);
+                }
+                events.push(event);
+            }
         }
         events
     }

@@ -398,6 +398,10 @@ impl Circuits {
                 };
                 let longest = u32::try_from(longest).unwrap_or(u32::MAX);
                 control.tell_connected(application, call, longest, beside);
+                // A local call's circuit needs no opening.
+                if way == Way::Caller {
+                    control.caller.acknowledge(now, id);
+                }
             }
             Notice::Ended(id, cause) => {
                 let Some(&(application, call)) = control.lines.get(&(way, id)) else {

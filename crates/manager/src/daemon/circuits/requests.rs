@@ -12,7 +12,7 @@ use crate::daemon::Device;
 use crate::daemon::manager::{Refusal, refused};
 use crate::protocol::{
     Answer, AtmAccept, AtmAttached, AtmCall, AtmCarried, AtmListen, AtmPresent, AtmReference,
-    AtmRelease, AtmSap, Empty, Request, number,
+    AtmRelease, AtmSap, CallNumber, Empty, Request, number,
 };
 
 /// Calls, and listeners, of one application.
@@ -88,6 +88,7 @@ impl Circuits {
                 (of.call, done)
             }
             Request::AtmRelease(of) => return self.release(application, of, now, device),
+            Request::AtmAcknowledge(of) => return self.acknowledge(application, of, now),
             _ => return refused(libc::EOPNOTSUPP, "said by the wrong connection"),
         };
         if let (Err(refusal), Some(control)) = (&done, &mut self.control) {
@@ -237,6 +238,21 @@ impl Circuits {
             (_, None) => return refused(libc::EINVAL, "a local call without its circuit"),
         }
         self.controlled()?.enter(application, of.call, line);
+        Ok(())
+    }
+
+    fn acknowledge(
+        &mut self,
+        application: u16,
+        of: &CallNumber,
+        now: Duration,
+    ) -> Result<(), Refusal> {
+        let control = self.controlled()?;
+        let attached = control.applications.get(&application);
+        if let Some(line) = attached.and_then(|it| it.calls.get(&of.call)) {
+            let (way, id) = (line.way, line.id);
+            control.of(way).acknowledge(now, id);
+        }
         Ok(())
     }
 
