@@ -18,6 +18,7 @@ use tidewall_socket::{
 use super::Managed;
 use super::cpu::Cpu;
 use super::service::until_input_ends;
+use super::setups;
 use crate::testbed::{CLIENT, CLIENT_INTERFACE, SERVER, SERVER_INTERFACE};
 
 /// Port of TCP.
@@ -63,6 +64,9 @@ pub enum CallsRole {
     Both,
     /// Makes so many calls and keeps them, until the input ends. Answers the line `memory`.
     Keeper(u32),
+    /// Sends SETUPs to where nobody listens, as many as a neighbour may, until the input ends.
+    /// Answers the line `setups` by how many they were.
+    Flooder,
 }
 
 /// How calls go.
@@ -160,8 +164,9 @@ pub(super) fn run(job: &CallsJob) -> anyhow::Result<()> {
             repeat(job, |connected| both(&near, &listener, connected))
         }
         (CallsRole::Keeper(count), CallsOver::InProcess) => keep(count),
-        (CallsRole::Both | CallsRole::Keeper(_), _) => {
-            bail!("both ends in one thread are joined by a link alone")
+        (CallsRole::Flooder, CallsOver::InProcess) => setups::flood(),
+        (CallsRole::Both | CallsRole::Keeper(_) | CallsRole::Flooder, _) => {
+            bail!("both ends in one thread, and a flood, know a link alone")
         }
     }
 }
@@ -321,7 +326,6 @@ fn repeat(
 /// Keeps calls.
 fn keep(count: u32) -> anyhow::Result<()> {
     let (near, listener) = joined()?;
-    let before = resident()?;
     let mut kept = Vec::new();
     for _ in 0..count {
         let socket = AtmSocket::connect_nonblocking(&near, CALLED, &CallOptions::default())?;
@@ -329,11 +333,11 @@ fn keep(count: u32) -> anyhow::Result<()> {
         socket.finish_connect(Some(TIMEOUT))?;
         kept.push([socket, accepted]);
     }
-    let after = resident()?;
+    let resident = resident()?;
     println!("ready");
     until_input_ends(|line| {
         if line == "memory" {
-            println!("{}", serde_json::to_string(&(before, after))?);
+            println!("{}", serde_json::to_string(&resident)?);
         }
         Ok(())
     })

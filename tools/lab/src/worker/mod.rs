@@ -25,6 +25,7 @@ mod own;
 mod program;
 mod segments;
 mod service;
+mod setups;
 mod splicing;
 mod splitting;
 mod storage;

@@ -1,29 +1,31 @@
-//! Set-up times beside a blast of PDUs at the called end.
+//! Set-up times beside a blast of PDUs at the called end, and beside a flood of SETUPs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidewall_load::{BlastSpec, Content, LoadSpec, SenderKind};
 
 use super::super::{Experiment, Run, USUAL, ratio};
 use super::planes::{self, Parties, Plane, Way, client};
-use super::{Case, IN_PROCESS, SETUP_P50, value};
-use crate::bench::load;
+use super::{Case, IN_PROCESS, SETUP_P50, calls, value};
+use crate::bench::{Bench, load};
 use crate::capacity::Capacity;
 use crate::result::{Claim, Series};
+use crate::sweep::Sample;
 use crate::testbed::{Config, SINK_INTERFACE};
-use crate::worker::{Child, Job, LoadJob, UNREAD};
+use crate::worker::{CallsOver, CallsRole, Child, Job, LoadJob, UNREAD};
 
 pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     name: "atm-flood",
     paper: "beyond the papers",
-    about: "set-up time of calls beside a blast of PDUs, of a circuit that nobody reads and of none",
+    about: "set-up time of calls beside a blast of PDUs, of a circuit that nobody reads and of \
+            none; and beside a neighbour's flood of SETUPs",
     x: "blast, share of bare's capacity",
     y: "set-up time, median µs",
     config: || Config {
         sink: true,
         ..Config::default()
     },
-    senders: &["XDP frames"],
+    senders: &["XDP frames", "SETUPs of a stack"],
     measure,
     claims,
     ..USUAL
@@ -31,6 +33,11 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 
 const UNREAD_CIRCUIT: &str = "PDUs of a circuit that nobody reads";
 const NO_CIRCUIT: &str = "PDUs of no circuit";
+/// Of calls through a manager, between two of its applications.
+const NO_SETUPS: &str = "no SETUPs of its neighbour";
+const SETUPS: &str = "SETUPs of its neighbour";
+const MANAGER: &str = Plane::Manager.name();
+const RATE: &str = "SETUPs/s";
 /// What costs the caller's processor the same, and the called end nothing.
 const ELSEWHERE: &str = "elsewhere";
 const SHARES: [f64; 4] = [0.0, 0.02, 0.05, 0.1];
@@ -63,6 +70,12 @@ fn blast(config: Config, capacity: Capacity, setting: &str, share: f64) -> Optio
     })
 }
 
+/// What goes on beside the calls.
+enum Beside {
+    Blast(Option<LoadSpec>),
+    Setups(bool),
+}
+
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let (config, capacity) = run.bed()?;
     planes::interrupt_at_once(run.bench)?;
@@ -76,18 +89,30 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
                     system: IN_PROCESS,
                     setting,
                     x: share,
-                    what: blast(config, capacity, setting, share),
+                    what: Beside::Blast(blast(config, capacity, setting, share)),
                 });
             }
         }
     }
+    for (setting, flooded) in [(NO_SETUPS, false), (SETUPS, true)] {
+        cases.push(Case {
+            system: MANAGER,
+            setting,
+            x: 0.0,
+            what: Beside::Setups(flooded),
+        });
+    }
     let plan = run.options.within(6, 50);
     super::rounds(run, &cases, plan, |bench, case| {
+        let spec = match &case.what {
+            Beside::Blast(spec) => spec,
+            Beside::Setups(flooded) => return beside_setups(bench, *flooded),
+        };
         let mut parties = Parties::start(bench, Plane::InProcess, Way::Link, 0)?;
         let job = parties.job(TIME);
         let mut blasting = None;
         let report = parties.call(bench, &job, |_| {
-            if let Some(spec) = &case.what {
+            if let Some(spec) = spec {
                 let job = Job::Load(Box::new(LoadJob::unwatched(spec.clone())));
                 blasting = Some(Child::start(client(bench), &job, "the blast")?);
             }
@@ -99,9 +124,39 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     })?;
     run.note(
         "Caller and blast share a processor, and the caller's stack an interface: so set-up times \
-         are compared with those beside the same blast into a veth whose ring nobody empties.",
+         are compared with those beside the same blast into a veth whose ring nobody empties. \
+         SETUPs go to where nobody listens, by a link that keeps to SSCOP, at the interface of the \
+         manager between whose applications calls are made; all of these share a processor that \
+         the flood's sender does not have.",
     );
     Ok(())
+}
+
+/// Calls between two applications of a manager.
+fn beside_setups(bench: &mut Bench, flooded: bool) -> anyhow::Result<Sample> {
+    let mut parties = Parties::start(bench, Plane::Manager, Way::Local, 0)?;
+    let job = parties.job(TIME);
+    let mut flooder = flooded
+        .then(|| {
+            let job = calls(CallsRole::Flooder, CallsOver::InProcess, Duration::ZERO);
+            Child::start_ready(client(bench), &Job::Calls(job), "the flood of SETUPs")
+        })
+        .transpose()?;
+    let mut sent = || -> anyhow::Result<u64> {
+        let sent = flooder.as_mut().map(|it| it.question("setups"));
+        sent.transpose().map(Option::unwrap_or_default)
+    };
+    let mut before = (0, Instant::now());
+    let report = parties.call(bench, &job, |_| {
+        before = (sent()?, Instant::now());
+        Ok(())
+    })?;
+    let seconds = before.1.elapsed().as_secs_f64();
+    let mut sample = super::sample(0.0, &report);
+    sample.y = report.setup.p50;
+    let rate = (sent()? - before.0) as f64 / seconds;
+    sample.values.insert(RATE.to_owned(), rate);
+    Ok(sample)
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
@@ -123,6 +178,21 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             beside(NO_CIRCUIT),
             2.0,
         ),
+        Claim::at_most(
+            "setups",
+            "median set-up time of calls between a manager's applications beside a flood of \
+             SETUPs of its neighbour, over without",
+            ratio(
+                value(series, (MANAGER, SETUPS), 0.0, SETUP_P50),
+                value(series, (MANAGER, NO_SETUPS), 0.0, SETUP_P50),
+            ),
+            2.0,
+        ),
+        Claim::new(
+            "setup-rate",
+            "SETUPs/s of that neighbour, of 100,000 that it would send",
+            value(series, (MANAGER, SETUPS), 0.0, RATE),
+        ),
         Claim::new(
             "processor",
             "median set-up time beside the blast elsewhere over beside none: what sharing the \
@@ -141,9 +211,14 @@ mod tests {
     #[test]
     fn claims_compare_with_a_blast_elsewhere() {
         let of = |setting, points: &[(f64, f64)]| {
-            let mut curve = curve(IN_PROCESS, Some(setting), points);
+            let system = match setting {
+                SETUPS | NO_SETUPS => MANAGER,
+                _ => IN_PROCESS,
+            };
+            let mut curve = curve(system, Some(setting), points);
             for point in &mut curve.points {
                 point.values.insert(SETUP_P50.to_owned(), point.y);
+                point.values.insert(RATE.to_owned(), 9e4);
             }
             curve
         };
@@ -151,8 +226,16 @@ mod tests {
             of(ELSEWHERE, &[(0.0, 50.0), (SHARE, 60.0)]),
             of(UNREAD_CIRCUIT, &[(SHARE, 90.0)]),
             of(NO_CIRCUIT, &[(SHARE, 66.0)]),
+            of(NO_SETUPS, &[(0.0, 80.0)]),
+            of(SETUPS, &[(0.0, 120.0)]),
         ];
-        let expected = [("unread", 1.5), ("no-circuit", 1.1), ("processor", 1.2)];
+        let expected = [
+            ("unread", 1.5),
+            ("no-circuit", 1.1),
+            ("setups", 1.5),
+            ("setup-rate", 9e4),
+            ("processor", 1.2),
+        ];
         all_hold(&claims(&series), &expected);
     }
 
