@@ -156,6 +156,103 @@ print(said.decode())";
     assert_eq!(said, "helloafter forkafter spawnfrom handler\n");
 }
 
+/// Tells over its first connection what calls return that a signal interrupts, whose handler
+/// restarts calls or does not, and what sending returns once the peer has reset the third.
+const SIGNALS: &str = r#"
+import ctypes, errno, os, signal, socket, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(('0.0.0.0', 8130))
+listener.listen(8)
+# Each says which it is: of connections that came at once any may be the first.
+accepted = [listener.accept()[0] for _ in range(3)]
+control, data, lost = sorted(accepted, key=lambda it: it.recv(1))
+buffer = ctypes.create_string_buffer(64)
+epoll = libc.epoll_create1(0)
+libc.epoll_ctl(epoll, 1, data.fileno(), struct.pack('=IQ', 1, 0))
+asked = struct.pack('=iHH', data.fileno(), 1, 0)
+calls = {
+    'recv': lambda: libc.recv(data.fileno(), buffer, 64, 0),
+    'read': lambda: libc.read(data.fileno(), buffer, 64),
+    'epoll_wait': lambda: libc.epoll_wait(epoll, buffer, 1, 5000),
+    'poll': lambda: libc.poll(ctypes.create_string_buffer(asked), 1, 5000),
+    'recv within a time': lambda: libc.recv(data.fileno(), buffer, 64, 0),
+    'accept': lambda: libc.accept(listener.fileno(), None, None),
+    'accept within a time': lambda: libc.accept(listener.fileno(), None, None),
+}
+handled, said = [], []
+for which in signal.SIGALRM, signal.SIGPIPE:
+    signal.signal(which, lambda number, _: handled.append(number))
+def returned(what, value):
+    code = errno.errorcode[ctypes.get_errno()] if value < 0 else 'ok'
+    said.append(f'{what}: {code}, {len(handled)} handled')
+    handled.clear()
+for restarts in True, False:
+    signal.siginterrupt(signal.SIGALRM, not restarts)
+    for name, call in calls.items():
+        limit = 5 if name.endswith('within a time') else 0
+        for it in data, listener:
+            it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('@ll', limit, 0))
+        # The peer does its part after the signal.
+        control.sendall(name[0].encode())
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        value = call()
+        returned(f'{name}, {restarts}', value)
+        if name[0] == 'a': os.close(value) if value >= 0 else listener.accept()[0].close()
+        elif not (value > 0 and name.startswith('re')): data.recv(64)
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('@ll', 0, 100000))
+returned('accept too long', libc.accept(listener.fileno(), None, None))
+control.sendall(b'l')
+time.sleep(0.5)
+for flags in 0, 0, socket.MSG_NOSIGNAL, 0:
+    returned(f'send {flags}', libc.send(lost.fileno(), b'x', 1, flags))
+control.sendall('\n'.join(said).encode())
+"#;
+
+/// Its peer.
+const SIGNALLED: &str = r#"
+import socket, struct, sys, time
+connect = lambda: socket.create_connection((sys.argv[1], 8130), 20)
+control, data, lost = (connect() for _ in range(3))
+for which, it in enumerate((control, data, lost)): it.sendall(b'%d' % which)
+said = b''
+while len(said) < 2 or said[-1:] != b'l':
+    try: part = control.recv(1)
+    except TimeoutError: raise AssertionError(f'{sys.argv}: {said}')
+    assert part, said
+    said += part
+    if part == b'l':
+        lost.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        lost.close()
+        break
+    time.sleep(0.3)
+    connect().close() if part == b'a' else data.sendall(b'x')
+report = b''
+while part := control.recv(1000): report += part
+print(report.decode())
+"#;
+
+#[test]
+fn signals_interrupt_calls_and_break_pipes_as_on_linux() {
+    let test = "signals_interrupt_calls_and_break_pipes_as_on_linux";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "pi") else {
+        return;
+    };
+    let program = ["python3", "-c", SIGNALS];
+    let server = Preloaded::start(host, &program);
+    let linux = Bed::other(&server.host.bed.client, program[0], &program[1..]).spawn();
+    let _linux = Running(linux.unwrap());
+    let ask = |address| server.answered("python3", &["-c", SIGNALLED, address]);
+    let [expected, said] = ["127.0.0.1", HERE].map(ask);
+    assert_eq!(said, expected);
+    assert!(said.lines().count() > 15, "{said}");
+    assert!(server.has(["promoted", "listener", "0.0.0.0:8130"]));
+}
+
 /// Waits by epoll(7) and by poll(2) in turn, for a listener that is the stack's and one
 /// that is not.
 const WAITER: &str = r#"

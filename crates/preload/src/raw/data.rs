@@ -26,7 +26,9 @@ fn receive(
     flags: c_int,
 ) -> Result<Received> {
     let buffers = buffers?;
-    restarting(|| posix.recvmsg(fd, buffers, flags))
+    restarting(posix, (fd, libc::SO_RCVTIMEO), || {
+        posix.recvmsg(fd, buffers, flags)
+    })
 }
 
 /// The stack, if what is sent by the number is its: of a connected datagram socket the
@@ -62,7 +64,9 @@ fn sent(
     flags: c_int,
     to: Option<SocketAddr>,
 ) -> Result<usize> {
-    let sent = restarting(|| posix.sendmsg(fd, buffers, flags, to));
+    let sent = restarting(posix, (fd, libc::SO_SNDTIMEO), || {
+        posix.sendmsg(fd, buffers, flags, to)
+    });
     if sent == Err(Errno(libc::EPIPE)) && flags & libc::MSG_NOSIGNAL == 0 {
         // SAFETY: sends the calling thread a signal.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };

@@ -5,9 +5,10 @@ use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use libc::{sigaction as Action, sighandler_t, siginfo_t};
-use tidewall_posix::{Errno, Result};
+use tidewall_posix::{Errno, Posix, Result};
 use tidewall_socket::readiness::{SignalSet, interrupt_sleep, take_interruption};
 
 use super::{fail, originals};
@@ -166,17 +167,33 @@ fn run_each() {
 }
 
 /// Makes a call in the stack, and again after EINTR if all handlers that ran have
-/// SA_RESTART: what Linux does of calls that may begin again.
-pub(super) fn restarting<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
+/// SA_RESTART and the socket has no timeout (SO_RCVTIMEO or SO_SNDTIMEO, `timeout`) of such
+/// calls: what Linux does of calls that may begin again (signal(7)).
+pub(super) fn restarting<T>(
+    posix: &Posix,
+    (fd, timeout): (c_int, c_int),
+    mut call: impl FnMut() -> Result<T>,
+) -> Result<T> {
     loop {
         let _ = WAITING.try_with(|waiting| waiting.restarts.set(true));
         let result = process::inside(&mut call);
         if !matches!(result, Err(Errno(libc::EINTR)))
             || !WAITING.try_with(|it| it.restarts.get()).unwrap_or(false)
+            || process::inside(|| limit(posix, fd, timeout)).is_some()
         {
             return result;
         }
     }
+}
+
+/// A socket's SO_RCVTIMEO or SO_SNDTIMEO.
+pub(super) fn limit(posix: &Posix, fd: c_int, timeout: c_int) -> Option<Duration> {
+    let value = posix.getsockopt(fd, libc::SOL_SOCKET, timeout).ok()?;
+    let (seconds, micros) = value.split_first_chunk::<8>()?;
+    let seconds = u64::try_from(i64::from_ne_bytes(*seconds)).ok()?;
+    let micros = u64::try_from(i64::from_ne_bytes(*micros.first_chunk::<8>()?)).ok()?;
+    let time = Duration::from_secs(seconds) + Duration::from_micros(micros);
+    (!time.is_zero()).then_some(time)
 }
 
 #[unsafe(no_mangle)]

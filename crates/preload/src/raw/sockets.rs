@@ -11,7 +11,7 @@ use tidewall_posix::{Accepted, Errno, PollFd, Posix, Result};
 use tidewall_socket::OpenFile;
 use tidewall_socket::readiness::Events;
 
-use super::signals::restarting;
+use super::signals::{limit, restarting};
 use super::{address, checked, done, number, originals, put_address};
 use crate::candidates;
 use crate::process::{inside, is_inside, ours};
@@ -36,7 +36,10 @@ pub(super) unsafe extern "C" fn connect(
     // SAFETY: the caller's.
     let remote = unsafe { address(to, length) };
     let connected = match (ours(fd), remote) {
-        (Some(posix), Some(remote)) => Some(restarting(|| posix.connect(fd, remote))),
+        (Some(posix), Some(remote)) => {
+            let timeout = (fd, libc::SO_SNDTIMEO);
+            Some(restarting(posix, timeout, || posix.connect(fd, remote)))
+        }
         (None, Some(remote)) => promote::connect(fd, remote),
         _ => None,
     };
@@ -92,7 +95,10 @@ unsafe fn accept_here(
     flags: c_int,
 ) -> c_int {
     number(
-        inside(|| accepted(posix, fd, flags)).map(|(accepted, peer)| {
+        restarting(posix, (fd, libc::SO_RCVTIMEO), || {
+            accepted(posix, fd, flags)
+        })
+        .map(|(accepted, peer)| {
             if let Some(peer) = peer {
                 // SAFETY: the caller's.
                 unsafe { put_address(peer, from, length) };
@@ -111,7 +117,13 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
     };
     if posix.descriptors().file(fd).is_ok_and(|file| waits(&file)) {
         // So that no number is taken while it waits.
-        posix.poll(&mut [PollFd::new(fd, Events::IN)], -1)?;
+        let limit = limit(posix, fd, libc::SO_RCVTIMEO);
+        let limit = limit.map_or(-1, |it| {
+            i32::try_from(it.as_millis()).unwrap_or(i32::MAX).max(1)
+        });
+        if posix.poll(&mut [PollFd::new(fd, Events::IN)], limit)? == 0 {
+            return Err(Errno(libc::EAGAIN));
+        }
     }
     let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
     let cloexec = flags & libc::SOCK_CLOEXEC != 0;
