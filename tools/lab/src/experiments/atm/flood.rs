@@ -72,7 +72,7 @@ fn blast(config: Config, capacity: Capacity, setting: &str, share: f64) -> Optio
 
 /// What goes on beside the calls.
 enum Beside {
-    Blast(Option<LoadSpec>),
+    Blast(Option<Box<LoadSpec>>),
     Setups(bool),
 }
 
@@ -89,7 +89,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
                     system: IN_PROCESS,
                     setting,
                     x: share,
-                    what: Beside::Blast(blast(config, capacity, setting, share)),
+                    what: Beside::Blast(blast(config, capacity, setting, share).map(Box::new)),
                 });
             }
         }
@@ -113,7 +113,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         let mut blasting = None;
         let report = parties.call(bench, &job, |_| {
             if let Some(spec) = spec {
-                let job = Job::Load(Box::new(LoadJob::unwatched(spec.clone())));
+                let job = Job::Load(Box::new(LoadJob::unwatched(*spec.clone())));
                 blasting = Some(Child::start(client(bench), &job, "the blast")?);
             }
             Ok(())
