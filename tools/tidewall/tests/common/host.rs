@@ -21,6 +21,8 @@ pub fn library() -> PathBuf {
         // No test of this package has it built, and one that is there may be another source's.
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--locked", "-p", "tidewall-preload"]);
+        // A process of a test may be anywhere.
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
         assert!(build.status().unwrap().success());
     });
     assert!(library.exists(), "{}", library.display());
