@@ -2,8 +2,8 @@
 //! gets its first socket of ours: they have to come here and sleep on both.
 //!
 //! They are woken by the set itself, into which a descriptor is put that is always ready:
-//! the bell, whose data is a number chosen at random, which nobody else has. It stays until
-//! the last of them has left.
+//! the eventfd that wakes them, whose data is a number chosen at random, which nobody else
+//! has. It stays until the last of them has left.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,15 +20,16 @@ use crate::raw;
 const NUMBERS: usize = 1 << 20;
 /// Bits of a word that count; those above tell one file of the number from the next.
 const COUNT: u32 = 0xffff;
-/// So long the bell stays at most: a thread that was counted may have left by a jump.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// So long the eventfd stays in a set at most: a thread that was counted may have left by a
+/// jump.
+const LONGEST: Duration = Duration::from_secs(1);
 
 static SLEEPING: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
-static BELL: OnceLock<Bell> = OnceLock::new();
-/// When it rang last, in nanoseconds since it was made.
-static RANG: AtomicU64 = AtomicU64::new(0);
+static WAKE_UP: OnceLock<WakeUp> = OnceLock::new();
+/// When it was entered last, in nanoseconds since it was made.
+static WOKEN: AtomicU64 = AtomicU64::new(0);
 
-struct Bell {
+struct WakeUp {
     ready: OwnedFd,
     mark: u64,
     made: Instant,
@@ -91,52 +92,52 @@ pub(crate) fn wake(set: i32) {
     if !is_slept_in(set) {
         return;
     }
-    let Some(bell) = bell() else { return };
-    RANG.store(bell.age(), Ordering::Relaxed);
-    let data = epoll::EventData::new_u64(bell.mark);
+    let Some(wake_up) = wake_up() else { return };
+    WOKEN.store(wake_up.age(), Ordering::Relaxed);
+    let data = epoll::EventData::new_u64(wake_up.mark);
     if let Some(set) = raw::borrow(set) {
         // It is there already where another thread has rung.
-        let _ = epoll::add(set, &bell.ready, data, epoll::EventFlags::IN);
+        let _ = epoll::add(set, &wake_up.ready, data, epoll::EventFlags::IN);
     }
 }
 
 /// Made by the first that rings.
-fn bell() -> Option<&'static Bell> {
-    if BELL.get().is_none() {
+fn wake_up() -> Option<&'static WakeUp> {
+    if WAKE_UP.get().is_none() {
         let ready = eventfd(1, EventfdFlags::CLOEXEC).ok()?;
         let mark = RandomState::new().hash_one(std::process::id());
         let made = Instant::now();
         // Of two that make one, one is kept, and the other's number is protected for nothing.
-        let _ = BELL.set(Bell {
+        let _ = WAKE_UP.set(WakeUp {
             ready: out_of_the_way(ready),
             mark,
             made,
         });
     }
-    BELL.get()
+    WAKE_UP.get()
 }
 
-impl Bell {
+impl WakeUp {
     fn age(&self) -> u64 {
         self.made.elapsed().as_nanos() as u64
     }
 }
 
-/// Whether an event is the bell's, and none of the program's.
+/// Whether an event is the eventfd's that wakes, and none of the program's.
 #[inline]
-pub(crate) fn is_bell(data: u64) -> bool {
-    BELL.get().is_some_and(|bell| bell.mark == data)
+pub(crate) fn is_wake_up(data: u64) -> bool {
+    WAKE_UP.get().is_some_and(|wake_up| wake_up.mark == data)
 }
 
-/// The bell has been heard, in a set or by its being ready: it is taken out of it with the
+/// The eventfd that wakes was seen, in a set or by its being ready: it is taken out of it with the
 /// last that was to hear it.
 pub(crate) fn heard(set: i32) {
-    let Some(bell) = BELL.get() else { return };
-    let since = bell.age().saturating_sub(RANG.load(Ordering::Relaxed));
-    if (!is_slept_in(set) || since > PATIENCE.as_nanos() as u64)
+    let Some(wake_up) = WAKE_UP.get() else { return };
+    let since = wake_up.age().saturating_sub(WOKEN.load(Ordering::Relaxed));
+    if (!is_slept_in(set) || since > LONGEST.as_nanos() as u64)
         && let Some(set) = raw::borrow(set)
     {
         // Another thread may have taken it.
-        let _ = epoll::delete(set, bell.ready.as_fd());
+        let _ = epoll::delete(set, wake_up.ready.as_fd());
     }
 }

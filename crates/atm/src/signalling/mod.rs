@@ -394,13 +394,19 @@ impl Signalling {
         id: CallId,
         connection: Option<ConnectionIdentifier>,
     ) -> Result<(), RequestError> {
-        let call = self.calls.get_mut(&id).ok_or(RequestError::NoCall)?;
-        if call.phase != Phase::SetupReceived {
-            return Err(RequestError::State);
-        }
+        let call = self.unanswered(id)?;
         call.connection = connection.or(call.connection);
         self.arm(id, now + PROCEEDING_AFTER);
         Ok(())
+    }
+
+    /// A call whose SETUP nothing was said to yet.
+    fn unanswered(&mut self, id: CallId) -> Result<&mut Call, RequestError> {
+        let call = self.calls.get_mut(&id).ok_or(RequestError::NoCall)?;
+        match call.phase {
+            Phase::SetupReceived => Ok(call),
+            _ => Err(RequestError::State),
+        }
     }
 
     /// Answers a SETUP by CALL PROCEEDING, with the circuit if it was not said before.
@@ -413,10 +419,7 @@ impl Signalling {
         id: CallId,
         connection: Option<ConnectionIdentifier>,
     ) -> Result<(), RequestError> {
-        let call = self.calls.get_mut(&id).ok_or(RequestError::NoCall)?;
-        if call.phase != Phase::SetupReceived {
-            return Err(RequestError::State);
-        }
+        let call = self.unanswered(id)?;
         call.phase = Phase::ProceedingSent;
         call.connection = connection.or(call.connection);
         let elements = Elements {

@@ -175,7 +175,7 @@ unsafe fn wait_anywhere(
         left = left_of(timeout, begun);
     }
     let Some(posix) = ours(set) else {
-        // The bell of another process's set, which this one has inherited.
+        // The eventfd of another process's set, which this one has inherited.
         return done(Err(Errno(libc::EINTR)));
     };
     // SAFETY: the caller's.
@@ -219,11 +219,11 @@ unsafe fn wait_in_kernel(
     }
 }
 
-/// Takes the bell of a set out of what was found there; how many events are left.
+/// Takes the eventfd that wakes out of what was found there; how many events are left.
 fn without_bell<E: Copy>(set: c_int, events: &mut [E], data: impl Fn(&E) -> u64) -> usize {
     let Some(at) = events
         .iter()
-        .position(|event| sleepers::is_bell(data(event)))
+        .position(|event| sleepers::is_wake_up(data(event)))
     else {
         return events.len();
     };
