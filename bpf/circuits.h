@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * Virtual circuits: ATM over MPLS (RFC 4717) in Ethernet (RFC 3032 section 5). A
- * frame's label is what a datagram's address and port are: `owners` says which
+ * frame's label is what a datagram's address and port are: `labels` says which
  * application has it, and that one's `flows` which channel.
  */
 #ifndef TIDEWALL_CIRCUITS_H
@@ -28,12 +28,9 @@ INLINE __u32 circuit_label(struct xdp_md *ctx, const struct tw_control *control)
 }
 
 /* The application that owns a label, or NO_OWNER. */
-INLINE __u32 label_owner(__u32 label)
+INLINE __u32 label_owner(const struct tw_device *device, __u32 label)
 {
-	struct tw_owner_key key = { .protocol = TW_PROTOCOL_CIRCUIT };
-	*(__u64 *)(key.address + 8) = MAPPED(htonl(label));
-	const __u32 *application = bpf_map_lookup_elem(&owners, &key);
-	return application ? *application : NO_OWNER;
+	return READ_ONCE(device->labels[label & (TW_LABELS - 1)]) - 1u;
 }
 
 /* The application that owns the label of a frame, or NO_OWNER. */
@@ -42,7 +39,7 @@ GLOBAL __u32 circuit_owner(struct xdp_md *ctx, struct tw_device *device)
 	if (!device)
 		return NO_OWNER;
 	__u32 label = circuit_label(ctx, &device->control);
-	return label == NO_LABEL ? NO_OWNER : label_owner(label);
+	return label == NO_LABEL ? NO_OWNER : label_owner(device, label);
 }
 
 /* Channel of a frame of which circuit_owner() knew the label, or 0. */

@@ -71,7 +71,7 @@ INLINE __u32 departure(struct __sk_buff *skb, struct tw_device *device, __u32 ap
 		if (!(entry[2] & 1))
 			return TW_SENT_TYPE;
 		__u32 label = (__u32)entry[0] << 12 | (__u32)entry[1] << 4 | entry[2] >> 4;
-		return label_owner(label) == application ? TW_SENT_PASSED : TW_SENT_PORT;
+		return label_owner(device, label) == application ? TW_SENT_PASSED : TW_SENT_PORT;
 	}
 	if (ethernet[6] == htons(0x0800)) {
 		if (bpf_skb_load_bytes(skb, NETWORK, header, V4_HEADER))

@@ -275,9 +275,10 @@ struct tw_queue {
 #define TW_OWNER_BY_ADDRESS 0x20000u /* look in `owners` for (protocol, address, port) first */
 #define TW_OWNER_APPLICATION 0xffffu /* 1 + application, valid with TW_OWNER_ANY */
 
-/* Protocol of circuits in `owners` and in flows: MPLS in IP, the number that IANA has
- * for labels. The label, 20 bits, stands there as an IPv4 address does. */
+/* Protocol of circuits in flows: MPLS in IP, the number that IANA has for labels. The
+ * label stands there as an IPv4 address does. */
 #define TW_PROTOCOL_CIRCUIT 137
+#define TW_LABELS 1048576          /* labels of 20 bits (RFC 3032 section 2.1) */
 
 struct tw_owner_key {              /* key of the `owners` hash; value: __u32 application */
 	__u8 address[16];
@@ -292,6 +293,7 @@ struct tw_owner_key {              /* key of the `owners` hash; value: __u32 app
 struct tw_device {
 	struct tw_control control;       /* device-wide state */
 	__u32 ports[2 * 65536];          /* TW_OWNER_, by port: UDP, then TCP. Writer: manager */
+	__u8 labels[TW_LABELS];          /* 1 + application that has a circuit's label, or 0. Writer: manager */
 	/* Of senders and of purposes: when the next frame of a place is due, ns
 	 * (GCRA, ITU-T I.371). Writer: driver */
 	__u64 kernel_shares[TW_QUEUES][2][TW_KERNEL_SHARES];

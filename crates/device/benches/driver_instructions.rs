@@ -13,7 +13,7 @@ mod emulator;
 
 use std::process::ExitCode;
 
-use demux_support::{HASH_KEY, circuit_owners, corpus, set_up};
+use demux_support::{HASH_KEY, corpus, set_up};
 use emulator::Emulator;
 use tidewall_device::demux::Tables;
 
@@ -62,9 +62,6 @@ fn main() -> ExitCode {
         let tables = Tables::in_memory_with_key(HASH_KEY).expect("memory");
         set_up(&tables);
         let mut driver = Emulator::driver(&tables);
-        for (key, application) in circuit_owners() {
-            driver.insert("owners", &key, &application);
-        }
         driver.time = 1_000_000_000;
         // The first fills the small channel.
         let first = driver.run(frame, 0);

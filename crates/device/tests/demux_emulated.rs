@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use demux_support::outcome::Outcome;
 use demux_support::waits::{flow, segments};
-use demux_support::{COOKIES, HASH_KEY, Random, circuit_owners, corpus, mutate, set_up};
+use demux_support::{COOKIES, HASH_KEY, Random, corpus, mutate, set_up};
 use emulator::Emulator;
 use tidewall_device::demux::layout::Metadata;
 use tidewall_device::demux::layout::Protocol::Udp;
@@ -37,9 +37,6 @@ fn agree(act: impl Fn(&Tables), frames: impl IntoIterator<Item = (String, Vec<u8
         key[16..18].copy_from_slice(&9u16.to_be_bytes());
         key[18] = Udp as u8;
         driver.insert("owners", &key, &0u32.to_ne_bytes());
-    }
-    for (key, application) in circuit_owners() {
-        driver.insert("owners", &key, &application);
     }
     driver.time = 1_000_000_000;
     for (name, bytes) in frames {

@@ -128,43 +128,27 @@ impl Maps {
 
     /// True if the key is new; otherwise its owner is replaced.
     pub(super) fn insert_owner(&mut self, key: OwnerKey, application: u32) -> io::Result<bool> {
-        let new = self.add_owner(key, application)?;
-        if !new {
-            match self {
-                Maps::Kernel(maps) => {
-                    let inserted = maps.owners.insert(key, application, 0);
-                    inserted.map_err(kernel_error)?;
-                }
-                Maps::Heap { owners, .. } => drop(owners.insert(key, application)),
-            }
-        }
-        Ok(new)
-    }
-
-    /// True if the key is new; otherwise nothing happens.
-    pub(super) fn add_owner(&mut self, key: OwnerKey, application: u32) -> io::Result<bool> {
         match self {
             Maps::Kernel(maps) => {
-                let inserted = maps.owners.insert(key, application, NO_EXIST);
-                match inserted.map_err(kernel_error) {
+                let mut insert = |flags| {
+                    let inserted = maps.owners.insert(key, application, flags);
+                    inserted.map_err(kernel_error)
+                };
+                match insert(NO_EXIST).map_err(|error| (error.raw_os_error(), error)) {
                     Ok(()) => Ok(true),
-                    Err(error) => match error.raw_os_error() {
-                        Some(libc::EEXIST) => Ok(false),
-                        // So a full hash map says.
-                        Some(libc::E2BIG) => Err(no_room()),
-                        _ => Err(error),
-                    },
+                    Err((Some(libc::EEXIST), _)) => insert(0).map(|()| false),
+                    // So a full hash map says.
+                    Err((Some(libc::E2BIG), _)) => Err(no_room()),
+                    Err((_, error)) => Err(error),
                 }
             }
             Maps::Heap { owners, .. } => {
-                if owners.contains_key(&key) {
-                    return Ok(false);
-                }
-                if owners.len() >= OWNERS {
+                let is_new = !owners.contains_key(&key);
+                if is_new && owners.len() >= OWNERS {
                     return Err(no_room());
                 }
                 owners.insert(key, application);
-                Ok(true)
+                Ok(is_new)
             }
         }
     }

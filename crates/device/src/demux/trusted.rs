@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,11 +12,11 @@ use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::ethernet::{self, MacAddress};
 
 use super::counters::DriverCounters;
-use super::ends::{address_bytes, address_words, label_address};
+use super::ends::{address_bytes, address_words};
 use super::kernel::ClassCounts;
 use super::layout::{
     APPLICATIONS, Class, Counter, Device, FragmentKey, LOCAL_PROBES, LOCALS, OWNER_ANY,
-    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, PROTOCOL_CIRCUIT, Protocol, QUEUES, Queue,
+    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, QUEUES, Queue,
 };
 use super::maps::{KernelMaps, Maps, no_room};
 use super::raw_native::local_slot;
@@ -51,10 +52,6 @@ fn owner_key(protocol: u8, address: IpAddr, port: u16) -> OwnerKey {
     key[16..18].copy_from_slice(&port.to_be_bytes());
     key[18] = protocol;
     key
-}
-
-fn circuit_key(label: Label) -> OwnerKey {
-    owner_key(PROTOCOL_CIRCUIT as u8, label_address(label), 0)
 }
 
 /// A port that an application owns: protocol, local address or all, port, application.
@@ -323,50 +320,42 @@ impl TrustedTables {
         Ok(())
     }
 
+    fn label(&self, label: Label) -> Option<&AtomicU8> {
+        self.map().labels.get(label.value() as usize)
+    }
+
     /// Gives the circuit of a label to `application`.
     ///
     /// # Errors
-    /// EADDRINUSE when an application has it; EINVAL for an application out of range;
-    /// ENOBUFS when the table, which owners of addresses share, is full; what the kernel
-    /// reports otherwise.
+    /// EADDRINUSE when an application has it; EINVAL for an application out of range.
     pub fn own_circuit(&self, label: Label, application: u16) -> io::Result<()> {
-        if usize::from(application) >= APPLICATIONS {
+        let application = Some(application).filter(|&it| usize::from(it) < APPLICATIONS);
+        let number = application.and_then(|it| u8::try_from(it + 1).ok());
+        let (Some(number), Some(entry)) = (number, self.label(label)) else {
             return Err(invalid("application out of range"));
-        }
-        let key = circuit_key(label);
-        let is_new = self.state().maps.add_owner(key, application.into())?;
-        is_new
-            .then_some(())
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))
+        };
+        entry
+            .compare_exchange(0, number, Release, Relaxed)
+            .map(drop)
+            .map_err(|_| io::Error::from_raw_os_error(libc::EADDRINUSE))
     }
 
     /// Takes back what [`TrustedTables::own_circuit`] gave. Nothing happens when nobody
     /// had it.
-    ///
-    /// # Errors
-    /// What the kernel reports.
-    pub fn disown_circuit(&self, label: Label) -> io::Result<()> {
-        self.state()
-            .maps
-            .remove_owner(&circuit_key(label))
-            .map(drop)
+    pub fn disown_circuit(&self, label: Label) {
+        if let Some(entry) = self.label(label) {
+            entry.store(0, Release);
+        }
     }
 
     /// All circuits that applications have, with the application.
-    ///
-    /// # Errors
-    /// What the kernel reports.
-    pub fn owned_circuits(&self) -> io::Result<Vec<(Label, u16)>> {
-        let owners = self.state().maps.owners()?;
-        let circuits = owners.into_iter().filter_map(|(key, application)| {
-            let address = IpAddr::from(*key.first_chunk::<16>()?).to_canonical();
-            let (IpAddr::V4(value), Some(&protocol)) = (address, key.get(18)) else {
-                return None;
-            };
-            let label = Label::new(value.to_bits()).filter(|_| protocol == PROTOCOL_CIRCUIT as u8);
-            Some((label?, application as u16))
+    pub fn owned_circuits(&self) -> Vec<(Label, u16)> {
+        let labels = self.map().labels.iter().zip(0..);
+        let owned = labels.filter_map(|(entry, label)| {
+            let number = entry.load(Relaxed).checked_sub(1)?;
+            Some((Label::new(label)?, number.into()))
         });
-        Ok(circuits.collect())
+        owned.collect()
     }
 
     /// Declares the addresses of this host; every other destination is the

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_device::demux::layout::Protocol::{Tcp, Udp};
-use tidewall_device::demux::layout::{Class, PROTOCOL_CIRCUIT};
+use tidewall_device::demux::layout::Class;
 use tidewall_device::demux::{
     ChannelId, ClassLimit, CookieMode, CookieOffer, CookieParameters, Tables,
 };
@@ -69,17 +69,6 @@ pub const LINK: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 pub fn circuits() -> [(Label, u16); 4] {
     [(0x1_0064, 0), (0x1_0065, 0), (0x1_0066, 5), (0xf_ffff, 0)]
         .map(|(label, application)| (Label::new(label).unwrap(), application))
-}
-
-/// What the table of owners has of them, which is not in memory that is shared.
-pub fn circuit_owners() -> [([u8; 20], [u8; 4]); 4] {
-    circuits().map(|(label, application)| {
-        let mut key = [0; 20];
-        key[10..12].fill(0xff);
-        key[12..16].copy_from_slice(&label.value().to_be_bytes());
-        key[18] = PROTOCOL_CIRCUIT as u8;
-        (key, u32::from(application).to_ne_bytes())
-    })
 }
 
 /// Share of the flow of channel 6.

@@ -220,7 +220,7 @@ impl DirectDevice {
             };
             (key, application)
         };
-        let circuits = self.program.trusted().owned_circuits()?.into_iter();
+        let circuits = self.program.trusted().owned_circuits().into_iter();
         let circuit = |(label, of): (Label, u16)| Some((label.circuit()?, of));
         Ok(Recovered {
             entries: entries.collect::<io::Result<_>>()?,
@@ -418,8 +418,8 @@ impl Device for DirectDevice {
         self.program.trusted().own_circuit(label, application)
     }
 
-    fn disown_circuit(&mut self, label: Label) -> io::Result<()> {
-        self.program.trusted().disown_circuit(label)
+    fn disown_circuit(&mut self, label: Label) {
+        self.program.trusted().disown_circuit(label);
     }
 
     fn is_free(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {

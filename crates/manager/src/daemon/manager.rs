@@ -680,7 +680,7 @@ impl Manager {
                 }
             }
         }
-        done = done.and(self.circuits.clear(number, now, device));
+        self.circuits.clear(number, now, device);
         self.circuits.step(now, device);
         done?;
         device.clear(number)?;

@@ -111,14 +111,11 @@ pub trait Device {
     /// Has the driver give an application the frames of a circuit that nobody has.
     ///
     /// # Errors
-    /// ENOBUFS; what the kernel reports.
+    /// EADDRINUSE for one that an application has.
     fn own_circuit(&mut self, label: Label, application: u16) -> io::Result<()>;
 
     /// Has the kernel get the frames of a circuit.
-    ///
-    /// # Errors
-    /// What the kernel reports.
-    fn disown_circuit(&mut self, label: Label) -> io::Result<()>;
+    fn disown_circuit(&mut self, label: Label);
 
     /// True where no socket of the kernel's has any of these ports.
     ///

@@ -131,7 +131,7 @@ impl DeviceOwner {
     pub(crate) fn disown_circuit(&self, label: Label) {
         match (self, label.circuit()) {
             // A label that the table keeps costs the driver one look-up.
-            (DeviceOwner::Embedded(own), _) => drop(own.trusted.disown_circuit(label)),
+            (DeviceOwner::Embedded(own), _) => own.trusted.disown_circuit(label),
             // A manager that is gone forgets it.
             (DeviceOwner::Managed(managed), Some(circuit)) => {
                 drop(managed.client.close_circuit(circuit));

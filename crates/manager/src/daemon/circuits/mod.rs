@@ -202,51 +202,31 @@ impl Circuits {
             Some(_) => return Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
             None => {}
         }
-        // From here on it is disowned with the application.
+        device.own_circuit(label, application)?;
         self.owners.insert(circuit, application);
-        let owned = device.own_circuit(label, application);
-        if owned.is_err() && device.disown_circuit(label).is_ok() {
-            self.owners.remove(&circuit);
-        }
-        owned
-    }
-
-    /// A label that stays is cleared away with the application.
-    fn disown<D: Device>(
-        &mut self,
-        circuit: Circuit,
-        application: u16,
-        device: &mut D,
-    ) -> io::Result<()> {
-        if self.owners.get(&circuit) != Some(&application) {
-            return Ok(());
-        }
-        device.disown_circuit(label(circuit)?)?;
-        self.owners.remove(&circuit);
         Ok(())
     }
 
+    fn disown<D: Device>(&mut self, circuit: Circuit, application: u16, device: &mut D) {
+        if self.owners.get(&circuit) == Some(&application) {
+            self.owners.remove(&circuit);
+            if let Ok(label) = label(circuit) {
+                device.disown_circuit(label);
+            }
+        }
+    }
+
     /// An application is no more: its calls are released, and its labels are nobody's.
-    ///
-    /// # Errors
-    /// What the device reports; the rest is done.
-    pub(super) fn clear<D: Device>(
-        &mut self,
-        application: u16,
-        now: Duration,
-        device: &mut D,
-    ) -> io::Result<()> {
+    pub(super) fn clear<D: Device>(&mut self, application: u16, now: Duration, device: &mut D) {
         if let Some(control) = &mut self.control {
             control.forget(application, now);
         }
         let owners = self.owners.iter();
         let owned = owners.filter_map(|(circuit, of)| (*of == application).then_some(*circuit));
         let owned: Vec<Circuit> = owned.collect();
-        let mut done = Ok(());
         for circuit in owned {
-            done = done.and(self.disown(circuit, application, device));
+            self.disown(circuit, application, device);
         }
-        done
     }
 
     /// When [`Circuits::step`] has something to do by the time alone.
@@ -319,8 +299,7 @@ impl Circuits {
             .map(|(circuit, owner)| (*circuit, *owner))
             .collect();
         for (circuit, owner) in unclaimed {
-            // Else it is with the application.
-            let _ = self.disown(circuit, owner, device);
+            self.disown(circuit, owner, device);
         }
     }
 
@@ -409,7 +388,7 @@ impl Circuits {
                 };
                 let line = control.end(application, call, cause.value(), true);
                 if let Some(circuit) = line.and_then(|line| line.circuit) {
-                    let _ = self.disown(circuit, application, device);
+                    self.disown(circuit, application, device);
                 }
             }
         }

@@ -49,7 +49,7 @@ impl Circuits {
             Request::OpenCircuit(of) => self.open(application, user, of.circuit(), device),
             Request::CloseCircuit(of) => {
                 if self.close(application, of.circuit())? {
-                    self.disown(of.circuit(), application, device)?;
+                    self.disown(of.circuit(), application, device);
                 }
                 DONE
             }
@@ -267,7 +267,7 @@ impl Circuits {
         if let Some(line) = control.end(application, of.call, of.cause, false) {
             control.of(line.way).release(now, line.id, of.cause);
             if let Some(circuit) = line.circuit {
-                self.disown(circuit, application, device)?;
+                self.disown(circuit, application, device);
             }
         }
         Ok(())
