@@ -229,7 +229,10 @@ impl Posix {
                     datagram.set_ttl(hops).map_err(errno)
                 }
                 (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
-                    datagram.set_read_timeout(timeval(value)?).map_err(errno)
+                    let timeout = timeval(value)?;
+                    datagram.set_read_timeout(timeout).map_err(errno)?;
+                    lock(&socket.state).options.read_timeout = timeout;
+                    Ok(())
                 }
                 _ => Err(Errno(libc::ENOPROTOOPT)),
             };
@@ -393,6 +396,31 @@ impl Posix {
             _ => return Err(Errno(libc::EOPNOTSUPP)),
         };
         Ok(value.to_ne_bytes().to_vec())
+    }
+
+    /// How long a call that receives or accepts waits (SO_RCVTIMEO); `None` for ever.
+    pub fn read_timeout(&self, fd: i32) -> Option<Duration> {
+        self.timeout(fd, libc::SO_RCVTIMEO, |options| options.read_timeout)
+    }
+
+    /// How long a call that sends or connects waits (SO_SNDTIMEO); `None` for ever.
+    pub fn write_timeout(&self, fd: i32) -> Option<Duration> {
+        self.timeout(fd, libc::SO_SNDTIMEO, |options| options.write_timeout)
+    }
+
+    fn timeout(
+        &self,
+        fd: i32,
+        option: i32,
+        own: fn(&Options) -> Option<Duration>,
+    ) -> Option<Duration> {
+        let file = self.file(fd).ok()?;
+        if let Some(kernel) = stream_of(&file).and_then(TcpStream::kernel_socket) {
+            let mut value = [0; 16];
+            tidewall_sys::option_bytes(kernel, libc::SOL_SOCKET, option, &mut value).ok()?;
+            return timeval(&value).ok()?;
+        }
+        own(&lock(&self.socket_of(fd).ok()?.state).options)
     }
 
     /// `TCP_INFO`.

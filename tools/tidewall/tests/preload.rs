@@ -165,6 +165,8 @@ listener = socket.socket()
 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 listener.bind(('0.0.0.0', 8130))
 listener.listen(8)
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind(('0.0.0.0', 8131))
 # Each says which it is: of connections that came at once any may be the first.
 accepted = [listener.accept()[0] for _ in range(3)]
 control, data, lost = sorted(accepted, key=lambda it: it.recv(1))
@@ -180,8 +182,14 @@ calls = {
     'recv within a time': lambda: libc.recv(data.fileno(), buffer, 64, 0),
     'accept': lambda: libc.accept(listener.fileno(), None, None),
     'accept within a time': lambda: libc.accept(listener.fileno(), None, None),
+    'datagram': lambda: libc.recv(datagrams.fileno(), buffer, 64, 0),
+    'datagram within a time': lambda: libc.recv(datagrams.fileno(), buffer, 64, 0),
 }
 handled, said = [], []
+limited = data, listener, datagrams
+def limit(seconds, micros):
+    for it in limited:
+        it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('@ll', seconds, micros))
 for which in signal.SIGALRM, signal.SIGPIPE:
     signal.signal(which, lambda number, _: handled.append(number))
 def returned(what, value):
@@ -191,18 +199,20 @@ def returned(what, value):
 for restarts in True, False:
     signal.siginterrupt(signal.SIGALRM, not restarts)
     for name, call in calls.items():
-        limit = 5 if name.endswith('within a time') else 0
-        for it in data, listener:
-            it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('@ll', limit, 0))
+        limit(5 if name.endswith('within a time') else 0, 0)
         # The peer does its part after the signal.
         control.sendall(name[0].encode())
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         value = call()
         returned(f'{name}, {restarts}', value)
         if name[0] == 'a': os.close(value) if value >= 0 else listener.accept()[0].close()
+        elif name[0] == 'd': value > 0 or datagrams.recv(64)
         elif not (value > 0 and name.startswith('re')): data.recv(64)
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('@ll', 0, 100000))
+limit(0, 100000)
+for it in limited:
+    said.append(str(struct.unpack('@ll', it.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))))
 returned('accept too long', libc.accept(listener.fileno(), None, None))
+for it in data, datagrams: returned('recv too long', libc.recv(it.fileno(), buffer, 64, 0))
 control.sendall(b'l')
 time.sleep(0.5)
 for flags in 0, 0, socket.MSG_NOSIGNAL, 0:
@@ -227,7 +237,9 @@ while len(said) < 2 or said[-1:] != b'l':
         lost.close()
         break
     time.sleep(0.3)
-    connect().close() if part == b'a' else data.sendall(b'x')
+    if part == b'a': connect().close()
+    elif part == b'd': socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', (sys.argv[1], 8131))
+    else: data.sendall(b'x')
 report = b''
 while part := control.recv(1000): report += part
 print(report.decode())
@@ -251,6 +263,7 @@ fn signals_interrupt_calls_and_break_pipes_as_on_linux() {
     assert_eq!(said, expected);
     assert!(said.lines().count() > 15, "{said}");
     assert!(server.has(["promoted", "listener", "0.0.0.0:8130"]));
+    assert!(server.has(["promoted", "datagrams", "0.0.0.0:8131"]));
 }
 
 /// Waits by epoll(7) and by poll(2) in turn, for a listener that is the stack's and one

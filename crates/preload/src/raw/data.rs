@@ -26,7 +26,7 @@ fn receive(
     flags: c_int,
 ) -> Result<Received> {
     let buffers = buffers?;
-    restarting(posix, (fd, libc::SO_RCVTIMEO), || {
+    restarting(posix, fd, Posix::read_timeout, || {
         posix.recvmsg(fd, buffers, flags)
     })
 }
@@ -64,7 +64,7 @@ fn sent(
     flags: c_int,
     to: Option<SocketAddr>,
 ) -> Result<usize> {
-    let sent = restarting(posix, (fd, libc::SO_SNDTIMEO), || {
+    let sent = restarting(posix, fd, Posix::write_timeout, || {
         posix.sendmsg(fd, buffers, flags, to)
     });
     if sent == Err(Errno(libc::EPIPE)) && flags & libc::MSG_NOSIGNAL == 0 {

@@ -167,11 +167,12 @@ fn run_each() {
 }
 
 /// Makes a call in the stack, and again after EINTR if all handlers that ran have
-/// SA_RESTART and the socket has no timeout (SO_RCVTIMEO or SO_SNDTIMEO, `timeout`) of such
-/// calls: what Linux does of calls that may begin again (signal(7)).
+/// SA_RESTART and the socket has no `timeout` of such calls ([`Posix::read_timeout`] or
+/// [`Posix::write_timeout`]): what Linux does of calls that may begin again (signal(7)).
 pub(super) fn restarting<T>(
     posix: &Posix,
-    (fd, timeout): (c_int, c_int),
+    fd: c_int,
+    timeout: fn(&Posix, c_int) -> Option<Duration>,
     mut call: impl FnMut() -> Result<T>,
 ) -> Result<T> {
     loop {
@@ -179,21 +180,11 @@ pub(super) fn restarting<T>(
         let result = process::inside(&mut call);
         if !matches!(result, Err(Errno(libc::EINTR)))
             || !WAITING.try_with(|it| it.restarts.get()).unwrap_or(false)
-            || process::inside(|| limit(posix, fd, timeout)).is_some()
+            || process::inside(|| timeout(posix, fd)).is_some()
         {
             return result;
         }
     }
-}
-
-/// A socket's SO_RCVTIMEO or SO_SNDTIMEO.
-pub(super) fn limit(posix: &Posix, fd: c_int, timeout: c_int) -> Option<Duration> {
-    let value = posix.getsockopt(fd, libc::SOL_SOCKET, timeout).ok()?;
-    let (seconds, micros) = value.split_first_chunk::<8>()?;
-    let seconds = u64::try_from(i64::from_ne_bytes(*seconds)).ok()?;
-    let micros = u64::try_from(i64::from_ne_bytes(*micros.first_chunk::<8>()?)).ok()?;
-    let time = Duration::from_secs(seconds) + Duration::from_micros(micros);
-    (!time.is_zero()).then_some(time)
 }
 
 #[unsafe(no_mangle)]

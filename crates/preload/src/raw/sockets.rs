@@ -11,7 +11,7 @@ use tidewall_posix::{Accepted, Errno, PollFd, Posix, Result};
 use tidewall_socket::OpenFile;
 use tidewall_socket::readiness::Events;
 
-use super::signals::{limit, restarting};
+use super::signals::restarting;
 use super::{address, checked, done, number, originals, put_address};
 use crate::candidates;
 use crate::process::{inside, is_inside, ours};
@@ -37,8 +37,8 @@ pub(super) unsafe extern "C" fn connect(
     let remote = unsafe { address(to, length) };
     let connected = match (ours(fd), remote) {
         (Some(posix), Some(remote)) => {
-            let timeout = (fd, libc::SO_SNDTIMEO);
-            Some(restarting(posix, timeout, || posix.connect(fd, remote)))
+            let connect = || posix.connect(fd, remote);
+            Some(restarting(posix, fd, Posix::write_timeout, connect))
         }
         (None, Some(remote)) => promote::connect(fd, remote),
         _ => None,
@@ -95,7 +95,7 @@ unsafe fn accept_here(
     flags: c_int,
 ) -> c_int {
     number(
-        restarting(posix, (fd, libc::SO_RCVTIMEO), || {
+        restarting(posix, fd, Posix::read_timeout, || {
             accepted(posix, fd, flags)
         })
         .map(|(accepted, peer)| {
@@ -117,8 +117,7 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
     };
     if posix.descriptors().file(fd).is_ok_and(|file| waits(&file)) {
         // So that no number is taken while it waits.
-        let limit = limit(posix, fd, libc::SO_RCVTIMEO);
-        let limit = limit.map_or(-1, |it| {
+        let limit = posix.read_timeout(fd).map_or(-1, |it| {
             i32::try_from(it.as_millis()).unwrap_or(i32::MAX).max(1)
         });
         if posix.poll(&mut [PollFd::new(fd, Events::IN)], limit)? == 0 {
