@@ -305,8 +305,9 @@ impl Owner for EmbeddedOwner {
         true
     }
 
-    fn probe_napi(&self, queue: u32, port: u16, source: u16) {
+    fn probe_napi(&self, queue: u32, port: u16, source: u16) -> io::Result<()> {
         self.tables.probe_napi(queue, port, source);
+        Ok(())
     }
 
     fn napi_probe(&self, queue: u32) -> Option<NapiProbe> {

@@ -293,29 +293,38 @@ mod inside {
             flags: JOIN_PRIVATE,
             ..join()
         };
-        let refused = |asked: std::io::Result<()>| {
-            assert_eq!(asked.unwrap_err().kind(), ErrorKind::InvalidInput);
+        // What the manager answers: nobody is asked while the thread reads that takes notices.
+        fn answered<T>(ask: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+            let mut answer = Err(ErrorKind::WouldBlock.into());
+            wait_until("it is asked", || {
+                answer = ask();
+                let kind = answer.as_ref().err().map(std::io::Error::kind);
+                kind != Some(ErrorKind::WouldBlock)
+            });
+            answer
+        }
+        let refused = |ask: &dyn Fn() -> std::io::Result<()>| {
+            assert_eq!(answered(ask).unwrap_err().kind(), ErrorKind::InvalidInput);
         };
         let (client, handed) = as_user(NOBODY, || Client::join(&socket(), &private).unwrap());
         wait_until("it knows", || client.lent() == 1);
         assert_eq!(deferral(), [1, 0]);
-        client
-            .moderate(Some(InterruptModeration::BusyPoll))
-            .unwrap();
+        let busy_poll = || client.moderate(Some(InterruptModeration::BusyPoll));
+        answered(busy_poll).unwrap();
         assert_eq!(deferral(), [1, 5_000_000]);
-        client.helpers().unwrap();
+        answered(|| client.helpers()).unwrap();
         // Nobody's datagram is for it to forge, or to send elsewhere.
-        refused(client.receive_in_kernel(&[0; 60]));
-        refused(client.probe_napi(0, 22, 4711));
+        refused(&|| client.receive_in_kernel(&[0; 60]));
+        refused(&|| client.probe_napi(0, 22, 4711));
         let helper = *HELPER_PORTS.start();
-        client.probe_napi(0, helper, 4711).unwrap();
+        answered(|| client.probe_napi(0, helper, 4711)).unwrap();
 
         // The probe that it has asked for is made of no frame of this one's.
         let second = start(PORT);
         wait_until("it knows", || client.lent() == 2);
-        refused(client.moderate(Some(InterruptModeration::BusyPoll)));
-        refused(client.probe_napi(0, helper, 4711));
-        refused(client.helpers().map(drop));
+        refused(&busy_poll);
+        refused(&|| client.probe_napi(0, helper, 4711));
+        refused(&|| client.helpers().map(drop));
         assert_eq!(deferral(), [0, 0]);
         let count = |counter| trusted().counters(0).counter(counter);
         at_peer(|| assert_eq!(echo(PORT, b"not yours").unwrap(), b"not yours"));

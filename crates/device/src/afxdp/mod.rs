@@ -46,7 +46,10 @@ pub trait Owner: Send + Sync {
     fn set_deferral(&self, deferred: bool) -> bool;
 
     /// See [`crate::demux::TrustedTables::probe_napi`].
-    fn probe_napi(&self, queue: u32, port: u16, source: u16);
+    ///
+    /// # Errors
+    /// Of an owner that could not be asked, or refuses.
+    fn probe_napi(&self, queue: u32, port: u16, source: u16) -> io::Result<()>;
 
     /// See [`crate::demux::TrustedTables::napi_probe`].
     fn napi_probe(&self, queue: u32) -> Option<NapiProbe>;

@@ -79,7 +79,7 @@ const PROBES_LOST: u32 = 3;
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// And owned frames that must have come since.
 const FRAMES_BETWEEN_PROBES: u64 = 1_000;
-/// How soon sockets that the owner did not make are asked for again.
+/// How soon an owner is asked again that did not answer.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Polls that found nothing while the device received, in a row, after which
 /// their NAPI id is doubted.
@@ -460,9 +460,11 @@ impl Napi {
     /// Nothing speaks against probes.
     fn open(&mut self) {
         self.probe.input = Input::Open;
-        // A socket that cannot be filtered now can be later.
+        // A socket that cannot be filtered now can be later, and an owner be asked that
+        // another thread asks something now.
         if self.ask().is_err() {
             self.probe.input = Input::Unknown;
+            self.probe.pause = Some((Instant::now() + ASK_AGAIN, 0));
         }
     }
 
@@ -476,8 +478,7 @@ impl Napi {
         let source = any_port(helper.port);
         helper.take_from(source)?;
         let port = helper.port;
-        self.owner.probe_napi(self.queue, port, source);
-        Ok(())
+        self.owner.probe_napi(self.queue, port, source)
     }
 
     /// One poll. The kernel makes two of it, the second when it leaves busy
@@ -642,5 +643,81 @@ impl Napi {
     fn owned_frames(&self) -> u64 {
         let count = |counter| self.counters.counter(counter);
         count(Counter::Channel) + count(Counter::Raw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    use super::*;
+    use crate::demux::{NapiProbe, Tables};
+    use crate::queue::InterruptModeration;
+
+    /// An owner that another thread is asking something the first time it is asked for a
+    /// probe.
+    #[derive(Default)]
+    struct Busy(AtomicU32);
+
+    impl Owner for Busy {
+        fn set_moderation(&self, _: InterruptModeration) -> bool {
+            false
+        }
+
+        fn set_deferral(&self, _: bool) -> bool {
+            true
+        }
+
+        fn probe_napi(&self, _: u32, _: u16, _: u16) -> io::Result<()> {
+            match self.0.fetch_add(1, Relaxed) {
+                0 => Err(io::ErrorKind::WouldBlock.into()),
+                _ => Ok(()),
+            }
+        }
+
+        fn napi_probe(&self, _: u32) -> Option<NapiProbe> {
+            None
+        }
+
+        fn receive_in_kernel(&self, _: &[u8]) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn helpers(&self) -> io::Result<[UdpSocket; 2]> {
+            sockets()
+        }
+    }
+
+    fn sockets() -> io::Result<[UdpSocket; 2]> {
+        let socket = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
+        Ok([socket()?, socket()?])
+    }
+
+    /// An IPv4 datagram without content, 192.0.2.2 to 192.0.2.1.
+    const FRAME: [u8; 34] = [
+        2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, // Ethernet
+        0x45, 0, 0, 20, 0, 1, 0, 0, 64, 17, 0xf6, 0xd5, 192, 0, 2, 2, 192, 0, 2, 1,
+    ];
+
+    #[test]
+    fn a_probe_that_could_not_be_asked_for_is_asked_for_again() {
+        let owner = Arc::new(Busy::default());
+        let counters = Tables::in_memory().unwrap().trusted.counters(0);
+        let [own, _] = sockets().unwrap();
+        let own = Arc::new(Unshared::new(own.into()).unwrap());
+        let mut napi = Napi::new(owner.clone(), counters, 0, own, sockets().unwrap()).unwrap();
+        napi.test_input(&FRAME);
+        let asked = || owner.0.load(Relaxed);
+        assert_eq!(asked(), 1);
+        let end = Instant::now() + Duration::from_secs(5);
+        while asked() == 1 && Instant::now() < end {
+            if napi.wants_frame() {
+                napi.test_input(&FRAME);
+            }
+            assert_eq!(napi.take_probe(&mut Vec::new()), None);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(asked(), 2);
     }
 }

@@ -94,12 +94,11 @@ impl Owner for Manager {
         done
     }
 
-    fn probe_napi(&self, queue: u32, port: u16, source: u16) {
-        if !self.lets_poll() {
-            return;
+    fn probe_napi(&self, queue: u32, port: u16, source: u16) -> io::Result<()> {
+        match self.lets_poll() {
+            true => self.client.probe_napi(queue, port, source),
+            false => Ok(()),
         }
-        // What is not asked for does not come, which the receiver notices.
-        let _ = self.client.probe_napi(queue, port, source);
     }
 
     fn napi_probe(&self, queue: u32) -> Option<NapiProbe> {
