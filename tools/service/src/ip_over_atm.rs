@@ -39,9 +39,14 @@ const RECEIVE_LIMIT: u32 = 1024;
 const FRAME_TIMEOUT: Duration = Duration::from_millis(10);
 /// Calls that wait to be taken.
 const BACKLOG: usize = 64;
-/// Packets that wait for circuits that are being set up, in all and of one destination.
+/// Packets that wait for circuits that are being set up, or for the next hop's link address,
+/// in all and of one destination.
 const WAITING_MAX: usize = 64;
 const WAITING_EACH: usize = 3;
+/// How long for the address, and how often it is looked for: the kernel asks three times, a
+/// second apart.
+const NEXT_HOP_TIMEOUT: Duration = Duration::from_secs(3);
+const NEXT_HOP_LOOK: Duration = Duration::from_millis(5);
 
 /// What happened that [`Subnetwork::counters`] does not know, packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +57,7 @@ pub struct Counters {
     pub delivered: u64,
     /// From the kernel, and not IPv4, or long and not TCP.
     pub not_ipv4: u64,
-    /// Not sent: no frame was free, or the next hop's link address is not known.
+    /// Not sent: no frame was free, or the next hop's link address was not found.
     pub not_sent: u64,
     /// The kernel did not take them.
     pub refused: u64,
@@ -74,12 +79,20 @@ pub struct IpOverAtm {
     list: Vec<PollFd>,
     buffer: Vec<u8>,
     joiner: Joiner,
-    /// Payloads for circuits that are being set up, and where they go.
-    waiting: VecDeque<(Ipv4Addr, Vec<u8>)>,
+    waiting: VecDeque<Waiting>,
+    /// Some of it has a circuit.
+    unsent: bool,
     /// What is left of [`FRAME_TIMEOUT`].
     left: Duration,
     began: Instant,
     counters: Counters,
+}
+
+/// A payload that cannot be sent yet.
+struct Waiting {
+    destination: Ipv4Addr,
+    payload: Vec<u8>,
+    since: Duration,
 }
 
 /// A socket.
@@ -122,6 +135,7 @@ impl IpOverAtm {
             buffer: vec![0; HEADER_LEN + usize::from(u16::MAX)],
             joiner: Joiner::default(),
             waiting: VecDeque::new(),
+            unsent: false,
             left: FRAME_TIMEOUT,
             began: Instant::now(),
             counters: Counters::default(),
@@ -224,6 +238,10 @@ impl IpOverAtm {
         let now = self.began.elapsed();
         let due = self.subnetwork.poll_timeout();
         let most = due.map_or(most, |due| most.min(due.saturating_sub(now)));
+        let most = match self.unsent {
+            true => most.min(NEXT_HOP_LOOK),
+            false => most,
+        };
         self.descriptors.poll(&mut self.list, Some(most))?;
         let ready = |entry: &&PollFd| entry.returned() != Events::default();
         let tun = self.list.first().is_some_and(|it| ready(&it));
@@ -246,6 +264,7 @@ impl IpOverAtm {
                 _ => {}
             }
         }
+        self.send_waiting();
         if tun {
             self.send()?;
         }
@@ -260,7 +279,6 @@ impl IpOverAtm {
                 drop(socket.send(&payload));
             }
         }
-        self.send_waiting();
         Ok(())
     }
 
@@ -389,8 +407,19 @@ impl IpOverAtm {
             let destination = packet.destination();
             let way = self.subnetwork.way(now, destination);
             let cut = cut(&header, payload, |payload| match way {
-                Way::By(circuit) => last = self.queue(circuit, payload).or(last.take()),
-                Way::Soon => self.wait(destination, payload),
+                Way::By(circuit) => match self.queue(circuit, payload) {
+                    Ok(file) => last = Some(file),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        let waits = self.wait(now, destination, payload);
+                        self.unsent |= waits;
+                        self.counters.not_sent += u64::from(!waits);
+                    }
+                    Err(_) => self.counters.not_sent += 1,
+                },
+                Way::Soon => {
+                    let waits = self.wait(now, destination, payload);
+                    self.counters.not_reached += u64::from(!waits);
+                }
                 Way::None => {}
             });
             if cut.is_err() {
@@ -401,43 +430,57 @@ impl IpOverAtm {
         Ok(())
     }
 
-    /// Keeps a packet until its circuit is set up.
-    fn wait(&mut self, destination: Ipv4Addr, payload: &[u8]) {
-        let of_it = self.waiting.iter().filter(|it| it.0 == destination);
-        if self.waiting.len() >= WAITING_MAX || of_it.count() >= WAITING_EACH {
-            self.counters.not_reached += 1;
-            return;
+    /// Keeps a packet until it can be sent; false where too many wait.
+    fn wait(&mut self, now: Duration, destination: Ipv4Addr, payload: &[u8]) -> bool {
+        let of_it = self.waiting.iter();
+        let of_it = of_it.filter(|it| it.destination == destination);
+        let waits = self.waiting.len() < WAITING_MAX && of_it.count() < WAITING_EACH;
+        if waits {
+            self.waiting.push_back(Waiting {
+                destination,
+                payload: payload.to_vec(),
+                since: now,
+            });
         }
-        self.waiting.push_back((destination, payload.to_vec()));
+        waits
     }
 
     fn send_waiting(&mut self) {
         let now = self.began.elapsed();
         let mut last = None;
-        for (destination, payload) in std::mem::take(&mut self.waiting) {
-            match self.subnetwork.way(now, destination) {
-                Way::By(circuit) => last = self.queue(circuit, &payload).or(last),
-                Way::Soon => self.waiting.push_back((destination, payload)),
+        self.unsent = false;
+        for packet in std::mem::take(&mut self.waiting) {
+            match self.subnetwork.way(now, packet.destination) {
+                Way::By(circuit) => match self.queue(circuit, &packet.payload) {
+                    Ok(file) => last = Some(file),
+                    Err(error)
+                        if error.kind() == io::ErrorKind::WouldBlock
+                            && now.saturating_sub(packet.since) < NEXT_HOP_TIMEOUT =>
+                    {
+                        self.unsent = true;
+                        self.waiting.push_back(packet);
+                    }
+                    Err(_) => self.counters.not_sent += 1,
+                },
+                Way::Soon => self.waiting.push_back(packet),
                 Way::None => self.counters.not_reached += 1,
             }
         }
         self.flush(last);
     }
 
-    /// Queues a payload on a circuit; its socket if it was taken.
-    fn queue(&mut self, circuit: Circuit, payload: &[u8]) -> Option<Arc<OpenFile>> {
-        let file = self.file(circuit)?;
+    /// Queues a payload on a circuit, whose socket is then to be flushed.
+    ///
+    /// # Errors
+    /// WouldBlock while no frame is free or the next hop's link address is looked for.
+    fn queue(&mut self, circuit: Circuit, payload: &[u8]) -> io::Result<Arc<OpenFile>> {
+        let file = self.file(circuit).ok_or(io::ErrorKind::NotFound)?;
         let OpenFile::Circuit(socket) = &*file else {
-            return None;
+            return Err(io::ErrorKind::NotFound.into());
         };
-        match queue(socket, payload, &mut self.left) {
-            Ok(()) => self.counters.sent += 1,
-            Err(_) => {
-                self.counters.not_sent += 1;
-                return None;
-            }
-        }
-        Some(file)
+        queue(socket, payload, &mut self.left)?;
+        self.counters.sent += 1;
+        Ok(file)
     }
 
     /// All circuits of a stack share the device's queue.

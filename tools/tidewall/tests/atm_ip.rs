@@ -268,6 +268,36 @@ fn packets_of_9180_bytes_go_in_several_frames() {
     right.end();
 }
 
+/// What answers ARP late gets the packets all the same, as behind the kernel's own IP.
+#[test]
+fn packets_wait_until_the_next_hop_answers() {
+    let test = "packets_wait_until_the_next_hop_answers";
+    let Some(bed) = Bed::or_skip(test, "atmipw") else {
+        return;
+    };
+    // 8: not for any of its addresses.
+    let ignore = |what: u8| {
+        let setting = format!("net.ipv4.conf.{}.arp_ignore={what}", bed.interface);
+        Bed::output(&bed.server, "sysctl", &["-w", &setting]).unwrap();
+    };
+    ignore(8);
+    let near = bed.interface.replacen("twcs", "twcc", 1);
+    let left = ["--address", "10.9.0.1/24", "--circuit", "0.100=10.9.0.2"];
+    let left = served(&bed.client, &near, "10.99.0.2", &left);
+    let right = ["--address", "10.9.0.2/24", "--circuit", "0.100=10.9.0.1"];
+    let right = served(&bed.server, &bed.interface, "10.99.0.1", &right);
+    let mut said = String::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| said = ping(&bed.client, &["10.9.0.2"]));
+        std::thread::sleep(Duration::from_millis(700));
+        ignore(0);
+    });
+    assert!(said.contains("3 received"), "{said}");
+    let totals = left.end();
+    assert!(!totals.contains("dropped-not-sent"), "{totals}");
+    right.end();
+}
+
 #[test]
 fn what_is_wrong_is_named() {
     let wrong = |more: &[&str]| {

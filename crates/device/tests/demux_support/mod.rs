@@ -8,8 +8,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use tidewall_device::demux::layout::Protocol::{Tcp, Udp};
 use tidewall_device::demux::layout::Class;
+use tidewall_device::demux::layout::Protocol::{Tcp, Udp};
 use tidewall_device::demux::{
     ChannelId, ClassLimit, CookieMode, CookieOffer, CookieParameters, Tables,
 };
