@@ -12,6 +12,7 @@ use tidewall_socket::{OpenFile, TcpListener, TcpStream, UdpSocket};
 use tidewall_sys::option_bytes;
 
 use crate::address::{canonical, shown};
+use crate::datagram::message_options;
 use crate::option::{self, Options};
 use crate::socket::{State, kernel_socket, stream_of};
 use crate::{Errno, Posix, Result, errno, lock};
@@ -87,7 +88,11 @@ impl Posix {
     /// As [`UdpSocket::adopt`]; EBADF for a number above the limit. Nothing has changed then.
     pub fn adopt_datagrams(&self, fd: i32, socket: OwnedFd) -> Result<()> {
         let domain = domain_of(&socket)?;
-        let timeout = value_of(&socket, (libc::SOL_SOCKET, libc::SO_RCVTIMEO));
+        // What it has before it is the stack's, which sets those of messages for itself.
+        let own = message_options().chain([(libc::SOL_SOCKET, libc::SO_RCVTIMEO)]);
+        let own: Vec<_> = own
+            .filter_map(|which| Some((which, value_of(&socket, which)?)))
+            .collect();
         let datagrams = UdpSocket::adopt(self.stack(), socket).map_err(errno)?;
         let state = State {
             bound: Some(datagrams.local_addr().map_err(errno)?),
@@ -95,9 +100,9 @@ impl Posix {
         };
         self.install(fd, datagrams.into())?;
         self.enter(fd, domain, libc::SOCK_DGRAM, state);
-        if let Some(timeout) = timeout {
+        for ((level, option), value) in own {
             // It was the kernel's, so it is well-formed.
-            let _ = self.setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeout);
+            let _ = self.setsockopt(fd, level, option, &value);
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ mod address;
 mod adopt;
 mod atm;
 mod control;
+mod datagram;
 mod info;
 mod message;
 mod option;

@@ -32,6 +32,9 @@ pub struct Received {
     pub left: Option<u32>,
     /// An entry of the error queue.
     pub error: Option<ExtendedError>,
+    /// What a datagram socket's options ask for: IP_PKTINFO, IP_TTL, IP_TOS, and their like
+    /// of IPv6.
+    pub packet: Vec<ControlMessage>,
 }
 
 impl Received {
@@ -45,6 +48,7 @@ impl Received {
             data: left.to_ne_bytes().to_vec(),
         }));
         messages.extend(self.error.map(|error| error.control()));
+        messages.extend(self.packet.iter().cloned());
         messages
     }
 }

@@ -146,7 +146,7 @@ impl Options {
 }
 
 /// An option's value as an int. One byte is enough for the IP options.
-fn int(value: &[u8]) -> Result<i32> {
+pub(crate) fn int(value: &[u8]) -> Result<i32> {
     match value {
         [a, b, c, d, ..] => Ok(i32::from_ne_bytes([*a, *b, *c, *d])),
         [byte, ..] => Ok((*byte).into()),
@@ -154,7 +154,7 @@ fn int(value: &[u8]) -> Result<i32> {
     }
 }
 
-fn between(value: i32, least: i32, most: i32) -> Result<u32> {
+pub(crate) fn between(value: i32, least: i32, most: i32) -> Result<u32> {
     if (least..=most).contains(&value) {
         Ok(value as u32)
     } else {
@@ -178,7 +178,7 @@ fn milliseconds(value: i32) -> Result<Option<Duration>> {
 }
 
 /// `struct timeval` of SO_RCVTIMEO and SO_SNDTIMEO; zero is no timeout.
-fn timeval(value: &[u8]) -> Result<Option<Duration>> {
+pub(crate) fn timeval(value: &[u8]) -> Result<Option<Duration>> {
     let (seconds, micros) = value.split_first_chunk::<8>().ok_or(Errno::INVAL)?;
     let micros = micros.first_chunk::<8>().ok_or(Errno::INVAL)?;
     let seconds = u64::try_from(i64::from_ne_bytes(*seconds)).unwrap_or(0);
@@ -219,23 +219,10 @@ impl Posix {
         if let Some(kernel) = stream_of(&file).and_then(TcpStream::kernel_socket) {
             return tidewall_sys::set_option_bytes(kernel, level, option, value).map_err(errno);
         }
-        if let OpenFile::Datagram(datagram) = &*file {
-            return match (level, option) {
-                (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                    datagram.set_tos(int(value)? as u8).map_err(errno)
-                }
-                (libc::IPPROTO_IP, libc::IP_TTL) => {
-                    let hops = between(int(value)?, 1, 255)? as u8;
-                    datagram.set_ttl(hops).map_err(errno)
-                }
-                (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
-                    let timeout = timeval(value)?;
-                    datagram.set_read_timeout(timeout).map_err(errno)?;
-                    lock(&socket.state).options.read_timeout = timeout;
-                    Ok(())
-                }
-                _ => Err(Errno(libc::ENOPROTOOPT)),
-            };
+        if socket.is_udp()
+            && let Some(set) = self.set_of_datagrams(&file, &socket, (level, option), value)
+        {
+            return set;
         }
         if level == libc::SOL_ATM && socket.is_atm() {
             return self.set_atm(&file, &socket, option, value);
@@ -286,6 +273,11 @@ impl Posix {
             let length = tidewall_sys::option_bytes(kernel, level, option, &mut value);
             value.truncate(length.map_err(errno)?);
             return Ok(value);
+        }
+        if socket.is_udp()
+            && let Some(value) = self.of_datagrams(&file, &socket, (level, option))
+        {
+            return value.map(|value| value.to_ne_bytes().to_vec());
         }
         let sysctl = self.stack().sysctl();
         let options = lock(&socket.state).options.clone();

@@ -9,7 +9,7 @@ use core::ffi::{CStr, c_char};
 use core::marker::PhantomData;
 use core::mem::{MaybeUninit, offset_of};
 use core::{fmt, ptr, slice};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use libc::{cmsghdr, iovec, msghdr, socklen_t};
 use tidewall_sys::RawAddress;
@@ -246,6 +246,17 @@ impl Message {
         address(name, Count(self.0.msg_namelen, PhantomData))
     }
 
+    /// Where a datagram is to leave from, as its control messages ask.
+    pub fn source(&self) -> Source {
+        let control = Pointer(self.0.msg_control.cast(), PhantomData);
+        let control: Result<&[u8]> = control.read(Count(self.0.msg_controllen, PhantomData));
+        match control {
+            Ok(control) if control.len() < size_of::<cmsghdr>() => Source::Any,
+            Ok(control) => source_of(control).map_or(Source::Other, Source::Address),
+            Err(_) => Source::Other,
+        }
+    }
+
     /// Says how data was received: from no address, with flags, and with control
     /// messages as far as there is room (else MSG_CTRUNC).
     pub fn finish(&mut self, flags: i32, control: &[ControlMessage]) {
@@ -257,25 +268,68 @@ impl Message {
         let mut rest = place.unwrap_or_default();
         let room = rest.len();
         for message in control {
-            let bytes = message.bytes();
-            if rest.len() < bytes.len() {
+            let length = size_of::<cmsghdr>() + message.data.len();
+            if rest.len() < length {
                 self.0.msg_flags |= libc::MSG_CTRUNC;
+            }
+            if rest.len() < size_of::<cmsghdr>() {
                 break;
             }
-            copy(&bytes, rest);
-            let space = bytes.len().next_multiple_of(size_of::<usize>());
+            // One that is cut says how long it is here.
+            copy(&message.bytes(length.min(rest.len())), rest);
+            let space = length.next_multiple_of(size_of::<usize>());
             rest = rest.split_at_mut(space.min(rest.len())).1;
         }
         self.0.msg_controllen = room - rest.len();
     }
 }
 
+/// What the control messages of a datagram ask for that is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Nothing: there are none.
+    Any,
+    /// That it leaves from this address (IP_PKTINFO, IPV6_PKTINFO), by any interface.
+    Address(IpAddr),
+    /// Anything else.
+    Other,
+}
+
+/// The address of IP_PKTINFO or IPV6_PKTINFO without an interface, where that is the only
+/// message.
+fn source_of(control: &[u8]) -> Option<IpAddr> {
+    let field = |at: usize| control.get(at..)?.first_chunk::<4>().copied();
+    let length = control.first_chunk().map(|it| usize::from_ne_bytes(*it))?;
+    let level = i32::from_ne_bytes(field(offset_of!(cmsghdr, cmsg_level))?);
+    let kind = i32::from_ne_bytes(field(offset_of!(cmsghdr, cmsg_type))?);
+    let data = control.get(size_of::<cmsghdr>()..length)?;
+    // Behind it there is not even a header.
+    let behind = control
+        .len()
+        .saturating_sub(length.next_multiple_of(size_of::<usize>()));
+    let (address, interface) = match (level, kind, data) {
+        // struct in_pktinfo: ipi_ifindex, ipi_spec_dst, ipi_addr.
+        (libc::IPPROTO_IP, libc::IP_PKTINFO, [a, b, c, d, rest @ ..]) if rest.len() == 8 => {
+            let source = *rest.first_chunk::<4>()?;
+            (IpAddr::from(source), [*a, *b, *c, *d])
+        }
+        // struct in6_pktinfo: ipi6_addr, ipi6_ifindex.
+        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, [.., a, b, c, d]) if data.len() == 20 => {
+            let source = *data.first_chunk::<16>()?;
+            (IpAddr::from(source), [*a, *b, *c, *d])
+        }
+        _ => return None,
+    };
+    (interface == [0; 4] && behind < size_of::<cmsghdr>()).then_some(address)
+}
+
 impl ControlMessage {
-    /// As C has it: header and data, without what aligns the next.
-    fn bytes(&self) -> Vec<u8> {
+    /// As C has it: header and data, without what aligns the next; `length` bytes of both.
+    fn bytes(&self, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; size_of::<cmsghdr>()];
         bytes.extend(&self.data);
-        let length = bytes.len().to_ne_bytes();
+        bytes.truncate(length);
+        let length = length.to_ne_bytes();
         for (at, field) in [
             (offset_of!(cmsghdr, cmsg_len), &length[..]),
             (offset_of!(cmsghdr, cmsg_level), &self.level.to_ne_bytes()),
@@ -355,7 +409,8 @@ mod tests {
         for (room, used, cut) in [
             (2 * each, 2 * each, false),
             (2 * each - 4, 2 * each - 4, false),
-            (2 * each - 5, each, true),
+            (2 * each - 5, 2 * each - 5, true),
+            (each + size_of::<cmsghdr>() - 1, each, true),
             (0, 0, true),
         ] {
             let mut memory = vec![0u8; room];
@@ -373,6 +428,10 @@ mod tests {
             assert_eq!(message.0.msg_flags & libc::MSG_CTRUNC != 0, cut, "{room}");
             if room > 0 {
                 assert_eq!(memory[..8], (each - 4).to_ne_bytes());
+            }
+            if used > each {
+                let second = (each - 4).min(used - each);
+                assert_eq!(memory[each..each + 8], second.to_ne_bytes());
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -25,6 +26,9 @@ pub(crate) struct Socket {
     /// SOCK_STREAM, SOCK_SEQPACKET or SOCK_DGRAM.
     pub(crate) kind: i32,
     pub(crate) state: Mutex<State>,
+    /// Control messages that come with datagrams, a bit each
+    /// ([`message_bit`](crate::datagram::message_bit)).
+    pub(crate) messages: AtomicU8,
 }
 
 impl Socket {
@@ -141,6 +145,7 @@ impl Posix {
             domain,
             kind,
             state: Mutex::new(state),
+            messages: AtomicU8::new(0),
         };
         lock(&self.sockets).insert(fd, Arc::new(socket));
     }

@@ -37,6 +37,9 @@ impl Posix {
         }
         let Some(stream) = stream_of(&file) else {
             return match &*file {
+                OpenFile::Datagram(datagrams) => {
+                    self.receive_datagram(datagrams, &socket, buffers, flags)
+                }
                 OpenFile::Kernel(_) if !socket.is_udp() => Err(Errno(libc::ENOTCONN)),
                 _ => receive(&file, buffers, flags & RECEIVE_FLAGS).map(|received| Received {
                     from: received.from.map(|from| shown(from, socket.domain)),

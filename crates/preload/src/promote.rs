@@ -410,27 +410,13 @@ fn shares_port(socket: BorrowedFd<'_>, address: SocketAddr) -> bool {
 }
 
 /// Options that have control messages come with each datagram, which the stack has not.
-const MESSAGES: [(i32, i32, &str); 14] = [
-    (libc::IPPROTO_IP, libc::IP_PKTINFO, "IP_PKTINFO"),
-    (libc::IPPROTO_IP, libc::IP_RECVTTL, "IP_RECVTTL"),
-    (libc::IPPROTO_IP, libc::IP_RECVTOS, "IP_RECVTOS"),
+const MESSAGES: [(i32, i32, &str); 9] = [
     (libc::IPPROTO_IP, libc::IP_RECVERR, "IP_RECVERR"),
     (
         libc::IPPROTO_IP,
         libc::IP_RECVORIGDSTADDR,
         "IP_RECVORIGDSTADDR",
     ),
-    (
-        libc::IPPROTO_IPV6,
-        libc::IPV6_RECVPKTINFO,
-        "IPV6_RECVPKTINFO",
-    ),
-    (
-        libc::IPPROTO_IPV6,
-        libc::IPV6_RECVHOPLIMIT,
-        "IPV6_RECVHOPLIMIT",
-    ),
-    (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, "IPV6_RECVTCLASS"),
     (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, "IPV6_RECVERR"),
     (
         libc::IPPROTO_IPV6,
@@ -441,6 +427,7 @@ const MESSAGES: [(i32, i32, &str); 14] = [
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, "SO_TIMESTAMPNS"),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPING, "SO_TIMESTAMPING"),
     (libc::SOL_SOCKET, libc::SO_RXQ_OVFL, "SO_RXQ_OVFL"),
+    (libc::SOL_UDP, libc::UDP_GRO, "UDP_GRO"),
 ];
 
 /// Whether an option asks for control messages.

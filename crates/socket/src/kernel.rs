@@ -25,6 +25,8 @@ pub(crate) struct KernelDatagram {
     pub(crate) destination: Option<IpAddr>,
     /// Address of ours to answer from, if there is one.
     pub(crate) local: Option<IpAddr>,
+    /// Index of the interface that it came by, 0 where unknown.
+    pub(crate) interface: u32,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
 }
@@ -157,6 +159,7 @@ impl PortReservation {
             source: received.source.ok_or(io::ErrorKind::InvalidData)?,
             destination: ancillary.destination,
             local: ancillary.local,
+            interface: ancillary.interface,
             traffic_class: ancillary.traffic_class,
             hop_limit: ancillary.hop_limit,
         })

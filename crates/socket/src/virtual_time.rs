@@ -179,6 +179,11 @@ impl Stack {
         instant.saturating_duration_since(self.core().clock.origin)
     }
 
+    /// The interface's index; 0 on a link that the kernel knows nothing of.
+    pub fn interface_index(&self) -> u32 {
+        lock(&self.core().ip.routes).interface()
+    }
+
     /// Longest IP datagram that the interface sends, in bytes.
     pub fn mtu(&self) -> usize {
         let queue = self.core().receiver.queues.first();

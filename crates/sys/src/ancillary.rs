@@ -58,6 +58,8 @@ pub struct Ancillary {
     pub destination: Option<IpAddr>,
     /// The local address to answer from; of IPv6 none for a group's datagram.
     pub local: Option<IpAddr>,
+    /// The index of the interface that it came by; 0 where unknown.
+    pub interface: u32,
     /// IP_TOS, IPV6_TCLASS.
     pub traffic_class: u8,
     /// IP_TTL, IPV6_HOPLIMIT.
@@ -91,16 +93,19 @@ impl Ancillary {
 
     fn read(&mut self, level: i32, kind: i32, payload: &[u8]) {
         let v4 = |at| chunk(payload, at).map(|ip| IpAddr::V4(Ipv4Addr::from_octets(ip)));
+        let index = |at| chunk(payload, at).map_or(0, u32::from_ne_bytes);
         let small = || chunk(payload, 0).map_or(0, |bytes| i32::from_ne_bytes(bytes) as u8);
         match (level, kind) {
             // ipi_spec_dst and ipi_addr. On an IPv6 socket it comes after
             // IPV6_PKTINFO, and says more.
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                self.interface = index(0);
                 self.local = v4(4);
                 self.destination = v4(8);
             }
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                 let ip = chunk(payload, 0).map(Ipv6Addr::from_octets);
+                self.interface = index(16);
                 self.destination = ip.map(IpAddr::V6);
                 self.local = ip.filter(|ip| !ip.is_multicast()).map(IpAddr::V6);
             }
@@ -137,7 +142,7 @@ mod tests {
             let mut control = Control::EMPTY;
             let used = control.set_source(source, 3);
             let read = Ancillary::parse(&control.0[..used]);
-            assert_eq!(read.local, Some(source));
+            assert_eq!((read.local, read.interface), (Some(source), 3));
             for length in 0..used {
                 let _ = Ancillary::parse(&control.0[..length]);
             }

@@ -7,13 +7,14 @@ use std::slice;
 use std::time::Instant;
 
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t, timespec};
-use tidewall_posix::raw::Message;
+use tidewall_posix::raw::{Message, Source};
 use tidewall_posix::{Errno, Posix, Received, Result};
+use tidewall_socket::OpenFile;
 
 use super::signals::restarting;
 use super::{address, answer, bytes, originals, put_address, room};
 use crate::candidates::{self, Kind};
-use crate::process::{is_inside, ours};
+use crate::process::{inside, is_inside, ours};
 use crate::promote::{attended, inherited, may_promote};
 
 /// Most elements of a vector (UIO_MAXIOV).
@@ -348,7 +349,38 @@ pub(super) unsafe extern "C" fn sendmsg(
     let pieces = unsafe { pieces(header.msg_iov, header.msg_iovlen) };
     // SAFETY: the caller's.
     let to = unsafe { address(header.msg_name.cast(), header.msg_namelen) };
-    transmit(posix, fd, pieces, flags, to)
+    // SAFETY: a Message is a msghdr, whose pointers are the caller's.
+    let source = unsafe { &*message.cast::<Message>() }.source();
+    if source == Source::Any || !is_datagrams(posix, fd) {
+        return transmit(posix, fd, pieces, flags, to);
+    }
+    let peer = to.or_else(|| inside(|| posix.getpeername(fd)).ok());
+    match (source, peer) {
+        (Source::Address(source), Some(peer))
+            if source.to_canonical().is_ipv4() == peer.ip().to_canonical().is_ipv4() =>
+        {
+            answer(pieces.and_then(|pieces| {
+                restarting(posix, fd, Posix::write_timeout, || {
+                    posix.send_from(fd, pieces, source, to)
+                })
+            }))
+        }
+        // The socket that holds the port has what the stack has not.
+        _ => {
+            let nonblocking = inside(|| posix.descriptors().is_nonblocking(fd));
+            let flags = match nonblocking.unwrap_or(false) {
+                true => flags | libc::MSG_DONTWAIT,
+                false => flags,
+            };
+            // SAFETY: the caller's.
+            unsafe { originals::sendmsg(fd, message, flags) }
+        }
+    }
+}
+
+pub(super) fn is_datagrams(posix: &Posix, fd: c_int) -> bool {
+    let file = posix.descriptors().file(fd);
+    file.is_ok_and(|file| matches!(&*file, OpenFile::Datagram(_)))
 }
 
 // ---- Several messages --------------------------------------------------------

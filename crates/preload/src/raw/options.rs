@@ -95,12 +95,7 @@ unsafe fn put_option(found: &[u8], value: *mut c_void, length: *mut socklen_t) -
 
 /// An option of a datagram socket that would have control messages come, which do not.
 fn is_of_messages(posix: &Posix, fd: c_int, level: c_int, name: c_int) -> bool {
-    let is_datagram = |file: &OpenFile| matches!(file, OpenFile::Datagram(_));
-    promote::is_of_messages(level, name)
-        && posix
-            .descriptors()
-            .file(fd)
-            .is_ok_and(|it| is_datagram(&it))
+    promote::is_of_messages(level, name) && super::data::is_datagrams(posix, fd)
 }
 
 /// True where the kernel has a socket of the program's under the number.

@@ -53,6 +53,9 @@ pub struct Received<'a> {
     /// `destination` if it is one of ours; of a datagram to a group or to
     /// everybody the one that the kernel chooses, unspecified if it has not said.
     pub local: IpAddr,
+    /// The index of the interface that it came by; `None` for the stack's own
+    /// ([`Stack::interface_index`]).
+    pub interface: Option<u32>,
     /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
     pub traffic_class: u8,
     /// Hops that were left; 0 where unknown.
@@ -304,7 +307,10 @@ impl UdpSocket {
 
     /// As [`UdpSocket::recv_batch`]. `at_once`: does not wait, whatever the
     /// socket is set to.
-    pub(crate) fn receive_batch(
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_batch`].
+    pub fn receive_batch(
         &self,
         limit: usize,
         at_once: bool,

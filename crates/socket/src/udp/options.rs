@@ -73,6 +73,11 @@ impl UdpSocket {
         Ok(())
     }
 
+    /// The type of service or traffic class of what is sent.
+    pub fn tos(&self) -> u8 {
+        self.inner.options.traffic_class.load(Ordering::Relaxed)
+    }
+
     /// Sets the time to live (IPv4) or hop limit (IPv6), 1 to 255.
     ///
     /// # Errors
@@ -86,6 +91,11 @@ impl UdpSocket {
         }
         self.inner.options.hop_limit.store(ttl, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The time to live or hop limit of what is sent.
+    pub fn ttl(&self) -> u8 {
+        self.inner.options.hop_limit.load(Ordering::Relaxed)
     }
 
     /// Sets the priority among the stack's sockets, 0 (default) to 6:

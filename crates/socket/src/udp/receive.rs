@@ -73,6 +73,7 @@ impl Owned {
             source: self.source,
             destination: self.destination,
             local: self.destination.ip(),
+            interface: None,
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
         }
@@ -279,6 +280,7 @@ impl SocketInner {
                     source: found.source,
                     destination: found.destination,
                     local: found.destination.ip(),
+                    interface: None,
                     traffic_class: found.traffic_class,
                     hop_limit: found.hop_limit,
                 })
@@ -345,6 +347,7 @@ impl SocketInner {
                         source: datagram.source,
                         destination: SocketAddr::new(address, ends.local.port()),
                         local: datagram.local.unwrap_or_else(any),
+                        interface: Some(datagram.interface),
                         traffic_class: datagram.traffic_class,
                         hop_limit: datagram.hop_limit,
                     });

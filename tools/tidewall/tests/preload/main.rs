@@ -1,7 +1,9 @@
 //! Programs that know nothing of Tidewall, with `libtidewall.so` in place of the C
 //! library's socket calls (docs/preload.md). Needs root; skipped without.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod messages;
 
 use std::fs;
 use std::path::PathBuf;
@@ -400,7 +402,7 @@ def bound(port, *options):
     made.bind(('0.0.0.0', port))
     return made
 reuse = socket.SOL_SOCKET, socket.SO_REUSEPORT
-messages = socket.IPPROTO_IP, 12 # IP_RECVTTL
+messages = socket.SOL_SOCKET, 35 # SO_TIMESTAMPNS
 every = [bound(8120, reuse), bound(8120, reuse), bound(8121, messages), bound(8122, reuse)]
 poll = select.poll()
 for it in every: poll.register(it, select.POLLIN)

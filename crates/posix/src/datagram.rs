@@ -1,0 +1,242 @@
+//! Datagram sockets: their options, and the control messages of packets (ip(7), ipv6(7)).
+
+use std::io::{IoSlice, IoSliceMut, Read};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
+
+use tidewall_socket::{OpenFile, UdpSocket};
+
+use crate::address::{canonical, check_family, shown};
+use crate::option::{between, int, timeval};
+use crate::socket::Socket;
+use crate::{ControlMessage, Errno, Posix, Received, Result, errno, lock};
+
+/// Default of `net.ipv4.ip_default_ttl` and `net.ipv6.conf.*.hop_limit`, which −1 asks for.
+const HOPS: u8 = 64;
+
+/// Options that have a control message come with each datagram, and its kind, which has the
+/// option's level; in the order that the messages come in.
+const MESSAGES: [(i32, i32, i32); 6] = [
+    (
+        libc::IPPROTO_IPV6,
+        libc::IPV6_RECVPKTINFO,
+        libc::IPV6_PKTINFO,
+    ),
+    (libc::IPPROTO_IP, libc::IP_PKTINFO, libc::IP_PKTINFO),
+    (libc::IPPROTO_IP, libc::IP_RECVTTL, libc::IP_TTL),
+    (libc::IPPROTO_IP, libc::IP_RECVTOS, libc::IP_TOS),
+    (
+        libc::IPPROTO_IPV6,
+        libc::IPV6_RECVHOPLIMIT,
+        libc::IPV6_HOPLIMIT,
+    ),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, libc::IPV6_TCLASS),
+];
+
+/// The bit of such an option in [`Socket::messages`]; a socket of IPv4 has none of IPv6's.
+pub(crate) fn message_bit(domain: i32, level: i32, option: i32) -> Option<u8> {
+    if level == libc::IPPROTO_IPV6 && domain != libc::AF_INET6 {
+        return None;
+    }
+    let found = MESSAGES
+        .iter()
+        .position(|it| (it.0, it.1) == (level, option));
+    found.map(|at| 1 << at)
+}
+
+/// All of them, to be carried over.
+pub(crate) fn message_options() -> impl Iterator<Item = (i32, i32)> {
+    MESSAGES
+        .into_iter()
+        .map(|(level, option, _)| (level, option))
+}
+
+impl Posix {
+    /// `None` for an option that is not a datagram socket's own.
+    pub(crate) fn set_of_datagrams(
+        &self,
+        file: &OpenFile,
+        socket: &Socket,
+        (level, option): (i32, i32),
+        value: &[u8],
+    ) -> Option<Result<()>> {
+        if let Some(bit) = message_bit(socket.domain, level, option) {
+            return Some(int(value).map(|value| match value {
+                0 => drop(socket.messages.fetch_and(!bit, Ordering::Relaxed)),
+                _ => drop(socket.messages.fetch_or(bit, Ordering::Relaxed)),
+            }));
+        }
+        let OpenFile::Datagram(datagrams) = file else {
+            return None;
+        };
+        Some(set(datagrams, socket, (level, option), value))
+    }
+
+    /// `None` for an option that other sockets have as well.
+    pub(crate) fn of_datagrams(
+        &self,
+        file: &OpenFile,
+        socket: &Socket,
+        (level, option): (i32, i32),
+    ) -> Option<Result<i32>> {
+        if let Some(bit) = message_bit(socket.domain, level, option) {
+            return Some(Ok(
+                (socket.messages.load(Ordering::Relaxed) & bit != 0).into()
+            ));
+        }
+        let OpenFile::Datagram(datagrams) = file else {
+            return None;
+        };
+        match (level, option) {
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                Some(Ok(datagrams.tos().into()))
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
+                Some(Ok(datagrams.ttl().into()))
+            }
+            (libc::SOL_SOCKET, libc::SO_ERROR | libc::SO_TYPE | libc::SO_DOMAIN)
+            | (libc::SOL_SOCKET, libc::SO_PROTOCOL | libc::SO_ACCEPTCONN | libc::SO_RCVTIMEO) => {
+                None
+            }
+            // What it was bound with, the kernel's socket that holds its port has.
+            _ => Some(Err(Errno(libc::ENOPROTOOPT))),
+        }
+    }
+
+    /// One datagram, with the control messages that the socket's options ask for.
+    pub(crate) fn receive_datagram(
+        &self,
+        datagrams: &UdpSocket,
+        socket: &Socket,
+        buffers: &mut [IoSliceMut<'_>],
+        flags: i32,
+    ) -> Result<Received> {
+        if flags & libc::MSG_PEEK != 0 {
+            // It is handed over in the frame that it came in.
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let at_once = flags & libc::MSG_DONTWAIT != 0;
+        let wanted = socket.messages.load(Ordering::Relaxed);
+        let mut result = Received::default();
+        let received = datagrams.receive_batch(1, at_once, |packet| {
+            let length = packet.payload.len();
+            // Reading from memory has no errors.
+            let copied = (&mut &*packet.payload)
+                .read_vectored(buffers)
+                .unwrap_or_default();
+            if copied < length {
+                result.flags |= libc::MSG_TRUNC;
+            }
+            result.bytes = match flags & libc::MSG_TRUNC {
+                0 => copied,
+                _ => length,
+            };
+            result.from = Some(shown(packet.source, socket.domain));
+            if wanted != 0 {
+                result.packet = self.messages(&packet, wanted);
+            }
+        });
+        received.map_err(errno).map(|_| result)
+    }
+
+    fn messages(&self, packet: &tidewall_socket::Received<'_>, wanted: u8) -> Vec<ControlMessage> {
+        let destination = packet.destination.ip();
+        let is_v4 = destination.to_canonical().is_ipv4();
+        let interface = packet
+            .interface
+            .unwrap_or_else(|| self.stack().interface_index());
+        let each = MESSAGES.iter().enumerate();
+        let wanted = each.filter(|(at, _)| wanted & 1 << at != 0);
+        let messages = wanted.filter_map(|(_, &(level, _, kind))| {
+            let class = i32::from(packet.traffic_class).to_ne_bytes();
+            let hops = i32::from(packet.hop_limit).to_ne_bytes();
+            let data = match (level, kind) {
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let to = match destination {
+                        IpAddr::V4(to) => to.to_ipv6_mapped(),
+                        IpAddr::V6(to) => to,
+                    };
+                    [&to.octets()[..], &interface.to_ne_bytes()].concat()
+                }
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let (IpAddr::V4(own), IpAddr::V4(to)) =
+                        (packet.local.to_canonical(), destination.to_canonical())
+                    else {
+                        return None;
+                    };
+                    [interface.to_ne_bytes(), own.octets(), to.octets()].concat()
+                }
+                // Each family has its own; that none are left is not known of one that was
+                // put together by the kernel.
+                _ if (level == libc::IPPROTO_IP) != is_v4 || packet.hop_limit == 0 => return None,
+                (_, libc::IP_TOS) if is_v4 => vec![packet.traffic_class],
+                (_, libc::IPV6_TCLASS) => class.to_vec(),
+                _ => hops.to_vec(),
+            };
+            Some(ControlMessage { level, kind, data })
+        });
+        messages.collect()
+    }
+
+    /// As [`Posix::sendmsg`] of a datagram, from an address of this host (IP_PKTINFO,
+    /// IPV6_PKTINFO); from the unspecified one it is the same.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for another file, EDESTADDRREQ without an address to send to; what
+    /// [`UdpSocket::send_from`] reports.
+    pub fn send_from(
+        &self,
+        fd: i32,
+        buffers: &[IoSlice<'_>],
+        source: IpAddr,
+        to: Option<SocketAddr>,
+    ) -> Result<usize> {
+        let file = self.file(fd)?;
+        let OpenFile::Datagram(datagrams) = &*file else {
+            return Err(Errno(libc::EOPNOTSUPP));
+        };
+        let to = match to {
+            Some(to) => {
+                check_family(to, self.socket_of(fd)?.domain)?;
+                canonical(to)
+            }
+            None => datagrams
+                .peer_addr()
+                .map_err(|_| Errno(libc::EDESTADDRREQ))?,
+        };
+        let joined: Vec<u8>;
+        let payload: &[u8] = match buffers {
+            [one] => one,
+            many => {
+                joined = many
+                    .iter()
+                    .flat_map(|piece| piece.iter().copied())
+                    .collect();
+                &joined
+            }
+        };
+        datagrams.send_from(payload, source, to).map_err(errno)
+    }
+}
+
+fn set(datagrams: &UdpSocket, socket: &Socket, which: (i32, i32), value: &[u8]) -> Result<()> {
+    match which {
+        (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+            datagrams.set_tos(int(value)? as u8).map_err(errno)
+        }
+        (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
+            let hops = match int(value)? {
+                -1 => HOPS,
+                hops => between(hops, 1, 255)? as u8,
+            };
+            datagrams.set_ttl(hops).map_err(errno)
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
+            let timeout = timeval(value)?;
+            datagrams.set_read_timeout(timeout).map_err(errno)?;
+            lock(&socket.state).options.read_timeout = timeout;
+            Ok(())
+        }
+        _ => Err(Errno(libc::ENOPROTOOPT)),
+    }
+}
