@@ -7,9 +7,11 @@
 
 use std::io;
 
+use aya::Ebpf;
 use aya::programs::{TestRun, TestRunAttrs, TestRunOptions, Xdp};
-use aya::{Ebpf, EbpfLoader};
 use tidewall_device::demux::programs;
+
+use crate::program::load;
 
 /// The kernel's input path behind one interface.
 pub(super) struct KernelInput {
@@ -23,10 +25,7 @@ impl KernelInput {
     /// # Errors
     /// What the kernel reports.
     pub(super) fn load(interface: u32) -> io::Result<Self> {
-        let mut pass = EbpfLoader::new()
-            .btf(None)
-            .load(programs::PASS)
-            .map_err(io::Error::other)?;
+        let mut pass = load(programs::PASS).map_err(io::Error::other)?;
         let program: &mut Xdp = pass
             .program_mut("pass")
             .ok_or(io::ErrorKind::NotFound)?

@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aya::EbpfLoader;
 use aya::maps::{Array, DevMap, HashMap, Map, MapData, MapError};
 use aya::programs::Xdp;
 
@@ -31,7 +30,7 @@ use tidewall_sys::netlink::Rtnetlink;
 use crate::XdpMode;
 use crate::daemon::journal::{ENTRY_BYTES, Entry};
 use crate::domains::programs::PairPrograms;
-use crate::program::{Traces, attach, random_bytes, xdp_named};
+use crate::program::{Traces, attach, load, random_bytes, xdp_named};
 use crate::refusal::{check_generic, describe, native};
 
 const MAPS: [&str; 10] = [
@@ -209,9 +208,7 @@ impl PinnedProgram {
         mode: Option<XdpMode>,
     ) -> io::Result<(Self, XdpMode)> {
         directory.empty()?;
-        let mut loaded = EbpfLoader::new()
-            .btf(None)
-            .load(programs::DEMUX)
+        let mut loaded = load(programs::DEMUX)
             .map_err(|error| describe("load the driver program's maps", error))?;
         let xdp = xdp_named(&mut loaded, "demux")?;
         xdp.load()

@@ -4,12 +4,12 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use aya::maps::{ArrayOfMaps, HashMap, Map, MapData, RingBuf, XskMap};
 use aya::programs::{TestRun, TestRunOptions, Xdp};
-use aya::{Ebpf, EbpfLoader};
+use aya::{Ebpf, EbpfError, EbpfLoader};
 use zerocopy::FromBytes;
 
 use tidewall_device::demux::layout::{
@@ -125,11 +125,7 @@ impl Program {
     /// # Errors
     /// As [`Program::load`].
     pub fn load_with_key(hash_key: [u64; 2]) -> io::Result<Self> {
-        // Without the kernel's own BTF, which the program does not refer to and
-        // which takes long to read.
-        let mut loaded = EbpfLoader::new()
-            .btf(None)
-            .load(programs::DEMUX)
+        let mut loaded = load(programs::DEMUX)
             .map_err(|error| describe("load the driver program's maps", error))?;
         let xdp = xdp(&mut loaded)?;
         xdp.load()
@@ -319,6 +315,19 @@ impl Program {
     }
 }
 
+/// Makes the maps of an object and reads its programs. A loader reads the kernel's own BTF when
+/// it is made, which takes some 20 ms and which our programs do not refer to: a process makes
+/// one.
+pub(crate) fn load(object: &[u8]) -> Result<Ebpf, EbpfError> {
+    static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| {
+        let mut loader = EbpfLoader::new();
+        loader.btf(None);
+        Mutex::new(loader)
+    });
+    let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
+    loader.load(object)
+}
+
 /// Attaches a loaded program by a link, which ends with its descriptor.
 pub(crate) fn attach(
     xdp: &mut Xdp,
@@ -389,5 +398,27 @@ fn array(loaded: &mut Ebpf, name: &str) -> io::Result<MapData> {
     match take(loaded, name)? {
         Map::Array(map) => Ok(map),
         _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that this thread has read.
+    fn read_so_far() -> u64 {
+        let said = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        let line = said.lines().find_map(|line| line.strip_prefix("rchar: "));
+        line.unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn the_kernels_own_btf_is_read_once() {
+        let load = || load(programs::PASS).map(drop);
+        load().unwrap();
+        let before = read_so_far();
+        load().unwrap();
+        let read = read_so_far() - before;
+        assert!(read < 100_000, "{read} bytes");
     }
 }
