@@ -3,7 +3,7 @@
 use crate::lane::{Program, ask};
 
 const CONFIGURATION: &str = "server:
-  interface: 10.99.0.2
+  $INTERFACE
   access-control: 10.99.0.0/24 allow
   num-threads: $THREADS
   so-reuseport: yes
@@ -21,19 +21,29 @@ remote-control:
   control-enable: no
 ";
 
+const ONE: &str = "interface: 10.99.0.2";
+
 #[test]
 fn unbound() {
-    check("unbound", 1, &["10.99.0.2:53"]);
+    check("unbound", ONE, 1, &["10.99.0.2:53"]);
+}
+
+/// It answers from the address that was asked (IP_PKTINFO).
+#[test]
+fn unbound_automatic() {
+    let name = "unbound, interface-automatic";
+    check(name, "interface-automatic: yes", 1, &["0.0.0.0:53"]);
 }
 
 /// Each thread has sockets of its own for the port, which stay the kernel's.
 #[test]
 fn unbound_with_threads() {
-    check("2 threads of unbound", 2, &[]);
+    check("2 threads of unbound", ONE, 2, &[]);
 }
 
-fn check(name: &str, threads: usize, takes: &[&str]) {
+fn check(name: &str, interface: &str, threads: usize, takes: &[&str]) {
     let configuration = CONFIGURATION.replace("$THREADS", &threads.to_string());
+    let configuration = configuration.replace("$INTERFACE", interface);
     Program {
         name,
         package: "unbound",
