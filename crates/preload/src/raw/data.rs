@@ -268,7 +268,7 @@ pub(super) unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, length: 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn send(
+pub(super) unsafe extern "C" fn send(
     fd: c_int,
     buffer: *const c_void,
     length: usize,
@@ -473,8 +473,22 @@ unsafe fn several<'a>(messages: *mut Messages, count: c_uint) -> Result<&'a mut 
 
 // ---- With an offset, which a socket has not ------------------------------------
 
+/// Flags of preadv2(2) that Linux knows of any file, of which RWF_NOWAIT means something
+/// here.
+const RWF_KNOWN: c_int = 0x3f;
+
+/// The flags of recv(2) and send(2) that say the same.
+fn flags_of(offset: off_t, flags: c_int) -> Result<c_int> {
+    match (offset, flags & libc::RWF_NOWAIT) {
+        (-1, _) if flags & !RWF_KNOWN != 0 => Err(Errno(libc::EOPNOTSUPP)),
+        (-1, 0) => Ok(0),
+        (-1, _) => Ok(libc::MSG_DONTWAIT),
+        _ => Err(Errno(libc::ESPIPE)),
+    }
+}
+
 #[unsafe(no_mangle)]
-unsafe extern "C" fn preadv2(
+pub(super) unsafe extern "C" fn preadv2(
     fd: c_int,
     vector: *const iovec,
     count: c_int,
@@ -483,15 +497,17 @@ unsafe extern "C" fn preadv2(
 ) -> ssize_t {
     match attended(fd) {
         // SAFETY: the caller's.
-        Some(_) if offset == -1 => unsafe { readv(fd, vector, count) },
-        Some(_) => answer::<usize>(Err(Errno(libc::ESPIPE))),
+        Some(posix) => answer(flags_of(offset, flags).and_then(|flags| unsafe {
+            let places = places(vector, elements(count));
+            receive(posix, fd, places, flags).map(|received| received.bytes)
+        })),
         // SAFETY: the caller's.
         None => unsafe { originals::preadv2(fd, vector, count, offset, flags) },
     }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pwritev2(
+pub(super) unsafe extern "C" fn pwritev2(
     fd: c_int,
     vector: *const iovec,
     count: c_int,
@@ -499,9 +515,14 @@ unsafe extern "C" fn pwritev2(
     flags: c_int,
 ) -> ssize_t {
     match sending(fd) {
-        // SAFETY: the caller's.
-        Some(_) if offset == -1 => unsafe { writev(fd, vector, count) },
-        Some(_) => answer::<usize>(Err(Errno(libc::ESPIPE))),
+        Some(posix) => match flags_of(offset, flags) {
+            Ok(flags) => {
+                // SAFETY: the caller's.
+                let pieces = unsafe { pieces(vector, elements(count)) };
+                transmit(posix, fd, pieces, flags, None)
+            }
+            Err(error) => answer::<usize>(Err(error)),
+        },
         // SAFETY: the caller's.
         None => unsafe { originals::pwritev2(fd, vector, count, offset, flags) },
     }

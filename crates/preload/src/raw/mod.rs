@@ -1,5 +1,6 @@
 //! What the C library's callers call, and what that does to their memory.
 
+mod aliases;
 mod copying;
 mod data;
 mod explicit;

@@ -100,7 +100,8 @@ unsafe fn replace(fd: c_int, number: c_int, call: impl FnOnce() -> c_int) -> c_i
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let closes = flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 && first <= last;
+    // Other flags close nothing, or are EINVAL.
+    let closes = flags as c_uint & !libc::CLOSE_RANGE_UNSHARE == 0 && first <= last;
     if is_inside() || !closes || !(process::posix().is_some() || crate::protected::is_any()) {
         // SAFETY: the caller's.
         return unsafe { originals::close_range(first, last, flags) };

@@ -13,6 +13,8 @@ use crate::promote;
 
 /// `linux/sockios.h`: bytes written and not sent.
 const SIOCOUTQNSD: c_ulong = 0x894b;
+/// `asm-generic/sockios.h`: whether what is read next was sent as urgent.
+pub(super) const SIOCATMARK: c_ulong = 0x8905;
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn setsockopt(
@@ -196,6 +198,15 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usi
             let place = unsafe { place.as_mut() }.ok_or(Errno(libc::EFAULT));
             done(unsent.and_then(|bytes| place.map(|place| *place = bytes)))
         }
+        // There is no mark (RFC 6093).
+        // SAFETY: the caller's.
+        SIOCATMARK if !holds_port(posix, fd) => match unsafe { place.as_mut() } {
+            Some(place) => {
+                *place = 0;
+                0
+            }
+            None => done(Err(Errno(libc::EFAULT))),
+        },
         // SAFETY: the caller's.
         _ => unsafe { originals::ioctl(fd, request, argument) },
     }

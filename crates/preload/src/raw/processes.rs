@@ -95,4 +95,11 @@ mod vfork {
             number = const libc::SYS_vfork,
         );
     }
+
+    /// Its other name.
+    #[unsafe(no_mangle)]
+    #[unsafe(naked)]
+    unsafe extern "C" fn __vfork() -> libc::pid_t {
+        core::arch::naked_asm!("endbr64", "jmp {vfork}", vfork = sym vfork)
+    }
 }

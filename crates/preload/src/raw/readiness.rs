@@ -613,7 +613,7 @@ fn select_in_kernel(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn select(
+pub(super) unsafe extern "C" fn select(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,

@@ -188,7 +188,11 @@ pub(super) fn restarting<T>(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sigaction(signal: c_int, action: *const Action, old: *mut Action) -> c_int {
+pub(super) unsafe extern "C" fn sigaction(
+    signal: c_int,
+    action: *const Action,
+    old: *mut Action,
+) -> c_int {
     if !promote::may_promote() {
         // SAFETY: the caller's.
         return unsafe { originals::sigaction(signal, action, old) };
@@ -240,6 +244,28 @@ fn simple(signal: c_int, function: sighandler_t, flags: c_int) -> sighandler_t {
 
 #[unsafe(no_mangle)]
 extern "C" fn signal(number: c_int, function: sighandler_t) -> sighandler_t {
+    simple(number, function, libc::SA_RESTART)
+}
+
+/// The C library's changes its own action, of which we would not hear.
+#[unsafe(no_mangle)]
+extern "C" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    // SAFETY: all zero is an action: SIG_DFL.
+    let mut action: Action = unsafe { core::mem::zeroed() };
+    // SAFETY: a place for an action.
+    if unsafe { sigaction(signal, std::ptr::null(), &raw mut action) } != 0 {
+        return -1;
+    }
+    match interrupts {
+        0 => action.sa_flags |= libc::SA_RESTART,
+        _ => action.sa_flags &= !libc::SA_RESTART,
+    }
+    // SAFETY: the action that it has, but for a flag.
+    unsafe { sigaction(signal, &raw const action, std::ptr::null_mut()) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ssignal(number: c_int, function: sighandler_t) -> sighandler_t {
     simple(number, function, libc::SA_RESTART)
 }
 

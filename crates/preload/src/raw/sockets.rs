@@ -11,6 +11,7 @@ use tidewall_posix::{Accepted, Errno, PollFd, Posix, Result};
 use tidewall_socket::OpenFile;
 use tidewall_socket::readiness::Events;
 
+use super::options::{self, SIOCATMARK};
 use super::signals::restarting;
 use super::{address, checked, done, number, originals, put_address};
 use crate::candidates;
@@ -214,8 +215,15 @@ unsafe fn name(result: Result<SocketAddr>, to: *mut sockaddr, length: *mut sockl
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
     match ours(fd) {
-        // There is no mark (RFC 6093).
-        Some(_) => 0,
+        Some(_) => {
+            let mut mark: c_int = 0;
+            let place = (&raw mut mark).expose_provenance();
+            // SAFETY: a number that is here.
+            match unsafe { options::ioctl(fd, SIOCATMARK, place) } {
+                0 => mark,
+                error => error,
+            }
+        }
         // SAFETY: the caller's.
         None => unsafe { originals::sockatmark(fd) },
     }

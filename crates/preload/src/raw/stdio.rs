@@ -38,7 +38,7 @@ unsafe extern "C" fn close(cookie: *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+pub(super) unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if ours(fd).is_none() {
         // SAFETY: the caller's.
         return unsafe { originals::fdopen(fd, mode) };
@@ -52,4 +52,132 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     let cookie = std::ptr::without_provenance_mut(fd as usize);
     // SAFETY: functions for such a cookie, and the caller's mode.
     unsafe { originals::fopencookie(cookie, mode, functions) }
+}
+
+/// A list of variable arguments of the C library's (`va_list`), where that is a pointer: on
+/// x86-64 an array of one.
+#[cfg(target_arch = "x86_64")]
+mod print {
+    use std::ffi::{c_char, c_int, c_void};
+
+    use super::{data, originals, ours};
+
+    unsafe extern "C" {
+        fn vasprintf(text: *mut *mut c_char, format: *const c_char, list: *mut c_void) -> c_int;
+        fn __vasprintf_chk(
+            text: *mut *mut c_char,
+            flag: c_int,
+            format: *const c_char,
+            list: *mut c_void,
+        ) -> c_int;
+    }
+
+    /// Writes a text that the C library has made, all of it.
+    ///
+    /// # Safety
+    /// The text is `length` bytes of malloc's, where that is not negative.
+    unsafe fn put(fd: c_int, text: *mut c_char, length: c_int) -> c_int {
+        let Ok(count) = usize::try_from(length) else {
+            return -1;
+        };
+        let mut written = 0;
+        let mut result = length;
+        while written < count {
+            // SAFETY: the rest of the text.
+            match unsafe { data::write(fd, text.add(written).cast(), count - written) } {
+                sent @ 1.. => written += sent as usize,
+                _ => {
+                    result = -1;
+                    break;
+                }
+            }
+        }
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        // SAFETY: malloc's, and not used any more.
+        unsafe { libc::free(text.cast()) };
+        super::super::fail(errno.unwrap_or(0));
+        result
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int {
+        if ours(fd).is_none() {
+            // SAFETY: the caller's.
+            return unsafe { originals::vdprintf(fd, format, list) };
+        }
+        let mut text = std::ptr::null_mut();
+        // SAFETY: the caller's format and list, and a place for the text.
+        unsafe {
+            let length = vasprintf(&raw mut text, format, list);
+            put(fd, text, length)
+        }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn __vdprintf_chk(
+        fd: c_int,
+        flag: c_int,
+        format: *const c_char,
+        list: *mut c_void,
+    ) -> c_int {
+        if ours(fd).is_none() {
+            // SAFETY: the caller's.
+            return unsafe { originals::__vdprintf_chk(fd, flag, format, list) };
+        }
+        let mut text = std::ptr::null_mut();
+        // SAFETY: as above.
+        unsafe {
+            let length = __vasprintf_chk(&raw mut text, flag, format, list);
+            put(fd, text, length)
+        }
+    }
+
+    /// A function of variable arguments, with so many before them, that calls one with their
+    /// list in its `$place`: the registers of arguments are saved and described as the ABI of
+    /// System V has it (AMD64, 3.5.7).
+    macro_rules! variadic {
+        ($name:ident, $fixed:literal, $place:literal, $function:ident) => {
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            unsafe extern "C" fn $name() -> c_int {
+                core::arch::naked_asm!(
+                    "endbr64",
+                    "sub rsp, 216",
+                    "mov [rsp + 32], rdi",
+                    "mov [rsp + 40], rsi",
+                    "mov [rsp + 48], rdx",
+                    "mov [rsp + 56], rcx",
+                    "mov [rsp + 64], r8",
+                    "mov [rsp + 72], r9",
+                    "test al, al",
+                    "je 2f",
+                    "movaps [rsp + 80], xmm0",
+                    "movaps [rsp + 96], xmm1",
+                    "movaps [rsp + 112], xmm2",
+                    "movaps [rsp + 128], xmm3",
+                    "movaps [rsp + 144], xmm4",
+                    "movaps [rsp + 160], xmm5",
+                    "movaps [rsp + 176], xmm6",
+                    "movaps [rsp + 192], xmm7",
+                    "2:",
+                    // gp_offset, fp_offset, overflow_arg_area, reg_save_area.
+                    concat!("mov dword ptr [rsp], ", $fixed),
+                    "mov dword ptr [rsp + 4], 48",
+                    "lea rax, [rsp + 224]",
+                    "mov [rsp + 8], rax",
+                    "lea rax, [rsp + 32]",
+                    "mov [rsp + 16], rax",
+                    concat!("mov ", $place, ", rsp"),
+                    "call {function}",
+                    "add rsp, 216",
+                    "ret",
+                    function = sym $function,
+                )
+            }
+        };
+    }
+
+    // The offset of the first argument that varies, of 8 bytes each, and where the list goes.
+    variadic!(dprintf, 16, "rdx", vdprintf);
+    variadic!(__dprintf_chk, 24, "rcx", __vdprintf_chk);
 }

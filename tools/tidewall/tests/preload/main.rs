@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod messages;
+mod names;
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! The C library's calls: what they return, or −errno.
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::{mem, ptr};
@@ -120,6 +120,151 @@ pub fn recvmsg(fd: c_int, buffer: &mut [u8], flags: c_int) -> (i64, c_int) {
     let mut message = message(&mut vector);
     let value = call!(recvmsg(fd, &raw mut message, flags));
     (value, message.msg_flags)
+}
+
+// What -D_FORTIFY_SOURCE makes of calls, and what the libc crate has not.
+unsafe extern "C" {
+    fn __read_chk(fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize;
+    fn __recv_chk(
+        fd: c_int,
+        buffer: *mut c_void,
+        length: usize,
+        room: usize,
+        flags: c_int,
+    ) -> isize;
+    fn __recvfrom_chk(
+        fd: c_int,
+        buffer: *mut c_void,
+        length: usize,
+        room: usize,
+        flags: c_int,
+        from: *mut c_void,
+        from_length: *mut c_void,
+    ) -> isize;
+    fn __poll_chk(list: *mut libc::pollfd, count: u64, timeout: c_int, room: usize) -> c_int;
+    fn dprintf(fd: c_int, format: *const c_char, ...) -> c_int;
+    fn __dprintf_chk(fd: c_int, flag: c_int, format: *const c_char, ...) -> c_int;
+    fn sockatmark(fd: c_int) -> c_int;
+    fn isfdtype(fd: c_int, kind: c_int) -> c_int;
+    fn preadv64v2(
+        fd: c_int,
+        vector: *const libc::iovec,
+        count: c_int,
+        offset: i64,
+        flags: c_int,
+    ) -> isize;
+    fn pwritev64v2(
+        fd: c_int,
+        vector: *const libc::iovec,
+        count: c_int,
+        offset: i64,
+        flags: c_int,
+    ) -> isize;
+}
+
+/// One of the fortified ways to receive.
+pub fn read_checked(fd: c_int, buffer: &mut [u8], way: usize) -> i64 {
+    let (place, room) = (buffer.as_mut_ptr().cast(), buffer.len());
+    let none = ptr::null_mut();
+    // SAFETY: memory that is as long as said, for the call alone.
+    result(unsafe {
+        match way {
+            0 => __read_chk(fd, place, room, room),
+            1 => __recv_chk(fd, place, room, room, 0),
+            _ => __recvfrom_chk(fd, place, room, room, 0, none, none),
+        }
+    } as i64)
+}
+
+pub fn preadv2(fd: c_int, buffer: &mut [u8], offset: i64, flags: c_int) -> i64 {
+    let vector = halves(buffer);
+    // SAFETY: memory that is here.
+    result(unsafe { preadv64v2(fd, vector.as_ptr(), 2, offset, flags) } as i64)
+}
+
+pub fn pwritev2(fd: c_int, buffer: &mut [u8], offset: i64, flags: c_int) -> i64 {
+    let vector = halves(buffer);
+    // SAFETY: memory that is here.
+    result(unsafe { pwritev64v2(fd, vector.as_ptr(), 2, offset, flags) } as i64)
+}
+
+/// Each half of the buffer as a message: the result, and the bytes of each.
+fn many(buffer: &mut [u8], call: impl FnOnce(*mut libc::mmsghdr) -> i64) -> (i64, [u32; 2]) {
+    let mut halves = halves(buffer);
+    let (first, second) = halves.split_at_mut(1);
+    let mut messages = [first, second].map(|vector| libc::mmsghdr {
+        msg_hdr: message(vector),
+        msg_len: 0,
+    });
+    let value = call(messages.as_mut_ptr());
+    (value, messages.map(|message| message.msg_len))
+}
+
+pub fn recvmmsg(fd: c_int, buffer: &mut [u8], flags: c_int) -> (i64, [u32; 2]) {
+    many(buffer, |messages| {
+        call!(recvmmsg(fd, messages, 2, flags, ptr::null_mut()))
+    })
+}
+
+pub fn sendmmsg(fd: c_int, buffer: &mut [u8]) -> (i64, [u32; 2]) {
+    many(buffer, |messages| call!(sendmmsg(fd, messages, 2, 0)))
+}
+
+/// Numbers, a text and fractions, of registers and of the stack.
+pub fn print(fd: c_int, number: c_int, text: &CStr, checked: bool) -> i64 {
+    let (half, text) = (f64::from(number) / 2.0, text.as_ptr());
+    let format = c"%d %s %g %d %d %d %g %s %.3f %d\n".as_ptr();
+    let n = number;
+    // SAFETY: arguments of the format's types.
+    result(unsafe {
+        match checked {
+            true => __dprintf_chk(fd, 1, format, n, text, half, 1, 2, 3, 0.25, text, half, 4),
+            false => dprintf(fd, format, n, text, half, 1, 2, 3, 0.25, text, half, 4),
+        }
+    })
+}
+
+/// What is said of a number that has no data: a mark of urgent data, its kind.
+pub fn kinds(fd: c_int) -> [i64; 3] {
+    // SAFETY: asks of a number.
+    unsafe {
+        let is = |kind| result(isfdtype(fd, kind as c_int));
+        [
+            result(sockatmark(fd)),
+            is(libc::S_IFSOCK),
+            is(libc::S_IFREG),
+        ]
+    }
+}
+
+/// Copies that a socket is not for: from memory to it, and of ranges of a file.
+pub fn copies(fd: c_int, file: c_int) -> [i64; 2] {
+    let none = ptr::null_mut();
+    let mut byte = 1u8;
+    let piece = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    [
+        call!(vmsplice(fd, &raw const piece, 1, 0)),
+        call!(copy_file_range(file, none, fd, none, 10, 0)),
+    ]
+}
+
+pub fn close_range(first: c_int, last: c_int, flags: c_int) -> i64 {
+    call!(close_range(first as u32, last as u32, flags))
+}
+
+pub fn poll_checked(fd: c_int, events: i16) -> (i64, i16) {
+    let mut entry = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let room = size_of::<libc::pollfd>();
+    // SAFETY: one entry that is here.
+    let value = result(unsafe { __poll_chk(&raw mut entry, 1, 0, room) });
+    (value, entry.revents)
 }
 
 pub fn write(fd: c_int, buffer: &[u8]) -> i64 {

@@ -297,8 +297,16 @@ impl Subject {
             c::pread(fd, &mut [0; 4]),
             c::tee(fd, self.pipe[1]),
             c::unsent(self.listener),
+            c::preadv2(fd, &mut [0; 4], 0, 0),
+            c::pwritev2(fd, &mut [0; 4], 7, 0),
+            c::preadv2(fd, &mut [0; 4], -1, 1 << 30),
+            c::close_range(fd, fd, 1 << 10),
+            c::close_range(fd, fd - 1, 0),
         ];
         self.note(format_args!("mistakes of a connection {found:?}"));
+        let of_it = (c::kinds(fd), c::copies(fd, self.file));
+        let of_others = [self.listener, self.datagrams.0, self.file].map(c::kinds);
+        self.note(format_args!("kinds {of_it:?} {of_others:?}"));
     }
 
     fn names(&mut self) {
@@ -337,7 +345,7 @@ impl Subject {
     fn read(&mut self) {
         let (which, fd) = self.any();
         let mut buffer = vec![0; 1 + self.random.below(4000)];
-        let way = self.random.below(6);
+        let way = self.random.below(11);
         let (unread, ended) = (
             self.connections[which].unread,
             self.connections[which].ended,
@@ -355,6 +363,18 @@ impl Subject {
             2 => c::recvmsg(fd, &mut buffer, dont_wait),
             3 => (c::recv(fd, &mut buffer, dont_wait | libc::MSG_PEEK), 0),
             4 => (c::readv(fd, &mut buffer), 0),
+            5..8 => (c::read_checked(fd, &mut buffer, way - 5), 0),
+            8 => (c::preadv2(fd, &mut buffer, -1, libc::RWF_NOWAIT), 0),
+            9 if buffer.len() > 1 => {
+                let (count, lengths) = c::recvmmsg(fd, &mut buffer, dont_wait);
+                // The halves follow one another where the first is full.
+                let half = (buffer.len() / 2) as u32;
+                assert!(lengths[1] == 0 || lengths[0] == half, "{lengths:?}");
+                match count {
+                    ..0 => (count, 0),
+                    _ => (lengths.iter().sum::<u32>().into(), count as c_int),
+                }
+            }
             _ => (c::recvfrom(fd, &mut buffer, 0).0, 0),
         };
         let read = usize::try_from(length).unwrap_or(0);
@@ -369,7 +389,7 @@ impl Subject {
     fn write(&mut self) {
         let (which, fd) = self.any();
         let mut bytes = self.random.bytes(6000);
-        let way = self.random.below(6);
+        let way = self.random.below(10);
         let mut offset = self.random.below(10_000) as i64;
         let sent = match way {
             0 => c::write(fd, &bytes),
@@ -377,6 +397,12 @@ impl Subject {
             2 => c::writev(fd, &mut bytes),
             3 => c::sendmsg(fd, &mut bytes),
             4 => c::sendfile(fd, self.file, &mut offset, bytes.len()),
+            5 => c::pwritev2(fd, &mut bytes, -1, 0),
+            6 => match c::sendmmsg(fd, &mut bytes) {
+                (error @ ..0, _) => error,
+                (_, lengths) => lengths.iter().sum::<u32>().into(),
+            },
+            7 | 8 => c::print(fd, offset as c_int, c"text", way == 8),
             _ => c::sendto(fd, &bytes, self.at),
         };
         let connection = &self.connections[which];
@@ -436,7 +462,8 @@ impl Subject {
             0 => {
                 let mut list: Vec<_> = self.numbers().into_iter().map(|fd| (fd, BOTH)).collect();
                 let found = c::poll(&mut list, 0);
-                self.note(format_args!("poll {found:?}"));
+                let last = list.last().map(|&(fd, _)| c::poll_checked(fd, BOTH));
+                self.note(format_args!("poll {found:?} {last:?}"));
             }
             1 => {
                 let found = c::select(&self.numbers());
@@ -534,7 +561,15 @@ impl Subject {
         let which = self.random.below(self.connections.len());
         let fd = self.connections[which].fds.pop().unwrap();
         let name = self.connections[which].name;
-        let done = c::close(fd);
+        let done = match self.random.below(3) {
+            0 => c::close_range(fd, fd, 0),
+            1 => {
+                let over = c::dup2(self.pipe[0], fd);
+                assert_eq!(over, i64::from(fd));
+                c::close(fd)
+            }
+            _ => c::close(fd),
+        };
         let after = c::read(fd, &mut [0; 1]);
         let mut end = "open";
         if self.connections[which].fds.is_empty() {

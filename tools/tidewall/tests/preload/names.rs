@@ -1,0 +1,92 @@
+//! The names that the library takes, against those of the C library.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+use super::common::host::library;
+use super::common::text;
+
+/// Functions of the C library's that take a descriptor, make a process or set a handler.
+const TAKEN: &str = "
+    socket listen accept accept4 connect shutdown getsockname getpeername getsockopt setsockopt sockatmark
+    read readv write writev recv recvfrom recvmsg recvmmsg send sendto sendmsg sendmmsg preadv2
+    pwritev2 __read_chk __recv_chk __recvfrom_chk __poll_chk __ppoll_chk
+    splice sendfile sendfile64
+    select pselect poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
+    epoll_pwait2
+    close dup dup2 dup3 fcntl fcntl64 ioctl close_range closefrom
+    vfork _Fork _exit _Exit
+    sigaction signal bsd_signal sysv_signal siginterrupt
+    setrlimit setrlimit64 chroot
+    fdopen dprintf vdprintf __dprintf_chk __vdprintf_chk
+    syscall";
+
+/// The same, whose answers of the number's placeholder, or of the kernel's socket, are the
+/// right ones.
+const PASSED_BY: &str = "
+    bind socketpair isfdtype
+    pread pread64 pwrite pwrite64 preadv preadv64 pwritev pwritev64 lseek lseek64
+    __pread_chk __pread64_chk
+    tee vmsplice copy_file_range
+    fstat fstat64 __fxstat __fxstat64 fstatat fstatat64 statx
+    __fdelt_chk
+    fork posix_spawn posix_spawnp execve execv execvp execvpe execl execle execlp execveat
+    fexecve daemon
+    sigprocmask pthread_sigmask signalfd
+    aio_read aio_write lio_listio";
+
+/// The functions of a library that a program may call, with their addresses in it.
+fn exported(library: &Path) -> BTreeMap<String, String> {
+    let listed = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(library)
+        .output()
+        .unwrap();
+    let listed = text(&listed.stdout);
+    let names = listed.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let (address, _, name) = (words.next()?, words.next()?, words.next()?);
+        let (name, version) = name.split_once('@').unwrap_or((name, ""));
+        (!version.contains("PRIVATE")).then(|| (name.to_owned(), address.to_owned()))
+    });
+    names.collect()
+}
+
+/// The C library of this program.
+fn c_library() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut paths = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5));
+    let found = paths.find(|path| path.contains("/libc.so"));
+    found.expect("a C library").to_owned()
+}
+
+#[test]
+fn every_name_of_a_function_is_taken_that_is_one_of_a_taken_function() {
+    let test = "every_name_of_a_function_is_taken_that_is_one_of_a_taken_function";
+    if !tidewall_skip::has_programs(test, &["nm"]) {
+        return;
+    }
+    let own = exported(&library());
+    let theirs = exported(Path::new(&c_library()));
+    let words = |list: &'static str| list.split_whitespace().collect::<BTreeSet<_>>();
+    for name in words(TAKEN) {
+        assert!(own.contains_key(name), "{name} is not taken");
+    }
+    for name in words(PASSED_BY) {
+        assert!(theirs.contains_key(name), "there is no {name}");
+        assert!(!own.contains_key(name), "{name} is taken");
+    }
+    let mut missing = Vec::new();
+    for name in own.keys().filter(|name| !name.starts_with("tidewall_")) {
+        let Some(address) = theirs.get(name) else {
+            panic!("{name} is none of the C library's");
+        };
+        let same = theirs.iter().filter(|(_, other)| *other == address);
+        missing.extend(same.filter(|(other, _)| !own.contains_key(*other)));
+    }
+    assert!(missing.is_empty(), "not taken: {missing:?}");
+    assert!(theirs.len() > 1000, "{}", theirs.len());
+}
