@@ -3,7 +3,8 @@
 //! Lives here: socket options by number ([`set_option`]), datagrams with their
 //! ancillary data ([`receive_message`], [`MessageBatch`]), sleeping with a
 //! signal mask ([`wait_readable`], [`SignalSet`]), ioctls of interfaces and of
-//! epoll, one netlink client ([`netlink`]), shared memory ([`Mapping`]).
+//! epoll, one netlink client ([`netlink`]), shared memory ([`Mapping`]); what a filter of
+//! system calls decides ([`seccomp`]).
 //! Does not live here: anything that knows of packets or of Tidewall's sockets.
 //!
 //! Read first: socket(7), ip(7), netlink(7), rtnetlink(7);
@@ -40,6 +41,7 @@ mod raw_option;
 mod raw_poll;
 #[allow(unsafe_code)]
 mod raw_thread;
+pub mod seccomp;
 mod thread;
 mod wake;
 
