@@ -20,6 +20,6 @@ END
 
 Not reached at all, said by `tidewall run` before the start, and run on the kernel's sockets: static programs, Go, musl, setuid programs and those whose files have capabilities, 32 bits ([manager.md](manager.md#tidewall-run)).
 
-Not known to work: programs with filters of system calls (seccomp) that refuse what the stack calls ([preload.md](preload.md#what-differs-from-linux)).
+Programs with filters of system calls (seccomp): those that refuse what the stack calls keep the kernel's sockets, or are refused ([preload.md](preload.md#filters-of-system-calls)).
 END
 } >docs/compatibility.md

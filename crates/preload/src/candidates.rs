@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Numbers are below this; sockets above stay with the kernel. Pages that no number is in
 /// take no memory.
-const NUMBERS: usize = 1 << 20;
+pub(crate) const NUMBERS: usize = 1 << 20;
 
 static KINDS: [AtomicU8; NUMBERS] = [const { AtomicU8::new(0) }; NUMBERS];
 

@@ -19,7 +19,9 @@
 #![deny(unsafe_code)]
 
 mod candidates;
+mod confinement;
 mod mixed;
+mod needed;
 mod process;
 mod promote;
 mod protected;

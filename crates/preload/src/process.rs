@@ -43,6 +43,12 @@ pub(crate) fn set(posix: Posix) -> &'static Posix {
     posix
 }
 
+/// Whether the stack that there is may be used, by a thread that may not call what it calls
+/// (false) or yet may (true).
+pub(crate) fn set_present(present: bool) {
+    PRESENT.store(present && STACK.get().is_some(), Ordering::Release);
+}
+
 /// In a forked child: of the parent's stack nothing is here. Async-signal-safe.
 pub(crate) fn forget() {
     if PRESENT.swap(false, Ordering::AcqRel) || MAKING.swap(false, Ordering::SeqCst) {

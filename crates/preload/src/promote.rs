@@ -47,6 +47,9 @@ struct Source {
 static SOURCE: OnceLock<Source> = OnceLock::new();
 /// Why no stack could be made.
 static REFUSED: OnceLock<String> = OnceLock::new();
+/// The program has put itself under a filter of system calls under which no more sockets
+/// become the stack's.
+static OVER: AtomicBool = AtomicBool::new(false);
 
 impl Source {
     fn of_environment() -> Option<Self> {
@@ -123,6 +126,11 @@ pub(crate) fn inherited(fd: i32) {
     }
 }
 
+/// The interface of the stack, and whether a manager lends it.
+pub(crate) fn interface() -> Option<(&'static str, bool)> {
+    source().map(|source| (&*source.interface, source.manager.is_some()))
+}
+
 fn source() -> Option<&'static Source> {
     if process::is_forked() {
         return None;
@@ -139,26 +147,43 @@ pub(crate) fn attended(fd: i32) -> Option<&'static Posix> {
     }
 }
 
+/// While no socket is promoted, nor a stack made, by another thread.
+pub(crate) fn promoting<T>(call: impl FnOnce() -> T) -> T {
+    // Handlers wait: one that called into the stack would find its locks held.
+    let blocked = SignalSet::full().block();
+    let result = inside(|| {
+        let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
+        call()
+    });
+    blocked.set();
+    result
+}
+
+/// From now on no socket becomes the stack's (true), or they do again.
+pub(crate) fn set_over(over: bool) {
+    OVER.store(over, Ordering::Release);
+}
+
+/// No socket becomes the stack's any more.
+pub(crate) fn is_over() -> bool {
+    OVER.load(Ordering::Acquire) || source().is_none() || REFUSED.get().is_some()
+}
+
 #[cold]
 fn promote(fd: i32, kind: Kind) -> Option<&'static Posix> {
     if is_inside() {
         return None;
     }
-    if source().is_none() || REFUSED.get().is_some() {
+    if is_over() {
         candidates::set(fd, None);
         return ours(fd);
     }
-    // Handlers wait: one that called into the stack would find its locks held.
-    let blocked = SignalSet::full().block();
-    inside(|| {
-        let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
-        match kind {
-            _ if candidates::kind(fd).is_none() => (),
-            Kind::Stream => promote_listener(fd),
-            Kind::Datagram => promote_datagrams(fd),
-        }
+    promoting(|| match kind {
+        _ if candidates::kind(fd).is_none() => (),
+        _ if is_over() => candidates::set(fd, None),
+        Kind::Stream => promote_listener(fd),
+        Kind::Datagram => promote_datagrams(fd),
     });
-    blocked.set();
     ours(fd)
 }
 
@@ -219,6 +244,10 @@ fn adopt(
     address: SocketAddr,
     adopt: impl FnOnce(&'static Posix, OwnedFd) -> Result<()>,
 ) {
+    if COPIED.load(Ordering::Relaxed) && open_numbers().is_none() {
+        let why = "it may have other numbers, which cannot be looked for";
+        return keep(fd, what, address, why);
+    }
     if shares_port(socket, address) {
         let why = "another socket of the process has its port (SO_REUSEPORT)";
         return keep(fd, what, address, why);
@@ -236,41 +265,6 @@ fn adopt(
             record(Verdict::Promoted, what, address, "");
         }
         Err(error) => keep(fd, what, address, words(error)),
-    }
-}
-
-/// The program is about to confine itself such that no stack can be made any more: it is
-/// made now, if there are sockets that wait for somebody. None of them becomes its yet.
-pub(crate) fn before_confinement() {
-    let unmade = process::posix().is_none() && REFUSED.get().is_none();
-    if source().is_none() || !unmade || is_inside() {
-        return;
-    }
-    if !open_numbers().into_iter().flatten().any(waits) {
-        return;
-    }
-    let blocked = SignalSet::full().block();
-    inside(|| {
-        let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(posix) = stack() {
-            // Without it TCP's sockets stay the kernel's, and say so when their turn comes.
-            let _ = posix.stack().start_helper();
-        }
-    });
-    blocked.set();
-}
-
-/// True for a listener, or a bound datagram socket, that may become the stack's.
-fn waits(fd: i32) -> bool {
-    let Some(socket) = raw::borrow(fd) else {
-        return false;
-    };
-    match candidates::kind(fd) {
-        Some(Kind::Stream) => {
-            option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|on| on == 1)
-        }
-        Some(Kind::Datagram) => local_address(socket).is_some_and(|local| local.port() != 0),
-        None => false,
     }
 }
 
@@ -307,7 +301,7 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
     if candidates::kind(fd) != Some(Kind::Stream) || is_inside() {
         return None;
     }
-    if source().is_none() || REFUSED.get().is_some() {
+    if is_over() {
         candidates::set(fd, None);
         return None;
     }
@@ -316,9 +310,7 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
         candidates::set(fd, None);
         return None;
     }
-    let blocked = SignalSet::full().block();
-    let prepared = inside(|| {
-        let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let prepared = promoting(|| {
         if process::posix().is_none()
             && let Err(why) = leads(to)
         {
@@ -333,7 +325,6 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
         let nonblocking = fcntl_getfl(socket).ok()?.contains(OFlags::NONBLOCK);
         Some((posix, socket.try_clone_to_owned().ok()?, nonblocking))
     });
-    blocked.set();
     let (posix, copy, nonblocking) = prepared?;
     let result = inside(|| posix.adopt_connecting(fd, copy, to, nonblocking));
     match result {
@@ -354,7 +345,7 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
     }
 }
 
-fn local_address(socket: impl AsFd) -> Option<SocketAddr> {
+pub(crate) fn local_address(socket: impl AsFd) -> Option<SocketAddr> {
     let address = rustix::net::getsockname(socket).ok()?;
     SocketAddr::try_from(address).ok()
 }
@@ -392,16 +383,18 @@ fn leads(to: SocketAddr) -> core::result::Result<(), String> {
     }
 }
 
-/// Whether this process has another socket in a group of SO_REUSEPORT: the kernel shares out
-/// what comes to a group, where a port of the stack's has one owner.
+/// Whether this process has, or may have, another socket in a group of SO_REUSEPORT: the
+/// kernel shares out what comes to a group, where a port of the stack's has one owner.
 fn shares_port(socket: BorrowedFd<'_>, address: SocketAddr) -> bool {
     let ask = |socket: BorrowedFd<'_>, name| option(socket, libc::SOL_SOCKET, name).ok();
     let cookie = |socket| rustix::net::sockopt::socket_cookie(socket).ok();
     if ask(socket, libc::SO_REUSEPORT) != Some(1) {
         return false;
     }
-    let numbers = open_numbers().into_iter().flatten();
-    numbers.filter_map(raw::borrow).any(|other| {
+    let Some(numbers) = open_numbers() else {
+        return true;
+    };
+    numbers.into_iter().filter_map(raw::borrow).any(|other| {
         local_address(other) == Some(address)
             && ask(other, libc::SO_REUSEPORT) == Some(1)
             && ask(other, libc::SO_TYPE) == ask(socket, libc::SO_TYPE)
@@ -444,7 +437,7 @@ fn asks_for_messages(socket: BorrowedFd<'_>) -> Option<&'static str> {
 }
 
 /// The stack, made if there is none yet; `None` where none can be.
-fn stack() -> Option<&'static Posix> {
+pub(crate) fn stack() -> Option<&'static Posix> {
     if let Some(posix) = process::posix() {
         return Some(posix);
     }

@@ -2,7 +2,7 @@
 //! does not know does not close them.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::fcntl_dupfd_cloexec;
 
@@ -34,6 +34,24 @@ pub(crate) fn is_any() -> bool {
     !process::is_forked() && words.any(|word| word.load(Ordering::Relaxed) != 0)
 }
 
+/// The numbers from `first` to `last` that the program may close, in ranges.
+pub(crate) fn between(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)> {
+    let mut next = Some(first);
+    let end = last.min(NUMBERS as u32);
+    let kept = (first..=end).filter(|&fd| is_protected(fd as i32));
+    // Behind the last number that may be protected there is one range more.
+    kept.map(Some).chain([None]).filter_map(move |kept| {
+        let from = next?;
+        next = kept
+            .and_then(|it| it.checked_add(1))
+            .filter(|&it| it <= last);
+        match kept {
+            Some(kept) => (from < kept).then(|| (from, kept - 1)),
+            None => Some((from, last)),
+        }
+    })
+}
+
 /// The program does not close this number from now on.
 pub(crate) fn protect(fd: i32) {
     if let Some(word) = PROTECTED.get(fd as usize / 64) {
@@ -48,8 +66,19 @@ pub(crate) fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
     moved
 }
 
-/// The numbers that are open.
+/// The program may not open files any more, nor may what is called for it.
+static NO_FILES: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`open_numbers`] opens nothing.
+pub(crate) fn forbid_files() {
+    NO_FILES.store(true, Ordering::Relaxed);
+}
+
+/// The numbers that are open, where they can be listed.
 pub(crate) fn open_numbers() -> Option<Vec<i32>> {
+    if NO_FILES.load(Ordering::Relaxed) {
+        return None;
+    }
     let entries = std::fs::read_dir("/proc/self/fd").ok()?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     Some(names.filter_map(|name| name.parse().ok()).collect())

@@ -36,6 +36,8 @@ pub(crate) enum Verdict {
     Promoted,
     /// It stayed the kernel's.
     Kernel,
+    /// A filter of system calls was refused.
+    NoFilter,
 }
 
 impl Verdict {
@@ -45,6 +47,7 @@ impl Verdict {
             Verdict::NoStack => "no-stack",
             Verdict::Promoted => "promoted",
             Verdict::Kernel => "kernel",
+            Verdict::NoFilter => "no-filter",
         }
     }
 }

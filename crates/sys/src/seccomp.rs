@@ -19,12 +19,12 @@ pub struct Call {
 impl Call {
     /// The word at a place of `struct seccomp_data`; `None` beside words and behind the end.
     fn word(&self, place: u32) -> Option<u32> {
-        let half = |value: u64| match (place % 8 == 0) == cfg!(target_endian = "little") {
+        let half = |value: u64| match place.is_multiple_of(8) == cfg!(target_endian = "little") {
             true => value as u32,
             false => (value >> 32) as u32,
         };
         match place {
-            _ if place % 4 != 0 => None,
+            _ if !place.is_multiple_of(4) => None,
             0 => Some(self.number),
             4 => Some(self.architecture),
             8 | 12 => Some(half(self.address)),

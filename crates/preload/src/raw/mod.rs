@@ -26,6 +26,7 @@ use tidewall_sys::RawAddress;
 
 pub(crate) use readiness::{control, leave_set, poll_now, sleep_on_kernel};
 pub(crate) use signals::run_waiting;
+pub(crate) use sockets::unconnected;
 
 use crate::process::{self, inside, last_error};
 use crate::{promote, report};

@@ -8,7 +8,7 @@ use super::originals;
 use crate::candidates;
 use crate::process::{self, inside, is_inside, ours};
 use crate::promote;
-use crate::protected::is_protected;
+use crate::protected::{between, is_protected};
 use crate::registered;
 use crate::sleepers;
 
@@ -106,17 +106,17 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
         // SAFETY: the caller's.
         return unsafe { originals::close_range(first, last, flags) };
     }
+    let known = |fd: &c_int| candidates::is_any(*fd) || ours(*fd).is_some();
+    (first..=last.min(candidates::NUMBERS as c_uint))
+        .map(|fd| fd as c_int)
+        .filter(known)
+        .for_each(forget);
     // The stack's own are not the program's, who does not know of them.
-    let Some(open) = crate::protected::open_numbers() else {
-        return super::done(Err(Errno(libc::ENOMEM)));
-    };
-    for fd in open {
-        if (first..=last).contains(&(fd as c_uint)) && !is_protected(fd) {
-            // SAFETY: the caller has all of them closed.
-            unsafe { close(fd) };
-        }
-    }
-    0
+    let mut ranges = between(first, last).map(|(first, last)| {
+        // SAFETY: the caller has all of them closed.
+        unsafe { originals::close_range(first, last, flags) }
+    });
+    ranges.find(|&result| result != 0).unwrap_or(0)
 }
 
 #[unsafe(no_mangle)]

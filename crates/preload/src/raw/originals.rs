@@ -139,6 +139,7 @@ originals! {
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     fn sockatmark(fd: c_int) -> c_int;
     fn setrlimit(resource: c_uint, limit: *const libc::rlimit) -> c_int;
+    fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int;
     fn chroot(path: *const c_char) -> c_int;
     fn _Fork() -> libc::pid_t;
     fn _exit(status: c_int) -> c_int;

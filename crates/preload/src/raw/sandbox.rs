@@ -2,14 +2,18 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use super::originals;
-use crate::promote;
+use libc::sock_fprog;
+use tidewall_posix::Result;
+
+use super::{checked, number, originals};
+use crate::confinement;
+use crate::needed::Confinement;
 
 /// A server that has its sockets and leaves the root directory, in which its manager and the
 /// kernel's files about the interface are found, attends to them afterwards.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
-    promote::before_confinement();
+    confinement::before();
     // SAFETY: the caller's.
     unsafe { originals::chroot(path) }
 }
@@ -19,7 +23,7 @@ pub(super) unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setrlimit(resource: c_uint, limit: *const libc::rlimit) -> c_int {
     if resource == libc::RLIMIT_NPROC {
-        promote::before_confinement();
+        confinement::before();
     }
     // SAFETY: the caller's.
     unsafe { originals::setrlimit(resource, limit) }
@@ -29,4 +33,79 @@ unsafe extern "C" fn setrlimit(resource: c_uint, limit: *const libc::rlimit) -> 
 unsafe extern "C" fn setrlimit64(resource: c_uint, limit: *const libc::rlimit) -> c_int {
     // SAFETY: the caller's; both have 64 bits.
     unsafe { setrlimit(resource, limit) }
+}
+
+/// Operations and flags of seccomp(2).
+const SET_MODE_STRICT: c_uint = libc::SECCOMP_SET_MODE_STRICT;
+const SET_MODE_FILTER: c_uint = libc::SECCOMP_SET_MODE_FILTER;
+
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn prctl(
+    option: c_int,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+) -> c_int {
+    // SAFETY: the caller's.
+    let call = || unsafe { originals::prctl(option, a, b, c, d) };
+    if option != libc::PR_SET_SECCOMP {
+        return call();
+    }
+    let install = || checked(call());
+    number(match a as c_uint {
+        libc::SECCOMP_MODE_STRICT => confinement::confine(&Confinement::Strict, false, install),
+        // SAFETY: the caller's.
+        libc::SECCOMP_MODE_FILTER => unsafe { filtered(b as _, false, install) },
+        _ => install(),
+    })
+}
+
+/// seccomp(2), which the C library has not.
+pub(super) unsafe fn seccomp(
+    operation: c_uint,
+    flags: c_uint,
+    arguments: *const sock_fprog,
+) -> c_int {
+    // SAFETY: the caller's.
+    let call = || unsafe {
+        let (operation, flags) = (operation as usize, flags as usize);
+        originals::syscall(
+            libc::SYS_seccomp,
+            operation,
+            flags,
+            arguments as usize,
+            0,
+            0,
+            0,
+        )
+    };
+    let install = || checked(call() as c_int);
+    let all_threads = u64::from(flags) & libc::SECCOMP_FILTER_FLAG_TSYNC != 0;
+    number(match operation {
+        SET_MODE_STRICT => confinement::confine(&Confinement::Strict, false, install),
+        // SAFETY: the caller's.
+        SET_MODE_FILTER => unsafe { filtered(arguments, all_threads, install) },
+        _ => install(),
+    })
+}
+
+/// # Safety
+/// As seccomp(2) has its filters.
+unsafe fn filtered(
+    program: *const sock_fprog,
+    all_threads: bool,
+    install: impl FnOnce() -> Result<c_int>,
+) -> Result<c_int> {
+    // SAFETY: the caller's: null, or a program.
+    let filter = unsafe { program.as_ref() }.filter(|it| !it.filter.is_null());
+    // The kernel says what is wrong.
+    let Some(program) = filter else {
+        return install();
+    };
+    // SAFETY: the caller's: so many instructions.
+    let filter = unsafe { std::slice::from_raw_parts(program.filter, program.len.into()) };
+    // Filters may ask whether a call is of the C library's.
+    let address = originals::syscall as *const () as u64;
+    confinement::confine(&Confinement::Filter(filter, address), all_threads, install)
 }

@@ -145,15 +145,20 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
     }
 }
 
-/// The next number of the kernel's, for a connection: it names a socket that is not
-/// connected, so that what passes us by fails.
-fn placeholder(cloexec: bool) -> Result<c_int> {
+/// The socket that numbers of connections name for the kernel.
+pub(crate) fn unconnected() -> Option<&'static OwnedFd> {
     static UNCONNECTED: OnceLock<Option<OwnedFd>> = OnceLock::new();
-    let socket = UNCONNECTED.get_or_init(|| {
+    let made = UNCONNECTED.get_or_init(|| {
         let flags = SocketFlags::CLOEXEC;
         socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()
     });
-    let socket = socket.as_ref().ok_or(Errno(libc::EMFILE))?;
+    made.as_ref()
+}
+
+/// The next number of the kernel's, for a connection: it names a socket that is not
+/// connected, so that what passes us by fails.
+fn placeholder(cloexec: bool) -> Result<c_int> {
+    let socket = unconnected().ok_or(Errno(libc::EMFILE))?;
     let command = match cloexec {
         true => libc::F_DUPFD_CLOEXEC,
         false => libc::F_DUPFD,

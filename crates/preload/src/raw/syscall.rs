@@ -71,6 +71,8 @@ unsafe extern "C" fn syscall(
         SYS_epoll_create1 => readiness::epoll_create1(0);
         SYS_epoll_ctl => readiness::epoll_ctl(0, 1, 2, 3);
         SYS_chroot => sandbox::chroot(0);
+        SYS_prctl => sandbox::prctl(0, 1, 2, 3, 4);
+        SYS_seccomp => sandbox::seccomp(0, 1, 2);
         SYS_exit_group => processes::_exit(0);
     }
 }

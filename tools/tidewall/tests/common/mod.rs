@@ -4,6 +4,7 @@
 
 pub mod bed;
 pub mod host;
+pub mod preloaded;
 pub mod star;
 
 use std::fs;
@@ -155,6 +156,17 @@ impl Place {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
         self
+    }
+
+    /// A program of C, compiled there; its name.
+    pub fn compiled(&self, name: &str, source: &str) -> String {
+        let file = self.name(&format!("{name}.c"));
+        fs::write(&file, source).unwrap();
+        let program = self.name(name);
+        let mut compile = Command::new("cc");
+        compile.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program, &file]);
+        assert!(compile.status().unwrap().success());
+        program
     }
 
     pub fn path(&self) -> &Path {

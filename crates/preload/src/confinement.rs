@@ -1,0 +1,143 @@
+//! A program that confines itself, while it has sockets that are the stack's or may become so.
+//!
+//! What a stack is made of may be out of reach afterwards: it is made before. What it calls
+//! may be forbidden: then it has no sockets, or the program hears that it cannot be confined.
+
+use tidewall_posix::{Errno, Posix, Result};
+use tidewall_sys::option;
+
+use crate::candidates::{self, Kind};
+use crate::needed::{Confinement, For};
+use crate::process::{self, inside, is_inside};
+use crate::promote::{attended, interface, is_over, local_address, promoting, set_over, stack};
+use crate::protected::{forbid_files, open_numbers};
+use crate::raw;
+use crate::report::{Verdict, record};
+
+/// The program is about to leave what a stack is made of. It is made now, if there are sockets
+/// that wait for somebody. None of them becomes its yet.
+pub(crate) fn before() {
+    if is_over() || is_inside() || process::posix().is_some() {
+        return;
+    }
+    if waiting().next().is_some() {
+        complete();
+    }
+}
+
+/// Makes the stack now, with all that it otherwise makes with its first sockets.
+fn complete() {
+    promoting(|| {
+        if let Some(posix) = stack() {
+            // Without it TCP's sockets stay the kernel's, and say so when their turn comes.
+            let _ = posix.stack().start_helper();
+            let _ = raw::unconnected();
+        }
+    });
+}
+
+/// The program is about to confine itself, in all its threads or the calling one, by what
+/// `install` does: whatever that returns, or EINVAL where sockets that are the stack's could
+/// not go on.
+pub(crate) fn confine(
+    confinement: &Confinement<'_>,
+    all_threads: bool,
+    install: impl FnOnce() -> Result<i32>,
+) -> Result<i32> {
+    let Some((interface, managed)) = interface().filter(|_| !is_inside()) else {
+        return install();
+    };
+    if is_over() && process::posix().is_none() {
+        return install();
+    }
+    let sockets = confinement.refuses(For::Sockets);
+    let sockets = sockets.or_else(|| confinement.refuses(For::Embedded).filter(|_| !managed));
+    let making = confinement.refuses(For::Making);
+    let data = confinement.refuses(For::Data);
+    // The stack's own threads do all of it.
+    let data = data.or(sockets.or(making).filter(|_| all_threads));
+    let why = |call| format!("the program's filter of system calls refuses {call}(2)");
+    if let Some(call) = data {
+        return without(interface, &why(call), all_threads, install);
+    }
+    if is_over() || sockets.or(making).is_none() {
+        return install();
+    }
+    let waiting: Vec<_> = waiting().collect();
+    if !waiting.is_empty() || sockets.is_none() {
+        complete();
+    }
+    if let Some(call) = sockets {
+        for fd in waiting {
+            let _ = attended(fd);
+        }
+        promoting(|| {
+            set_over(true);
+            record(Verdict::Kernel, "later sockets", "", why(call));
+        });
+    }
+    if making.is_some() {
+        forbid_files();
+    }
+    install()
+}
+
+/// From `install` on, which forbids what they would call, there is no stack, nor a report.
+fn without(
+    interface: &str,
+    why: &str,
+    all_threads: bool,
+    install: impl FnOnce() -> Result<i32>,
+) -> Result<i32> {
+    let was_over = is_over();
+    let in_use = |posix: &Posix| all_threads || !posix.descriptors().is_empty();
+    let goes_on = promoting(|| {
+        if process::posix().is_some_and(in_use) {
+            record(Verdict::NoFilter, "", interface, why);
+            return false;
+        }
+        set_over(true);
+        process::set_present(false);
+        true
+    });
+    if !goes_on {
+        return Err(Errno(libc::EINVAL));
+    }
+    inside(|| {
+        for fd in waiting() {
+            let what = match candidates::kind(fd) {
+                Some(Kind::Stream) => "listener",
+                _ => "datagrams",
+            };
+            if let Some(local) = raw::borrow(fd).and_then(local_address) {
+                record(Verdict::Kernel, what, local, why);
+            }
+        }
+        record(Verdict::Kernel, "later sockets", "", why);
+    });
+    let installed = install();
+    if installed.is_err() {
+        process::set_present(true);
+        set_over(was_over);
+    }
+    installed
+}
+
+/// The numbers of sockets that wait for somebody.
+fn waiting() -> impl Iterator<Item = i32> {
+    open_numbers().into_iter().flatten().filter(|&fd| waits(fd))
+}
+
+/// True for a listener, or a bound datagram socket, that may become the stack's.
+fn waits(fd: i32) -> bool {
+    let Some(socket) = raw::borrow(fd) else {
+        return false;
+    };
+    match candidates::kind(fd) {
+        Some(Kind::Stream) => {
+            option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|on| on == 1)
+        }
+        Some(Kind::Datagram) => local_address(socket).is_some_and(|local| local.port() != 0),
+        None => false,
+    }
+}

@@ -1,0 +1,154 @@
+//! Filters of system calls that the program puts itself under (seccomp(2)): what of the
+//! stack's own calls they leave.
+//!
+//! A filter is the program's to choose, and in force whatever the stack would need. So it is
+//! read before: either the stack goes on working under it, or has no sockets by then.
+
+use libc::{c_long, sock_filter};
+use tidewall_sys::seccomp::{Call, allows, decide};
+
+/// What the stack calls for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    /// For sockets that it has.
+    Data,
+    /// To have more sockets.
+    Sockets,
+    /// The same, where it has no manager.
+    Embedded,
+    /// To be made; its threads, for the addresses of the interface and a new manager.
+    Making,
+}
+
+/// A call that the stack makes, with arguments by which filters tell calls apart.
+pub(crate) struct Needed {
+    pub(crate) name: &'static str,
+    number: c_long,
+    arguments: &'static [(usize, u64)],
+    what: For,
+}
+
+macro_rules! needed {
+    ($($what:ident: $($number:ident ($($place:literal = $value:expr),*))*;)*) => {
+        &[$($(Needed {
+            name: stringify!($number),
+            number: libc::$number,
+            arguments: &[$(($place, $value as u64)),*],
+            what: For::$what,
+        },)*)*]
+    };
+}
+
+const FUTEX_PRIVATE: i32 = libc::FUTEX_PRIVATE_FLAG;
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+const SEQPACKET: i32 = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+const STREAM: i32 = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+const DATAGRAM: i32 = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+/// How the C library makes a thread.
+const THREAD: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_CLEARTID;
+/// Of ioctl(2).
+const SIOCETHTOOL: i32 = 0x8946;
+
+const NEEDED: &[Needed] = needed! {
+    Data:
+        SYS_ppoll() SYS_epoll_pwait() SYS_epoll_create1(0 = libc::EPOLL_CLOEXEC) SYS_epoll_ctl()
+        SYS_eventfd2(1 = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)
+        SYS_read() SYS_write() SYS_close()
+        SYS_sendto() SYS_recvfrom() SYS_sendmsg() SYS_recvmsg() SYS_accept4()
+        SYS_getsockopt() SYS_setsockopt() SYS_getsockname() SYS_shutdown()
+        SYS_fcntl(1 = libc::F_DUPFD_CLOEXEC) SYS_fcntl(1 = libc::F_DUPFD)
+        SYS_fcntl(1 = libc::F_GETFD) SYS_dup3() SYS_ioctl(1 = libc::FIONBIO)
+        SYS_futex(1 = libc::FUTEX_WAIT | FUTEX_PRIVATE)
+        SYS_futex(1 = libc::FUTEX_WAIT_BITSET | FUTEX_PRIVATE)
+        SYS_futex(1 = libc::FUTEX_WAKE | FUTEX_PRIVATE)
+        SYS_rt_sigprocmask() SYS_rt_sigreturn()
+        SYS_brk() SYS_mmap(0 = 0, 2 = READ_WRITE, 3 = ANONYMOUS, 4 = -1i64, 5 = 0) SYS_munmap()
+        SYS_mremap(3 = libc::MREMAP_MAYMOVE) SYS_mprotect(2 = READ_WRITE)
+        SYS_madvise(2 = libc::MADV_DONTNEED)
+        SYS_getrandom() SYS_clock_gettime(0 = libc::CLOCK_MONOTONIC);
+    Sockets:
+        SYS_socket(0 = libc::AF_INET, 1 = STREAM) SYS_socket(0 = libc::AF_INET, 1 = DATAGRAM)
+        SYS_socket(0 = libc::AF_INET6, 1 = STREAM) SYS_socket(0 = libc::AF_INET6, 1 = DATAGRAM)
+        SYS_socket(0 = libc::AF_NETLINK, 1 = libc::SOCK_RAW | libc::SOCK_CLOEXEC)
+        SYS_connect() SYS_bind() SYS_listen() SYS_getpeername() SYS_fcntl(1 = libc::F_GETFL)
+        SYS_getpid();
+    Embedded:
+        SYS_bpf();
+    Making:
+        SYS_socket(0 = libc::AF_UNIX, 1 = STREAM) SYS_socket(0 = libc::AF_UNIX, 1 = SEQPACKET)
+        SYS_ioctl(1 = libc::SIOCGIFINDEX) SYS_ioctl(1 = SIOCETHTOOL)
+        SYS_openat(0 = libc::AT_FDCWD, 2 = libc::O_CLOEXEC) SYS_fstat() SYS_newfstatat()
+        SYS_statx() SYS_getdents64() SYS_lseek() SYS_fchmod()
+        SYS_mmap(2 = READ_WRITE, 3 = libc::MAP_SHARED | libc::MAP_POPULATE)
+        SYS_mmap(0 = 0, 2 = libc::PROT_NONE, 3 = ANONYMOUS | libc::MAP_STACK)
+        SYS_madvise(2 = libc::MADV_DONTFORK)
+        SYS_clone3() SYS_set_robust_list() SYS_rseq() SYS_sigaltstack() SYS_exit()
+        SYS_prctl(0 = libc::PR_SET_NAME) SYS_rt_sigaction() SYS_clock_nanosleep();
+};
+
+/// Of one of two architectures alone.
+#[cfg(target_arch = "x86_64")]
+const OLD: &[Needed] = needed! { Making: SYS_mkdir() SYS_unlink(); };
+#[cfg(not(target_arch = "x86_64"))]
+const OLD: &[Needed] = needed! { Making: SYS_mkdirat() SYS_unlinkat(); };
+
+/// AUDIT_ARCH_….
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xc000_00b7;
+
+/// What a thread is about to be confined to.
+pub(crate) enum Confinement<'a> {
+    /// `read`, `write`, `exit` and `sigreturn`.
+    Strict,
+    /// What a filter lets through of calls from about this address.
+    Filter(&'a [sock_filter], u64),
+}
+
+impl Confinement<'_> {
+    fn allows(&self, needed: &Needed) -> bool {
+        let Confinement::Filter(filter, address) = *self else {
+            return matches!(
+                needed.number,
+                libc::SYS_read | libc::SYS_write | libc::SYS_exit | libc::SYS_rt_sigreturn
+            );
+        };
+        let call = |number: c_long, arguments: &[(usize, u64)]| {
+            // Descriptors, lengths and places in memory may be any.
+            let mut call = Call {
+                number: number as u32,
+                architecture: ARCHITECTURE,
+                address,
+                arguments: [32; 6],
+            };
+            for &(place, value) in arguments {
+                call.arguments[place] = value;
+            }
+            call
+        };
+        let asked = call(needed.number, needed.arguments);
+        // The C library falls back to the other call, which filters can look into.
+        let missing = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+        let falls_back = needed.number == libc::SYS_clone3
+            && decide(filter, &asked) == Some(missing)
+            && allows(filter, &call(libc::SYS_clone, &[(0, THREAD as u64)]));
+        allows(filter, &asked) || falls_back
+    }
+
+    /// The name of a call that the stack makes for this, and may not make then.
+    pub(crate) fn refuses(&self, what: For) -> Option<&'static str> {
+        let mut needed = NEEDED.iter().chain(OLD).filter(|it| it.what == what);
+        let refused = needed.find(|it| !self.allows(it));
+        refused.map(|it| it.name.trim_start_matches("SYS_"))
+    }
+}

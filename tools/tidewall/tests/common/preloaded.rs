@@ -1,0 +1,91 @@
+//! A program that knows nothing of Tidewall, under `tidewall run` with the library.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use super::bed::Bed;
+use super::host::{Host, library};
+use super::{PROGRAM, Running, text};
+
+/// A program that runs under `tidewall run` with the library, and its report.
+pub struct Preloaded {
+    pub host: Host,
+    pub process: Running,
+    report: PathBuf,
+}
+
+impl Preloaded {
+    /// In a host of its own.
+    pub fn start(host: Host, program: &[&str]) -> Self {
+        let report = std::env::temp_dir().join(format!("{}.report", host.bed.interface));
+        fs::write(&report, "").unwrap();
+        let preload = format!("LD_PRELOAD={}", library().display());
+        let told = format!("TIDEWALL_REPORT={}", report.display());
+        let environment = ["env", &preload, &told];
+        let mut run = host.run(&[], &[&environment, program].concat());
+        let process = Running(run.stdout(Stdio::null()).spawn().unwrap());
+        Preloaded {
+            host,
+            process,
+            report,
+        }
+    }
+
+    /// A program in the peer's namespace.
+    pub fn peer(&self, program: &str, arguments: &[&str]) -> Output {
+        let limited = [&["60", program], arguments].concat();
+        let mut command = Bed::other(&self.host.bed.client, "timeout", &limited);
+        command.output().unwrap()
+    }
+
+    /// As [`Preloaded::peer`], until it succeeds: what it prints.
+    pub fn answered(&self, program: &str, arguments: &[&str]) -> String {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            let output = self.peer(program, arguments);
+            if output.status.success() {
+                return text(&output.stdout);
+            }
+            assert!(Instant::now() < end, "{}", text(&output.stderr));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Records of the report: what became of a socket, which, where, why.
+    pub fn records(&self) -> Vec<[String; 4]> {
+        let records = fs::read_to_string(&self.report).unwrap();
+        let record = |line: &str| {
+            let fields: Vec<_> = line.split('\t').map(str::to_owned).collect();
+            let [_, _, verdict, what, address, why] = fields.try_into().expect("six fields");
+            [verdict, what, address, why]
+        };
+        records.lines().map(record).collect()
+    }
+
+    /// Whether something is among the records.
+    pub fn has(&self, wanted: [&str; 3]) -> bool {
+        let mut records = self.records().into_iter();
+        records.any(|[verdict, what, address, _]| wanted == [&*verdict, &what, &address])
+    }
+
+    /// How many connections the stack has accepted, as `tidewall stat` says.
+    pub fn accepted(&self) -> u64 {
+        let stat = self.host.output(PROGRAM, &["stat"]);
+        let line = stat
+            .lines()
+            .find(|line| line.trim_start().starts_with("accepted "));
+        let count = line.and_then(|line| line.split_whitespace().nth(1));
+        count.map_or(0, |count| count.replace(',', "").parse().unwrap())
+    }
+}
+
+impl Drop for Preloaded {
+    fn drop(&mut self) {
+        // The run passes it on, and puts everything back.
+        super::signal("-TERM", &self.process);
+        let _ = self.process.0.wait();
+        let _ = fs::remove_file(&self.report);
+    }
+}
