@@ -65,6 +65,10 @@ pub(crate) fn watch_forks() {
 }
 
 extern "C" fn end() {
+    // A child of vfork ends alone: the stack is its parent's.
+    if process::is_inside() {
+        return;
+    }
     if let Some(posix) = process::posix() {
         inside(|| {
             // What the kernel does to a process's sockets when it exits.

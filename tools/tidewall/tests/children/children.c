@@ -1,0 +1,196 @@
+// Echoes over one connection while it makes children in each way that there is, and says by
+// another one what became of them. With "check", it is such a child.
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { TIMES = 100, NUMBERS = 1024 };
+static char *self, words[3][16], command[512];
+static int listener, data, control;
+
+// What an inherited number of a connection is: a socket that is not connected.
+static int refused(int fd)
+{
+	struct stat about;
+	char byte = 'c';
+
+	return fstat(fd, &about) || !S_ISSOCK(about.st_mode) ? 11
+		: write(fd, &byte, 1) != -1 || errno != ENOTCONN ? 12
+		: read(fd, &byte, 1) != -1 || errno != EINVAL ? 13
+		: 0;
+}
+
+static int check(char **numbers)
+{
+	int inherited = atoi(numbers[0]), listens = atoi(numbers[1]), closed = atoi(numbers[2]);
+
+	if (fcntl(closed, F_GETFD) != -1)
+		return 10;
+	for (int fd = 3; fd < NUMBERS; fd++)
+		if (fd != inherited && fd != listens && fcntl(fd, F_GETFD) != -1)
+			return 14;
+	return refused(inherited);
+}
+
+static void *echo(void *none)
+{
+	char buffer[4096];
+	ssize_t got;
+
+	while ((got = read(data, buffer, sizeof buffer)) > 0)
+		if (write(data, buffer, got) != got)
+			_exit(4);
+	return none;
+}
+
+static char *arguments[] = { "children", "check", words[0], words[1], words[2], 0 };
+static char *nothing[] = { 0 };
+
+static int ended(pid_t child)
+{
+	int status = 0;
+
+	return child > 0 && waitpid(child, &status, 0) == child ? status : -1;
+}
+
+static int by_fork(void)
+{
+	pid_t child = fork();
+
+	if (child == 0) {
+		int wrong = refused(data);
+		shutdown(data, SHUT_RDWR);
+		close(data);
+		close(control);
+		close(listener);
+		_exit(wrong);
+	}
+	return ended(child);
+}
+
+static int by_fork_and_exit(void)
+{
+	pid_t child = fork();
+
+	if (child == 0)
+		exit(0);
+	return ended(child);
+}
+
+static int by_fork_and_exec(void)
+{
+	pid_t child = fork();
+
+	if (child == 0) {
+		execve(self, arguments, nothing);
+		_exit(20);
+	}
+	return ended(child);
+}
+
+static int by_vfork(void)
+{
+	pid_t child = vfork();
+
+	if (child == 0) {
+		execve(self, arguments, nothing);
+		_exit(20);
+	}
+	return ended(child);
+}
+
+static int by_vfork_and_close(void)
+{
+	pid_t child = vfork();
+
+	if (child == 0) {
+		close(data);
+		close_range(3, ~0u, 0);
+		_exit(0);
+	}
+	return ended(child);
+}
+
+static int by_spawn(void)
+{
+	pid_t child;
+
+	return posix_spawn(&child, self, 0, 0, arguments, nothing) ? -1 : ended(child);
+}
+
+static int by_system(void)
+{
+	return system(command);
+}
+
+static int by_popen(void)
+{
+	FILE *stream = popen(command, "r");
+
+	return stream ? pclose(stream) : -1;
+}
+
+static const struct {
+	const char *name;
+	int (*make)(void);
+} ways[] = {
+	{ "fork", by_fork }, { "fork, exit", by_fork_and_exit }, { "fork, exec", by_fork_and_exec },
+	{ "vfork", by_vfork }, { "vfork, close", by_vfork_and_close }, { "spawn", by_spawn },
+	{ "system", by_system }, { "popen", by_popen },
+};
+
+int main(int count, char **all)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(8150) };
+	pthread_t thread;
+	char said[1024];
+	int on = 1, used = 0;
+
+	self = all[0];
+	if (count > 1)
+		return check(all + 2);
+	// Whoever started the program may have left some open.
+	close_range(3, ~0u, 0);
+	listener = socket(AF_INET, SOCK_STREAM, 0);
+	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+	if (bind(listener, (void *)&any, sizeof any) || listen(listener, 8))
+		return 3;
+	// What comes before anybody attends to it is the kernel's.
+	fcntl(listener, F_SETFL, O_NONBLOCK);
+	accept(listener, 0, 0);
+	fcntl(listener, F_SETFL, 0);
+	data = accept4(listener, 0, 0, 0);
+	control = accept4(listener, 0, 0, SOCK_CLOEXEC);
+	int numbers[] = { data, listener, control };
+	for (int i = 0; i < 3; i++)
+		snprintf(words[i], sizeof words[i], "%d", numbers[i]);
+	snprintf(command, sizeof command, "exec env -i %s check %s %s %s", self, words[0], words[1], words[2]);
+	pthread_create(&thread, 0, echo, 0);
+	for (unsigned way = 0; way < sizeof ways / sizeof *ways; way++) {
+		int wrong = 0, status = 0;
+
+		for (int i = 0; i < TIMES; i++) {
+			int ends = ways[way].make();
+			if (ends != 0) {
+				wrong++;
+				status = ends;
+			}
+		}
+		used += snprintf(said + used, sizeof said - used, "%s: %d of %d wrong, %#x\n",
+				 ways[way].name, wrong, TIMES, status);
+	}
+	if (write(control, said, used) != used)
+		return 5;
+	pthread_join(thread, 0);
+	return 0;
+}
