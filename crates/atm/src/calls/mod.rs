@@ -90,7 +90,7 @@ pub enum Notice {
     Incoming(ListenerId, CallId),
     /// A call that waited for it is no more.
     Withdrawn(ListenerId, CallId),
-    /// The other end names the circuit of a call of ours, which is to be opened.
+    /// A call of ours is answered, and this circuit of it is to be opened.
     Circuit(CallId, Circuit),
     /// Payloads go both ways; of a call of ours, the longest that the called end takes.
     Connected(CallId, usize),
@@ -316,8 +316,7 @@ impl Calls {
         }
     }
 
-    /// Calls somebody. The circuit where this side names it, to be opened; else
-    /// [`Notice::Circuit`] says it.
+    /// Calls somebody; [`Notice::Circuit`] says which circuit it has.
     ///
     /// # Errors
     /// [`CallError`].
@@ -328,7 +327,7 @@ impl Calls {
         from: Nsap,
         options: &CircuitOptions,
         is_open: IsOpen<'_>,
-    ) -> Result<(CallId, Option<Circuit>), CallError> {
+    ) -> Result<CallId, CallError> {
         let circuit = match self.side {
             Side::Network => Some(self.allot(is_open).ok_or(CallError::NoCircuit)?),
             Side::User => None,
@@ -338,7 +337,7 @@ impl Calls {
         // Nothing but that there is no room is wrong with a SETUP.
         let id = (self.signalling.setup(now, setup)).map_err(|_: RequestError| CallError::Busy)?;
         self.enter(id, circuit, Holder::Owner);
-        Ok((id, circuit))
+        Ok(id)
     }
 
     /// A call that waits for a listener, as [`Calls::take`] would have it.
@@ -470,6 +469,11 @@ impl Calls {
                 // Sent once the owner has acted on that.
                 let _ = self.signalling.release(now, id, cause);
             }
+            Event::CircuitRefused(id) => {
+                if !self.renamed(now, id, is_open) {
+                    self.fail(now, id, Cause::NO_CIRCUIT_AVAILABLE);
+                }
+            }
             Event::Released(id, cause) => {
                 self.ended(id, cause);
                 if let Some(circuit) = self.calls.remove(&id).and_then(|held| held.circuit) {
@@ -524,7 +528,21 @@ impl Calls {
         Ok(())
     }
 
-    /// Has the circuit opened that the network names. False where that cannot be: the call is
+    /// Calls by another circuit, where the other end has refused the one before.
+    fn renamed(&mut self, now: Time, id: CallId, is_open: IsOpen<'_>) -> bool {
+        let next = self.allot(is_open);
+        let (Some(next), Some(held)) = (next, self.calls.get_mut(&id)) else {
+            return false;
+        };
+        if let Some(before) = held.circuit.replace(next) {
+            self.held.remove(&before);
+        }
+        self.held.insert(next);
+        let named = ConnectionIdentifier::exclusive(next);
+        self.signalling.setup_again(now, id, named).is_ok()
+    }
+
+    /// The circuit that the network names. False where that cannot be: the call is
     /// released.
     fn learn(&mut self, now: Time, id: CallId, elements: &Elements, is_open: IsOpen<'_>) -> bool {
         let wants = |held: &Held| held.circuit.is_none() && held.holder == Holder::Owner;
@@ -537,7 +555,6 @@ impl Calls {
                     held.circuit = Some(circuit);
                 }
                 self.held.insert(circuit);
-                self.notices.push_back(Notice::Circuit(id, circuit));
                 true
             }
             None => {
@@ -552,13 +569,17 @@ impl Calls {
             return;
         }
         match self.calls.get(&id) {
-            Some(held) if held.holder != Holder::Owner => {}
-            Some(held) if held.circuit.is_some() => {
+            Some(held) if held.holder == Holder::Owner => {
+                let Some(circuit) = held.circuit else {
+                    return self.fail(now, id, Cause::CIRCUIT_ASSIGNMENT_FAILURE);
+                };
+                if id.ours {
+                    self.notices.push_back(Notice::Circuit(id, circuit));
+                }
                 let [forward, _] = elements::longest(elements);
                 self.notices.push_back(Notice::Connected(id, forward));
             }
-            Some(_) => self.fail(now, id, Cause::CIRCUIT_ASSIGNMENT_FAILURE),
-            None => {}
+            _ => {}
         }
     }
 

@@ -57,7 +57,7 @@ fn call(ends: &mut [Calls; 2]) -> CallId {
     let options = CircuitOptions::default();
     let (to, from) = (number(2, 7).into(), number(1, 0));
     let called = ends[0].call(NOW, &to, from, &options, &nothing_is_open);
-    called.unwrap().0
+    called.unwrap()
 }
 
 #[test]

@@ -57,6 +57,8 @@ pub struct Counters {
     pub no_resources: u64,
     /// Refused for what they want (cause 73).
     pub unsupported: u64,
+    /// Circuits that a called end has for something else (cause 35); another is tried.
+    pub circuits_refused: u64,
     /// Numbers of callers that do not lead to them, which were not passed on.
     pub withheld: u64,
 }
@@ -64,7 +66,7 @@ pub struct Counters {
 impl Counters {
     /// All of them with their names.
     #[must_use]
-    pub const fn each(&self) -> [(&'static str, u64); 7] {
+    pub const fn each(&self) -> [(&'static str, u64); 8] {
         [
             ("calls", self.calls),
             ("calls-connected", self.connected),
@@ -72,6 +74,7 @@ impl Counters {
             ("calls-no-circuit", self.no_circuit),
             ("calls-no-resources", self.no_resources),
             ("calls-unsupported", self.unsupported),
+            ("circuits-refused", self.circuits_refused),
             ("calls-number-withheld", self.withheld),
         ]
     }
@@ -270,6 +273,11 @@ impl Exchange {
                     self.release_leg(now, call, 1 - leg, cause);
                 }
             }
+            Event::CircuitRefused(id) => {
+                if !self.renamed(now, port, id, table) {
+                    self.release(now, port, id, Cause::new(Cause::NO_CIRCUIT_AVAILABLE));
+                }
+            }
             Event::Released(id, cause) => self.released(now, port, id, cause, table),
             // Their calls' events say the rest.
             Event::LinkUp | Event::LinkDown | Event::Restarted(..) | Event::RestartDone(_) => {}
@@ -389,6 +397,28 @@ impl Exchange {
         far.held.extend(circuit);
         self.counters.withheld += withheld;
         Ok((id, circuit, calling))
+    }
+
+    /// Calls the called end by another circuit, which has refused the one before.
+    fn renamed(&mut self, now: Time, port: usize, id: CallId, table: &mut Table<'_>) -> bool {
+        self.counters.circuits_refused += 1;
+        let Some(&(number, leg)) = self.places.get(&(port, id)) else {
+            return false;
+        };
+        let next = self.allot(port, table);
+        let (Some(next), Some(call)) = (next, self.calls.get_mut(&number)) else {
+            return false;
+        };
+        let before = call.legs[leg].circuit.replace(next);
+        let Some(port) = self.port_mut(port) else {
+            return false;
+        };
+        if let Some(before) = before {
+            port.held.remove(&before);
+        }
+        port.held.insert(next);
+        let named = ConnectionIdentifier::exclusive(next);
+        port.signalling.setup_again(now, id, named).is_ok()
     }
 
     /// The port that a number leads to.

@@ -516,11 +516,56 @@ fn a_port_of_the_user_s_side_has_circuits_named() {
         bed.carry(|_| false);
         let events = std::iter::from_fn(|| bed.users[1].poll_event());
         let ended = events.filter_map(|event| match event {
+            Event::CircuitRefused(it) if it == id => Some(Cause::CIRCUIT_NOT_AVAILABLE),
             Event::Released(it, cause) if it == id => Some(cause.value()),
             _ => None,
         });
         assert_eq!(ended.last(), cause);
     }
+}
+
+/// A user has a permanent circuit that the switch knows nothing of.
+#[test]
+fn a_circuit_that_the_called_end_refuses_is_not_the_end_of_the_call() {
+    let mut bed = Bed::new(USERS, |side| Signalling::new(Config::new(side)));
+    let mine = bed.users[0].setup(bed.now, setup(number(1))).unwrap();
+    let refused = Cause::new(Cause::CIRCUIT_NOT_AVAILABLE);
+    let named = |bed: &mut Bed<Signalling>| {
+        bed.carry(|_| false);
+        let events = std::iter::from_fn(|| bed.users[1].poll_event());
+        let setup = events.filter_map(|event| match event {
+            Event::Setup(id, elements) => Some((id, elements.connection?.circuit()?)),
+            _ => None,
+        });
+        setup.last()
+    };
+    let mut before: Option<(CallId, Circuit)> = None;
+    for _ in 0..3 {
+        let (there, circuit) = named(&mut bed).unwrap();
+        if let Some((id, other)) = before.replace((there, circuit)) {
+            assert_eq!(id, there);
+            assert_ne!(other, circuit);
+            let end = |circuit| End { port: 1, circuit };
+            assert!(bed.exchange.holds(end(circuit)) && !bed.exchange.holds(end(other)));
+        }
+        bed.users[1].release(bed.now, there, refused).unwrap();
+    }
+    let (there, circuit) = named(&mut bed).unwrap();
+    let user = &mut bed.users[1];
+    user.accept(bed.now, there, &Elements::default()).unwrap();
+    bed.carry(|_| false);
+    assert_eq!(bed.table.circuits[0][1], End { port: 1, circuit });
+    let phase = bed.users[0].phase(mine);
+    assert_eq!(phase, Some(crate::signalling::Phase::Active));
+    assert_eq!(bed.exchange.counters().circuits_refused, 3);
+    // Who refuses every circuit refuses the call.
+    let mine = bed.users[0].setup(bed.now, setup(number(1))).unwrap();
+    let mut tries = 0;
+    while let Some((there, _)) = named(&mut bed) {
+        tries += 1;
+        bed.users[1].release(bed.now, there, refused).unwrap();
+    }
+    assert_eq!((tries, bed.users[0].phase(mine)), (8, None));
 }
 
 /// A step of a user.
@@ -611,7 +656,8 @@ fn anything_happens(steps: &[Step], mut seed: u64) {
             Step::Answer { by, takes } => {
                 if !known[by].waiting.is_empty() {
                     let id = known[by].waiting.remove(0);
-                    let cause = Cause::new(Cause::CALL_REJECTED);
+                    let causes = [Cause::CALL_REJECTED, Cause::CIRCUIT_NOT_AVAILABLE];
+                    let cause = Cause::new(causes[count % 2]);
                     let user = &mut bed.users[by];
                     let _ = match takes {
                         true => user.accept(now, id, &Elements::default()),

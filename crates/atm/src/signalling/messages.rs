@@ -5,7 +5,7 @@ use tidewall_wire::atm::q2931::{
     MessageAction, MessageType,
 };
 
-use super::{Call, CallId, Event, Phase, Side, Signalling, because};
+use super::{CIRCUITS_TRIED, Call, CallId, Event, Phase, Side, Signalling, because};
 use crate::reassembly::Time;
 
 impl Signalling {
@@ -97,6 +97,9 @@ impl Signalling {
                 }
                 self.events.push_back(Event::Releasing(id, cause));
             }
+            (MessageType::ReleaseComplete, Phase::SetupSent) if self.may_rename(id, elements) => {
+                self.events.push_back(Event::CircuitRefused(id));
+            }
             (MessageType::ReleaseComplete, _) => {
                 let own = self.calls.get(&id).map(|call| call.cause);
                 let fallback = own.unwrap_or(Cause::new(Cause::NORMAL));
@@ -111,6 +114,19 @@ impl Signalling {
                 self.status(now, id, cause);
             }
         }
+    }
+
+    /// True where a call that the other end refuses for its circuit may go by another: it is
+    /// in no call any more, and its reference is free.
+    fn may_rename(&mut self, id: CallId, elements: &Elements) -> bool {
+        let unavailable =
+            (elements.cause).is_some_and(|it| it.value() == Cause::CIRCUIT_NOT_AVAILABLE);
+        let call = self.calls.get_mut(&id).filter(|_| unavailable);
+        let Some(call) = call.filter(|call| call.connection.is_some()) else {
+            return false;
+        };
+        call.refused += 1;
+        self.config.side == Side::Network && call.refused < CIRCUITS_TRIED
     }
 
     /// The caller is active, too; of a call that the network's side has accepted that is
@@ -326,6 +342,7 @@ impl Signalling {
                 timer: None,
                 again: false,
                 connection: elements.connection,
+                refused: 0,
                 unacknowledged: false,
                 setup: None,
                 cause: Cause::new(Cause::NORMAL),

@@ -91,6 +91,9 @@ impl Config {
 /// that is accepted at once takes one message less: far below T303.
 pub const PROCEEDING_AFTER: Duration = Duration::from_millis(200);
 
+/// Circuits that the network's side names for a call, until the other end takes one.
+const CIRCUITS_TRIED: u8 = 8;
+
 /// Of how long a time the SETUPs may come at once.
 const SETUPS_AT_ONCE: Duration = Duration::from_millis(100);
 
@@ -175,6 +178,9 @@ pub enum Event {
     Connected(CallId, Box<Elements>),
     /// The other end releases the call: free the circuit, then `release`.
     Releasing(CallId, Cause),
+    /// The other end has the circuit that the SETUP of the network's side named for something
+    /// else (cause 35): [`Signalling::setup_again`], or `release`.
+    CircuitRefused(CallId),
     /// The call is no more, at both ends.
     Released(CallId, Cause),
     /// The other end has released what this names, calls and circuits; calls of it have
@@ -208,6 +214,8 @@ struct Call {
     timer: Option<Time>,
     again: bool,
     connection: Option<ConnectionIdentifier>,
+    /// Circuits that the other end has refused.
+    refused: u8,
     /// CONNECT has come, or is sent by the network's side, and the caller has not said that it
     /// has it.
     unacknowledged: bool,
@@ -326,6 +334,7 @@ impl Signalling {
                 timer: None,
                 again: false,
                 connection: elements.connection,
+                refused: 0,
                 unacknowledged: false,
                 setup: Some(Box::new(elements)),
                 cause: Cause::new(Cause::NO_USER_RESPONDING),
@@ -337,6 +346,31 @@ impl Signalling {
         }
         self.arm(id, now + self.config.t303);
         Ok(id)
+    }
+
+    /// Calls again by another circuit, where the other end has refused the one before.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub fn setup_again(
+        &mut self,
+        now: Time,
+        id: CallId,
+        connection: ConnectionIdentifier,
+    ) -> Result<(), RequestError> {
+        let call = self.calls.get_mut(&id).ok_or(RequestError::NoCall)?;
+        let Some(elements) = call.setup.as_mut().filter(|_| call.refused > 0) else {
+            return Err(RequestError::State);
+        };
+        elements.connection = Some(connection);
+        call.connection = Some(connection);
+        call.again = false;
+        let elements = **elements;
+        if !self.put(now, id, MessageType::Setup, &elements) {
+            return Err(RequestError::Busy);
+        }
+        self.arm(id, now + self.config.t303);
+        Ok(())
     }
 
     /// Takes over a call that was active in an earlier life of this end. When the link comes
@@ -360,6 +394,7 @@ impl Signalling {
             timer: None,
             again: false,
             connection,
+            refused: 0,
             unacknowledged: false,
             setup: None,
             cause: Cause::new(Cause::NORMAL),

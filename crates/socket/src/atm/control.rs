@@ -340,20 +340,17 @@ impl Control {
         let inner = core.atm.open_call(core, None, options.circuit, call)?;
         let (now, circuit) = (core.now(), &options.circuit);
         let begun = self.calls.call(now, to, from, circuit, &is_open(core));
-        let opened = match begun {
-            Ok((id, circuit)) => {
+        match begun {
+            Ok(id) => {
                 self.enter(id, &inner);
-                let opened = circuit.map_or(Ok(()), |circuit| open_circuit(core, &inner, circuit));
-                opened.inspect_err(|_| self.let_go(core, id, Cause::RESOURCES_UNAVAILABLE))
+                Ok(inner)
             }
-            Err(CallError::NoCircuit) => Err(errno(libc::EHOSTUNREACH)),
-            Err(CallError::Busy) => Err(errno(libc::ENOBUFS)),
-        };
-        match opened {
-            Ok(()) => Ok(inner),
             Err(error) => {
                 core.atm.close(core, &inner);
-                Err(error)
+                Err(errno(match error {
+                    CallError::NoCircuit => libc::EHOSTUNREACH,
+                    CallError::Busy => libc::ENOBUFS,
+                }))
             }
         }
     }

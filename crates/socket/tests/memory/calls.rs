@@ -315,9 +315,12 @@ fn a_circuit_is_used_again_when_both_ends_have_released_it() {
     };
     assert_eq!(caller.circuit(), Some(after(1)));
     drop(permanent);
-    // What is taken at the called end is refused there.
-    let next = after(2);
-    let _permanent = AtmSocket::bind(&bed.far, next).unwrap();
+    // What is taken at the called end is refused there, and another named; not for ever.
+    let taken = (2..9).chain(10..18);
+    let taken = taken.map(|count| AtmSocket::bind(&bed.far, after(count)).unwrap());
+    let _taken: Vec<AtmSocket> = taken.collect();
+    let [caller, _called] = connected(&bed, &listener);
+    assert_eq!(caller.circuit(), Some(after(9)));
     let caller = call(&bed.near, number(FAR, 7));
     run(&bed);
     assert_eq!(failed(caller.finish_connect(None)), libc::ECONNREFUSED);

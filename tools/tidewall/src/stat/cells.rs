@@ -109,6 +109,14 @@ pub(super) const CELLS: &[Entry] = &[
     ),
     entry(
         Cells,
+        "circuits-refused",
+        Way,
+        "Circuits that a called end has for something else (cause 35); the call goes by another, the eighth at the \
+         latest.",
+        "Permanent circuits of another VPI than 0 cost calls nothing.",
+    ),
+    entry(
+        Cells,
         "calls-number-withheld",
         Way,
         "Callers' numbers that do not lead to them, which were not passed on.",

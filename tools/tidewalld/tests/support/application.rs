@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Gid, Pid, Signal, Uid, kill_process};
+use rustix::process::{Gid, Pid, Signal, Uid, WaitOptions, kill_process, waitpid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 /// A process that serves, in the body `inside::serve` of this test; killed at the end.
@@ -34,8 +34,12 @@ impl Application {
         Application(child)
     }
 
+    /// Has stopped when this returns.
     pub fn stop(&self) {
-        kill_process(Pid::from_child(&self.0), Signal::STOP).unwrap();
+        let process = Pid::from_child(&self.0);
+        kill_process(process, Signal::STOP).unwrap();
+        let stopped = waitpid(Some(process), WaitOptions::UNTRACED).unwrap();
+        assert!(stopped.is_some_and(|(_, status)| status.stopped()));
     }
 
     /// After [`Application::stop`].

@@ -82,7 +82,7 @@ impl Circuits {
         device: &mut D,
     ) -> Result<(), Refusal> {
         let (call, done) = match request {
-            Request::AtmCall(of) => (of.call, self.call(application, of, room, now, device)),
+            Request::AtmCall(of) => (of.call, self.call(application, of, room, now)),
             Request::AtmAccept(of) => {
                 let done = self.accept(application, of, room, circuit, now, device);
                 (of.call, done)
@@ -147,13 +147,12 @@ impl Circuits {
         Ok(attached.is_some_and(|of| of.permanent.remove(&circuit)))
     }
 
-    fn call<D: Device>(
+    fn call(
         &mut self,
         application: u16,
         of: &AtmCall,
         room: bool,
         now: Duration,
-        device: &mut D,
     ) -> Result<(), Refusal> {
         let owners = std::mem::take(&mut self.owners);
         let begun = self.controlled().and_then(|control| {
@@ -162,20 +161,7 @@ impl Circuits {
             })
         });
         self.owners = owners;
-        let line = begun?;
-        let Some(circuit) = line.circuit else {
-            return Ok(());
-        };
-        let owned = self.own(circuit, application, device);
-        let control = self.controlled()?;
-        if let Err(error) = owned {
-            let cause = Cause::RESOURCES_UNAVAILABLE;
-            control.end(application, of.call, cause, false);
-            control.of(line.way).release(now, line.id, cause);
-            return Err(error.into());
-        }
-        control.tell_circuit(application, of.call, circuit);
-        Ok(())
+        begun
     }
 
     fn accept<D: Device>(
@@ -356,7 +342,7 @@ impl Control {
         room: bool,
         now: Duration,
         is_open: &dyn Fn(Circuit) -> bool,
-    ) -> Result<Line, Refusal> {
+    ) -> Result<(), Refusal> {
         let (to, options) = meant(&of.to, &of.carried)?;
         self.check_new(application, of.call, room)?;
         let from = number(of.from).unwrap_or(self.config.number);
@@ -368,10 +354,10 @@ impl Control {
             false => Way::Link,
         };
         match self.of(way).call(now, &to, from, &options, is_open) {
-            Ok((id, circuit)) => {
-                let line = Line { way, id, circuit };
-                self.enter(application, of.call, line);
-                Ok(line)
+            Ok(id) => {
+                let circuit = None;
+                self.enter(application, of.call, Line { way, id, circuit });
+                Ok(())
             }
             Err(CallError::NoCircuit) => refused(libc::EHOSTUNREACH, "no circuit is free"),
             Err(CallError::Busy) => refused(libc::ENOBUFS, "too many calls"),
