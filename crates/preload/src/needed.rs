@@ -22,7 +22,7 @@ pub(crate) enum For {
 
 /// A call that the stack makes, with arguments by which filters tell calls apart.
 pub(crate) struct Needed {
-    pub(crate) name: &'static str,
+    name: &'static str,
     number: c_long,
     arguments: &'static [(usize, u64)],
     what: For,
@@ -101,6 +101,56 @@ const OLD: &[Needed] = needed! { Making: SYS_mkdir() SYS_unlink(); };
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: &[Needed] = needed! { Making: SYS_mkdirat() SYS_unlinkat(); };
 
+impl Needed {
+    /// The name of the call.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name.trim_start_matches("SYS_")
+    }
+
+    /// Whether a report calls for it.
+    pub(crate) fn is_of_reports(&self) -> bool {
+        matches!(
+            self.number,
+            libc::SYS_openat
+                | libc::SYS_read
+                | libc::SYS_write
+                | libc::SYS_close
+                | libc::SYS_fcntl
+                | libc::SYS_getpid
+                | libc::SYS_futex
+                | libc::SYS_brk
+                | libc::SYS_mmap
+                | libc::SYS_munmap
+        )
+    }
+
+    /// The call with arguments by which it does nothing but fail, or make what ends with a
+    /// process; `None` for those that have none.
+    pub(crate) fn harmless(&self) -> Option<(c_long, [usize; 6])> {
+        // No descriptor, no place in memory, and no length.
+        let mut arguments = [usize::MAX; 6];
+        for &(place, value) in self.arguments {
+            arguments[place] = value as usize;
+        }
+        let ends = matches!(self.number, libc::SYS_exit | libc::SYS_rt_sigreturn);
+        (!ends && self.what != For::Embedded).then_some((self.number, arguments))
+    }
+
+    /// Whether the kernel's answer to [`Needed::harmless`] says that it may be called.
+    pub(crate) fn is_allowed(&self, errno: i32) -> bool {
+        match errno {
+            // The C library falls back to another call.
+            libc::ENOSYS => self.number == libc::SYS_clone3,
+            errno => errno != libc::EPERM && errno != libc::EACCES,
+        }
+    }
+}
+
+/// All of them.
+pub(crate) fn needed() -> impl Iterator<Item = &'static Needed> {
+    NEEDED.iter().chain(OLD)
+}
+
 /// AUDIT_ARCH_….
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xc000_003e;
@@ -147,8 +197,7 @@ impl Confinement<'_> {
 
     /// The name of a call that the stack makes for this, and may not make then.
     pub(crate) fn refuses(&self, what: For) -> Option<&'static str> {
-        let mut needed = NEEDED.iter().chain(OLD).filter(|it| it.what == what);
-        let refused = needed.find(|it| !self.allows(it));
-        refused.map(|it| it.name.trim_start_matches("SYS_"))
+        let refused = needed().find(|it| it.what == what && !self.allows(it));
+        refused.map(Needed::name)
     }
 }

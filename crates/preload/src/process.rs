@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{Mode, OFlags};
 use tidewall_posix::{Errno, Posix, Result};
 
 thread_local! {
@@ -114,6 +115,23 @@ pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
     note_inside(true);
     let _leave = Leave;
     call()
+}
+
+/// The beginning of a file. Calls nothing that the dynamic linker has not called before.
+pub(crate) fn beginning_of(path: &str) -> String {
+    let mut bytes = [0; 4096];
+    let file = rustix::fs::open(path, OFlags::CLOEXEC, Mode::empty());
+    let length = file.and_then(|file| rustix::io::read(&file, &mut bytes));
+    String::from_utf8_lossy(&bytes[..length.unwrap_or(0)]).into_owned()
+}
+
+/// Whether this thread is under a filter of system calls.
+pub(crate) fn is_filtered() -> bool {
+    let status = beginning_of("/proc/self/status");
+    let mode = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Seccomp:"));
+    mode.is_some_and(|mode| mode.trim() != "0")
 }
 
 /// An error of the C library or the kernel.

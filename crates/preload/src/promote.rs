@@ -77,6 +77,18 @@ pub(crate) fn begin() -> bool {
     source.is_some_and(|source| SOURCE.set(source).is_ok())
 }
 
+/// The program was started under a filter of system calls that refuses one of the stack's.
+pub(crate) fn refuse(call: &str) {
+    let why = format!("a filter of system calls, older than the program, refuses {call}(2)");
+    record(
+        Verdict::NoStack,
+        "",
+        interface().map_or("", |it| it.0),
+        &why,
+    );
+    let _ = REFUSED.set(why);
+}
+
 /// Makes the stack now, on this interface or that of the environment (`tidewall.h`).
 pub(crate) fn start(interface: Option<&str>) -> Result<()> {
     if process::is_forked() {

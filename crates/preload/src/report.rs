@@ -62,7 +62,7 @@ pub(crate) fn begin() {
     let file = path.and_then(|path| OpenOptions::new().append(true).open(path).ok());
     // Some programs close first whatever they do not know.
     let file = file.map(|file| File::from(out_of_the_way(file.into())));
-    let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let program = crate::process::beginning_of("/proc/self/comm");
     let _ = REPORT.set(Report {
         file,
         debug,

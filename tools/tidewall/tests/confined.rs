@@ -7,7 +7,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use common::Place;
-use common::host::Host;
+use common::host::{Host, library};
 use common::preloaded::Preloaded;
 
 /// What a filter does: to the calls that are named, and to all others.
@@ -78,10 +78,24 @@ impl Confined {
         let program = place.compiled("confined", &source);
         let empty = place.name("empty");
         fs::create_dir(&empty).unwrap();
-        let server = Preloaded::start(host, &[&program, self.when, self.how, &empty]);
+        let library = library();
+        let words = [
+            &*program,
+            self.when,
+            self.how,
+            &empty,
+            library.to_str().unwrap(),
+        ];
+        let without = ["env", "-u", "LD_PRELOAD"];
+        let words = match self.when {
+            "before" => [&without[..], &words].concat(),
+            _ => words.to_vec(),
+        };
+        let server = Preloaded::start(host, &words);
         // Before that connections are the kernel's.
         let decided = |[verdict, what, _, _]: &[String; 4]| {
-            verdict == "promoted" && what == "datagrams" || verdict == "kernel"
+            matches!(&**verdict, "kernel" | "no-stack")
+                || verdict == "promoted" && what == "datagrams"
         };
         let end = Instant::now() + Duration::from_secs(20);
         while !server.records().iter().any(decided) {
@@ -248,17 +262,35 @@ fn filters_that_would_break_the_stack_s_sockets_are_refused() {
     );
 }
 
+/// Under a filter that nobody can read.
 #[test]
-fn other_users_roots_and_capabilities() {
+fn filters_that_were_there_before_are_tried() {
+    let new = |actions, call| Confined::new("before", "prctl", actions, &[call]);
+    let why = "a filter of system calls, older than the program, refuses";
+    let (ppoll, files) = (format!("{why} ppoll(2)"), format!("{why} getdents64(2)"));
+    let refused = |why| [["no-stack", "", why]];
+    let (ppoll, files) = (refused(&*ppoll), refused(&*files));
+    let cases: [(_, _, _, &[_]); 4] = [
+        (new(KILLS, "ptrace"), "0 0", true, &[]),
+        (new(FAILS, "ppoll"), "0 0", false, &ppoll),
+        (new(KILLS, "ppoll"), "0 0", false, &ppoll),
+        (new(KILLS, "getdents64"), "0 0", false, &files),
+    ];
+    check("filters_that_were_there_before_are_tried", &cases);
+}
+
+#[test]
+fn other_users_roots_capabilities_and_limits() {
     let new = |when, how| Confined::new(when, how, KILLS, &["ptrace"]);
     let no_manager = [
         ["no-stack", "", "No such file or directory (os error 2)"],
         ["kernel", "listener", "there is no stack"],
     ];
-    let cases: [(_, _, _, &[_]); 9] = [
+    let cases: [(_, _, _, &[_]); 10] = [
         (new("first", "chroot"), "0 0", false, &no_manager),
         (new("waiting", "chroot"), "0 0", true, &[]),
         (new("ours", "chroot"), "0 0", true, &[]),
+        (new("waiting", "limit"), "0 0", true, &[]),
         (new("first", "nobody"), "0 0", true, &[]),
         (new("waiting", "nobody"), "0 0", true, &[]),
         (new("ours", "nobody"), "0 0", true, &[]),
@@ -266,5 +298,5 @@ fn other_users_roots_and_capabilities() {
         (new("waiting", "capabilities"), "0 0", true, &[]),
         (new("ours", "capabilities"), "0 0", true, &[]),
     ];
-    check("other_users_roots_and_capabilities", &cases);
+    check("other_users_roots_capabilities_and_limits", &cases);
 }

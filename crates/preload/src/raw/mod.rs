@@ -4,6 +4,7 @@ mod aliases;
 mod copying;
 mod data;
 mod explicit;
+mod inherited;
 mod numbers;
 mod options;
 mod originals;
@@ -47,8 +48,17 @@ extern "C" fn begin() {
         // Of a setuid program: who started it decides nothing.
         return;
     }
-    report::begin();
-    if promote::begin() {
+    let may_promote = promote::begin();
+    let refused = match may_promote && process::is_filtered() {
+        true => inherited::refused(),
+        false => None,
+    };
+    if refused.is_none_or(|(_, may_report)| may_report) {
+        report::begin();
+    }
+    if let Some((call, _)) = refused {
+        promote::refuse(call);
+    } else if may_promote {
         watch_forks();
         // What the program was started with.
         crate::protected::open_numbers()

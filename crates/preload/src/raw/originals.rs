@@ -140,6 +140,7 @@ originals! {
     fn sockatmark(fd: c_int) -> c_int;
     fn setrlimit(resource: c_uint, limit: *const libc::rlimit) -> c_int;
     fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int;
+    fn prlimit(process: libc::pid_t, resource: c_uint, limit: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
     fn chroot(path: *const c_char) -> c_int;
     fn _Fork() -> libc::pid_t;
     fn _exit(status: c_int) -> c_int;

@@ -35,6 +35,21 @@ unsafe extern "C" fn setrlimit64(resource: c_uint, limit: *const libc::rlimit) -
     unsafe { setrlimit(resource, limit) }
 }
 
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn prlimit(
+    process: libc::pid_t,
+    resource: c_uint,
+    limit: *const libc::rlimit,
+    old: *mut libc::rlimit,
+) -> c_int {
+    // Of another process it does no harm.
+    if resource == libc::RLIMIT_NPROC && !limit.is_null() {
+        confinement::before();
+    }
+    // SAFETY: the caller's.
+    unsafe { originals::prlimit(process, resource, limit, old) }
+}
+
 /// Operations and flags of seccomp(2).
 const SET_MODE_STRICT: c_uint = libc::SECCOMP_SET_MODE_STRICT;
 const SET_MODE_FILTER: c_uint = libc::SECCOMP_SET_MODE_FILTER;

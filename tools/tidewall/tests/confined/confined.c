@@ -1,7 +1,7 @@
 // Serves by TCP and UDP, and confines itself on the way.
-// confined WHEN HOW EMPTY: WHEN is "first", "waiting" (sockets that nobody has attended to) or
-// "ours"; HOW has a way to confine, and "tsync" and "thread" where it is so; EMPTY is a
-// directory for chroot.
+// confined WHEN HOW EMPTY LIBRARY: WHEN is "first", "waiting" (sockets that nobody has attended
+// to), "ours" or "before" (then the program begins anew, with the library); HOW has a way to
+// confine, and "tsync" and "thread" where it is so; EMPTY is a directory for chroot.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -12,9 +12,11 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -27,6 +29,7 @@ static int result, error;
 
 static int install(const char *how, const char *empty)
 {
+	struct rlimit none_more = { 0, 0 };
 	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
 	struct __user_cap_data_struct none[2] = { { 0 } };
 	struct sock_filter filter[2 * sizeof calls / sizeof *calls + 2];
@@ -42,10 +45,15 @@ static int install(const char *how, const char *empty)
 	program.len = next - filter;
 	if (strstr(how, "chroot"))
 		return chdir(empty) || chroot(".");
+	// No process and no thread more, by the other name; root is not limited.
+	if (strstr(how, "limit"))
+		return prlimit(0, RLIMIT_NPROC, &none_more, 0) || setgid(65534) || setuid(65534);
 	if (strstr(how, "nobody"))
 		return setgid(65534) || setuid(65534);
 	if (strstr(how, "capabilities"))
 		return syscall(SYS_capset, &header, none);
+	if (!strcmp(how, "no"))
+		return 0;
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 	if (strstr(how, "strict"))
 		return prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0);
@@ -126,8 +134,14 @@ int main(int count, char **words)
 	char *when = words[1];
 	struct epoll_event event = { EPOLLIN, { 0 } };
 
-	if (count != 4)
+	if (count != 5)
 		return 2;
+	if (!strcmp(when, "before")) {
+		confine(words);
+		setenv("LD_PRELOAD", words[4], 1);
+		execl(words[0], words[0], "first", "no", words[3], words[4], (char *)0);
+		return 4;
+	}
 	if (!strcmp(when, "first"))
 		confine(words);
 	int set = epoll_create1(EPOLL_CLOEXEC), listener = bound(SOCK_STREAM), datagrams = bound(SOCK_DGRAM);

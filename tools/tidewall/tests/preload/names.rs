@@ -18,7 +18,7 @@ const TAKEN: &str = "
     close dup dup2 dup3 fcntl fcntl64 ioctl close_range closefrom
     vfork _Fork _exit _Exit
     sigaction signal bsd_signal sysv_signal siginterrupt
-    setrlimit setrlimit64 chroot
+    setrlimit setrlimit64 prlimit prlimit64 chroot prctl
     fdopen dprintf vdprintf __dprintf_chk __vdprintf_chk
     syscall";
 
