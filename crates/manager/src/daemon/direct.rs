@@ -264,6 +264,15 @@ impl DirectDevice {
         Ok(())
     }
 
+    /// Has what an application's queues consist of made ready, by a thread, which the first one
+    /// waits for otherwise.
+    ///
+    /// # Errors
+    /// EAGAIN where no thread can be started.
+    pub fn expect_application(&mut self) -> io::Result<()> {
+        self.queues.stock(self.queue_count()).map(drop)
+    }
+
     /// Makes an application's queues, which get its frames from then on.
     fn make_queues(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
         if self.private.as_ref().is_some_and(Private::is_used)

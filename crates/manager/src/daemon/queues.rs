@@ -135,8 +135,9 @@ impl Queues {
             return Ok(Vec::new());
         }
         let (frames, receive_ring) = sizes(join, &self.interface)?;
+        let interface = self.interface.clone();
         let settings = Settings {
-            interface: &self.interface,
+            interface: &interface,
             frames,
             receive_ring,
             copy: mode == XdpMode::Generic,
@@ -175,16 +176,7 @@ impl Queues {
             }
             return self.all_or_none(made, failed);
         }
-        if self.stock.as_ref().is_none_or(|(of, _)| *of != queues) {
-            let maker = QueueMaker {
-                interface: self.interface.clone(),
-                sizes: (frames, receive_ring),
-            };
-            self.stock = Some((queues, Stock::start(queues as usize, maker)?));
-        }
-        let Some((_, stock)) = &self.stock else {
-            return Err(io::ErrorKind::ResourceBusy.into());
-        };
+        let stock = self.stock(queues)?;
         let ready = stock.take_several(queues as usize);
         let ready = ready.ok_or_else(|| stock.not_ready("queues"))?;
         let mut made = Vec::new();
@@ -205,6 +197,24 @@ impl Queues {
             }
         }
         self.all_or_none(made, failed)
+    }
+
+    /// What is made of the usual sizes by a thread, for so many queues.
+    ///
+    /// # Errors
+    /// EAGAIN where no thread can be started.
+    pub(super) fn stock(&mut self, queues: u32) -> io::Result<&Stock<Prepared>> {
+        if self.stock.as_ref().is_none_or(|(of, _)| *of != queues) {
+            let maker = QueueMaker {
+                interface: self.interface.clone(),
+                sizes: sizes(&Join::new_zeroed(), &self.interface)?,
+            };
+            self.stock = Some((queues, Stock::start(queues as usize, maker)?));
+        }
+        match &self.stock {
+            Some((_, stock)) => Ok(stock),
+            None => Err(io::ErrorKind::ResourceBusy.into()),
+        }
     }
 
     /// Makes what was taken anew, by a thread.

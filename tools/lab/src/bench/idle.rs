@@ -1,5 +1,6 @@
-//! Idle connections beside a load, and what they take.
+//! Idle connections beside a load, and what they and a service take of memory.
 
+use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
@@ -8,6 +9,15 @@ use tidewall_load::IdleSpec;
 use super::processes::{idle_parts, open_files};
 use super::{DRAIN, Session};
 use crate::worker::{Child, Job, Place};
+
+/// Bytes in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resident {
+    /// Of the program that serves.
+    pub(crate) program: u64,
+    /// And of what it was started by, memory files that both have counted once.
+    pub(crate) all: u64,
+}
 
 /// Idle connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,9 +34,22 @@ pub(crate) struct Held {
 }
 
 impl Session<'_> {
+    /// What a program that serves takes.
+    pub(crate) fn resident(&self) -> Resident {
+        let maps = descendants(self.child.process())
+            .into_iter()
+            .map(|process| {
+                std::fs::read_to_string(format!("/proc/{process}/smaps")).unwrap_or_default()
+            });
+        Resident {
+            program: resident(self.serving),
+            all: together(maps),
+        }
+    }
+
     /// Opens idle connections, from as many processes as the limit of open
     /// files makes necessary. They stay until the workers are dropped.
-    pub(super) fn hold(&mut self, idle: &IdleSpec) -> anyhow::Result<(Held, Vec<Child>)> {
+    pub(crate) fn hold(&mut self, idle: &IdleSpec) -> anyhow::Result<(Held, Vec<Child>)> {
         let process = self.serving;
         let before = (resident(process), kernel_objects());
         let testbed = &self.bench.testbed;
@@ -80,6 +103,59 @@ fn resident(process: u32) -> u64 {
     kilobytes(&status, "VmRSS:") << 10
 }
 
+/// Processes that a process has started, and those that these have.
+fn descendants(process: u32) -> Vec<u32> {
+    let number = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.ok()?.file_name().to_str()?.parse::<u32>().ok()
+    };
+    let parent = |process: u32| {
+        let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // The name before may have blanks and brackets.
+        let (_, fields) = text.rsplit_once(')')?;
+        fields.split_whitespace().nth(1)?.parse::<u32>().ok()
+    };
+    let entries = std::fs::read_dir("/proc").into_iter().flatten();
+    let parents: Vec<(u32, u32)> = (entries.filter_map(number))
+        .filter_map(|process| Some((process, parent(process)?)))
+        .collect();
+    let mut found = vec![process];
+    let mut next = 0;
+    while let Some(&of) = found.get(next) {
+        found.extend(parents.iter().filter(|it| it.1 == of).map(|it| it.0));
+        next += 1;
+    }
+    found.split_off(1)
+}
+
+/// Bytes in memory of several processes, by their `smaps`, with memory files counted once.
+fn together(maps: impl Iterator<Item = String>) -> u64 {
+    let (mut sum, mut files) = (0, BTreeMap::new());
+    for text in maps {
+        let mut file = None;
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            match (words.next(), words.next()) {
+                (Some("Rss:"), Some(kilobytes)) => {
+                    let bytes = kilobytes.parse::<u64>().unwrap_or(0) << 10;
+                    match file.take() {
+                        Some(file) => {
+                            let most = files.entry(file).or_insert(0);
+                            *most = bytes.max(*most);
+                        }
+                        None => sum += bytes,
+                    }
+                }
+                // The inode tells memory files apart.
+                (Some(_), Some("rw-s")) if line.contains("/memfd:") => {
+                    file = words.nth(2).map(str::to_owned);
+                }
+                _ => {}
+            }
+        }
+    }
+    sum + files.values().sum::<u64>()
+}
+
 /// Bytes of the kernel's own objects, sockets among them.
 fn kernel_objects() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -102,5 +178,29 @@ mod tests {
         assert_eq!(kilobytes("Name: x\nVmRSS:\t    1234 kB\n", "VmRSS:"), 1234);
         assert_eq!(kilobytes("", "VmRSS:"), 0);
         assert!(resident(std::process::id()) > 0);
+    }
+
+    #[test]
+    fn a_memory_file_of_two_processes_counts_once() {
+        let of = |frames: u32, other: u32| {
+            format!(
+                "7f00-7f10 rw-s 00000000 00:01 77 /memfd:tidewall-frames (deleted)\nSize: 64 kB\n\
+                 Rss: {frames} kB\nVmFlags: rd\n7f20-7f30 rw-p 00000000 00:00 0 [heap]\nRss: {other} kB\n"
+            )
+        };
+        let both = [of(16, 3), of(12, 5)];
+        assert_eq!(together(both.into_iter()), (16 + 3 + 5) << 10);
+    }
+
+    #[test]
+    fn what_a_process_has_started_is_found() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let found = descendants(std::process::id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.contains(&child.id()), "{found:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod anypoint;
 mod atm;
+mod cases;
 mod http_base;
 mod http_cost;
 mod lrp_base;
@@ -305,7 +306,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 42] = [
+pub static EXPERIMENTS: [Experiment; 43] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -346,6 +347,7 @@ pub static EXPERIMENTS: [Experiment; 42] = [
     unmodified::floods::EXPERIMENT,
     unmodified::cost::EXPERIMENT,
     unmodified::squid::EXPERIMENT,
+    unmodified::start::EXPERIMENT,
     tcp_bulk::EXPERIMENT,
     tcp_loss::EXPERIMENT,
 ];

@@ -28,6 +28,7 @@ mod service;
 mod setups;
 mod splicing;
 mod splitting;
+mod start;
 mod storage;
 mod streams;
 mod switching;
@@ -71,6 +72,8 @@ pub use segments::{SegmentCounts, SegmentJob};
 pub(crate) use service::{Account, Drops};
 pub use splicing::SpliceJob;
 pub use splitting::{SplitJob, SplitWaiting};
+pub use start::StartJob;
+pub(crate) use start::Started;
 pub use storage::{Mix, Responses, StorageJob, StorageRole};
 pub use switching::{SwitchJob, SwitchModule};
 pub(crate) use usage::{Times, waited};
@@ -111,6 +114,8 @@ pub enum Job {
     Splice(SpliceJob),
     /// Run a program of somebody else's at a port.
     Program(Program, u16),
+    /// Start a program and wait for what it says, and for its end.
+    Start(StartJob),
     /// Call, or be called.
     Calls(CallsJob),
     /// Run a shell pipeline again and again, until the standard input ends.
@@ -392,6 +397,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Calls(job) => calls::run(&job),
         Job::Pipeline => pipeline(),
         Job::Own(arguments) => own::run(&arguments),
+        Job::Start(job) => start::run(&job),
         Job::Benchmark(job) => benchmark::run(&job),
         Job::Switch(job) => switching::run(&job),
         Job::Flow(job, ahead) => flows::run(&job, ahead),
@@ -661,6 +667,10 @@ mod tests {
                 },
                 6000,
             ),
+            Job::Start(StartJob {
+                command: vec!["curl".to_owned()],
+                by_run: true,
+            }),
             Job::Spin,
         ];
         for job in jobs {

@@ -29,7 +29,7 @@ pub(crate) const VALUE: &str = "012345678901234567890123456789012345678901234567
 /// What has an address in a cache of names.
 pub(crate) const NAME: &str = "cached.example.net";
 /// Variable that has the library say on standard error what it promotes.
-const SAYS: &str = "TIDEWALL_DEBUG";
+pub(super) const SAYS: &str = "TIDEWALL_DEBUG";
 /// Time for `tidewall run` to end.
 const END: Duration = Duration::from_secs(5);
 
@@ -435,7 +435,7 @@ pub(super) fn serve(
 
 /// A process to be served by a manager of its own: where managers pin and listen is seen by
 /// this worker, and what it starts, alone.
-fn private_places() -> anyhow::Result<()> {
+pub(super) fn private_places() -> anyhow::Result<()> {
     fs::create_dir_all(places::SOCKETS)?;
     // `ip netns exec` has made a mount namespace of our own, which goes with us.
     command::run("mount", &["-t", "bpf", "tw-bpf", "/sys/fs/bpf"]).context("a bpffs is needed")?;
@@ -487,7 +487,8 @@ impl Running {
     }
 }
 
-fn promoted(said: &str) -> Option<u32> {
+/// The process of a socket that has become the stack's.
+pub(super) fn promoted(said: &str) -> Option<u32> {
     said.lines().find_map(|line| {
         let mut fields = line.strip_prefix("tidewall: ")?.split('\t');
         let process = fields.next()?.parse().ok()?;

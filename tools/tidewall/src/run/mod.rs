@@ -298,8 +298,9 @@ fn server(
 ) -> io::Result<Server> {
     let directory = PinDirectory::take(pins)?;
     let mut device = DirectDevice::open(directory, interface, arguments.xdp)?;
-    if arguments.private {
-        device.offer_private()?;
+    match arguments.private {
+        true => device.offer_private()?,
+        false => device.expect_application()?,
     }
     fs::create_dir_all(places::SOCKETS)?;
     let listener = Listener::bind(socket)?;

@@ -9,17 +9,15 @@ pub(super) mod setup;
 pub(super) mod size;
 mod through;
 
-use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Run;
+use super::cases::{self, Case, value};
 use crate::bench::Bench;
-use crate::interrupt::{self, Interrupted};
-use crate::result::Series;
-use crate::sweep::{Plan, Sample, point};
+use crate::interrupt::Interrupted;
+use crate::sweep::{Plan, Sample};
 use crate::testbed::Mode;
-use crate::verdict::{is_decided, judge};
 use crate::worker::{CallsJob, CallsOver, CallsReport, CallsRole, Child, Job, Place};
 
 /// Control in the process of each end.
@@ -36,16 +34,7 @@ const RESTART: Duration = Duration::from_secs(2);
 /// How long a worker may take beyond its time.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A point to measure: where it is drawn, and how it is measured.
-struct Case<T> {
-    system: &'static str,
-    setting: &'static str,
-    x: f64,
-    what: T,
-}
-
-/// Measures every case round by round, in alternating order, until the plan is over or all
-/// claims are decided, and adds the curves to those that there are.
+/// [`cases::rounds`] on an interface that stacks take.
 fn rounds<T>(
     run: &mut Run<'_>,
     cases: &[Case<T>],
@@ -53,62 +42,7 @@ fn rounds<T>(
     measure: impl Fn(&mut Bench, &Case<T>) -> anyhow::Result<Sample>,
 ) -> anyhow::Result<()> {
     run.bench.testbed.set_mode(Mode::Tidewall)?;
-    let before = run.series.clone();
-    let begun = Instant::now();
-    let mut measured: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
-    for round in 0..plan.rounds {
-        let per_round = begun.elapsed() / round.max(1);
-        let in_time = begun.elapsed() + per_round <= plan.budget;
-        if round >= plan.least && (!in_time || is_decided(&judge(run.claims, &run.series))) {
-            break;
-        }
-        let what = format!("{}, round {}", run.name, round + 1);
-        run.progress.begin(&what, cases.len() as u64);
-        let mut order: Vec<usize> = (0..cases.len()).collect();
-        if round % 2 == 1 {
-            order.reverse();
-        }
-        for number in order {
-            let Some(case) = cases.get(number) else {
-                continue;
-            };
-            interrupt::check()?;
-            let name = format!("{}, {}, {}", case.system, case.setting, case.x);
-            match measure(run.bench, case) {
-                Ok(sample) => {
-                    run.progress.step(&format!("{name}: {:.1}", sample.y));
-                    let sample = Sample { round, ..sample };
-                    measured.entry(number).or_default().push(sample);
-                }
-                Err(error) if error.is::<Interrupted>() => return Err(error),
-                Err(error) => run.note(format!("{name}: not measured: {error:#}")),
-            }
-        }
-        run.progress.end();
-        run.series = [before.clone(), curves(cases, &measured)].concat();
-    }
-    Ok(())
-}
-
-/// A curve a system and setting.
-fn curves<T>(cases: &[Case<T>], measured: &BTreeMap<usize, Vec<Sample>>) -> Vec<Series> {
-    let mut series: Vec<Series> = Vec::new();
-    for (number, case) in cases.iter().enumerate() {
-        let Some(point) = measured.get(&number).and_then(|it| point(it)) else {
-            continue;
-        };
-        let same = |it: &&mut Series| {
-            it.system == case.system && it.setting.as_deref() == Some(case.setting)
-        };
-        match series.iter_mut().find(same) {
-            Some(found) => found.points.push(point),
-            None => series.push(Series {
-                points: vec![point],
-                ..Series::named(case.system, case.setting)
-            }),
-        }
-    }
-    series
+    cases::rounds(run, cases, plan, measure)
 }
 
 /// Calls for so long, closed loop.
@@ -168,11 +102,4 @@ fn sample(x: f64, report: &CallsReport) -> Sample {
         values: values.map(|(name, value)| (name.to_owned(), value)).into(),
         ..Sample::default()
     }
-}
-
-/// A value of the curve's point at `x`.
-fn value(series: &[Series], (system, setting): (&str, &str), x: f64, name: &str) -> Option<f64> {
-    let curve = crate::result::find(series, system, Some(setting))?;
-    let point = curve.points.iter().find(|point| point.x == x)?;
-    point.values.get(name).copied()
 }

@@ -4,6 +4,7 @@ pub(super) mod cost;
 pub(super) mod floods;
 pub(super) mod requests;
 pub(super) mod squid;
+pub(super) mod start;
 
 use std::net::{IpAddr, SocketAddr};
 
