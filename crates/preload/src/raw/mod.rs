@@ -70,8 +70,9 @@ extern "C" fn begin() {
 
 /// From now on a forked child knows that it has no stack.
 pub(crate) fn watch_forks() {
-    // SAFETY: the handler does only what is async-signal-safe, and is never unloaded.
-    unsafe { libc::pthread_atfork(None, None, Some(processes::forked)) };
+    let (before, after) = (processes::forks, processes::has_forked);
+    // SAFETY: the child's handler does only what is async-signal-safe; none is unloaded.
+    unsafe { libc::pthread_atfork(Some(before), Some(after), Some(processes::forked)) };
 }
 
 extern "C" fn end() {

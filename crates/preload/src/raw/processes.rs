@@ -4,10 +4,22 @@ use std::ffi::c_int;
 
 use super::originals;
 use crate::process;
+use crate::registered;
+
+/// In a process that is about to have a child.
+pub(super) extern "C" fn forks() {
+    registered::hold();
+}
+
+/// In the process, when it has one.
+pub(super) extern "C" fn has_forked() {
+    registered::release();
+}
 
 /// In a child, before it is the program's: nothing of the parent's stack is here.
 /// Async-signal-safe.
 pub(super) extern "C" fn forked() {
+    registered::release();
     process::forget();
 }
 

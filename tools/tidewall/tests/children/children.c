@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -53,6 +54,20 @@ static void *echo(void *none)
 	return none;
 }
 
+// A socket that may become the stack's, and a set that it goes in and out of meanwhile.
+static int unbound, set;
+
+static void *registers(void *none)
+{
+	struct epoll_event event = { EPOLLIN, { 0 } };
+
+	for (;;) {
+		epoll_ctl(set, EPOLL_CTL_ADD, unbound, &event);
+		epoll_ctl(set, EPOLL_CTL_DEL, unbound, 0);
+	}
+	return none;
+}
+
 static char *arguments[] = { "children", "check", words[0], words[1], words[2], 0 };
 static char *nothing[] = { 0 };
 
@@ -74,6 +89,19 @@ static int by_fork(void)
 		close(control);
 		close(listener);
 		_exit(wrong);
+	}
+	return ended(child);
+}
+
+static int by_fork_and_close(void)
+{
+	pid_t child = fork();
+
+	if (child == 0) {
+		alarm(10);
+		close(unbound);
+		close(set);
+		_exit(0);
 	}
 	return ended(child);
 }
@@ -144,7 +172,7 @@ static const struct {
 	const char *name;
 	int (*make)(void);
 } ways[] = {
-	{ "fork", by_fork }, { "fork, exit", by_fork_and_exit }, { "fork, exec", by_fork_and_exec },
+	{ "fork", by_fork }, { "fork, close", by_fork_and_close }, { "fork, exit", by_fork_and_exit }, { "fork, exec", by_fork_and_exec },
 	{ "vfork", by_vfork }, { "vfork, close", by_vfork_and_close }, { "spawn", by_spawn },
 	{ "system", by_system }, { "popen", by_popen },
 };
@@ -175,6 +203,9 @@ int main(int count, char **all)
 	for (int i = 0; i < 3; i++)
 		snprintf(words[i], sizeof words[i], "%d", numbers[i]);
 	snprintf(command, sizeof command, "exec env -i %s check %s %s %s", self, words[0], words[1], words[2]);
+	unbound = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	set = epoll_create1(EPOLL_CLOEXEC);
+	pthread_create(&thread, 0, registers, 0);
 	pthread_create(&thread, 0, echo, 0);
 	for (unsigned way = 0; way < sizeof ways / sizeof *ways; way++) {
 		int wrong = 0, status = 0;
