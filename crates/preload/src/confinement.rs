@@ -9,7 +9,9 @@ use tidewall_sys::option;
 use crate::candidates::{self, Kind};
 use crate::needed::{Confinement, For};
 use crate::process::{self, inside, is_inside};
-use crate::promote::{attended, interface, is_over, local_address, promoting, set_over, stack};
+use crate::promote::{
+    attended, interface, is_over, local_address, promoting, set_over, stack, start_helper,
+};
 use crate::protected::{forbid_files, open_numbers};
 use crate::raw;
 use crate::report::{Verdict, record};
@@ -29,8 +31,7 @@ pub(crate) fn before() {
 fn complete() {
     promoting(|| {
         if let Some(posix) = stack() {
-            // Without it TCP's sockets stay the kernel's, and say so when their turn comes.
-            let _ = posix.stack().start_helper();
+            start_helper(posix);
             let _ = raw::unconnected();
         }
     });

@@ -6,9 +6,9 @@
 use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -20,7 +20,7 @@ use tidewall_sys::{RawAddress, SignalSet, option};
 
 use crate::candidates::{self, Kind};
 use crate::process::{self, inside, is_inside, ours};
-use crate::protected::{open_numbers, protecting};
+use crate::protected::{hold, holding, open_numbers, protecting};
 use crate::raw;
 use crate::registered;
 use crate::report::{Verdict, record};
@@ -267,9 +267,14 @@ fn adopt(
     let Some(posix) = stack() else {
         return keep(fd, what, address, "there is no stack");
     };
-    let copy = socket.try_clone_to_owned();
-    let copy = copy.map_err(errno);
-    match copy.and_then(|copy| adopt(posix, copy)) {
+    if what == "listener" {
+        start_helper(posix);
+    }
+    let adopted = holding(socket, || {
+        let copy = socket.try_clone_to_owned();
+        adopt(posix, copy.map_err(errno)?)
+    });
+    match adopted {
         Ok(()) => {
             candidates::set(fd, None);
             registered::move_over(posix, fd);
@@ -278,6 +283,12 @@ fn adopt(
         }
         Err(error) => keep(fd, what, address, words(error)),
     }
+}
+
+/// What TCP's sockets need of the stack, once. Where it cannot be had they say so themselves.
+pub(crate) fn start_helper(posix: &Posix) {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| drop(protecting(|| posix.stack().start_helper())));
 }
 
 /// A number was duplicated whose socket may still become the stack's.
@@ -334,8 +345,11 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
             keep(fd, "connection", to, "there is no stack");
             return None;
         };
+        start_helper(posix);
         let nonblocking = fcntl_getfl(socket).ok()?.contains(OFlags::NONBLOCK);
-        Some((posix, socket.try_clone_to_owned().ok()?, nonblocking))
+        let copy = socket.try_clone_to_owned().ok()?;
+        hold(copy.as_raw_fd());
+        Some((posix, copy, nonblocking))
     });
     let (posix, copy, nonblocking) = prepared?;
     let result = inside(|| posix.adopt_connecting(fd, copy, to, nonblocking));

@@ -1,12 +1,12 @@
 //! From `socket` to `shutdown`.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::OnceLock;
 
 use libc::{sockaddr, socklen_t};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, acceptfrom_with, socket_with};
 use tidewall_posix::{Accepted, Errno, PollFd, Posix, Result};
 use tidewall_socket::OpenFile;
 use tidewall_socket::readiness::Events;
@@ -17,6 +17,7 @@ use super::{address, checked, done, number, originals, put_address};
 use crate::candidates;
 use crate::process::{inside, is_inside, ours};
 use crate::promote::{self, attended};
+use crate::protected::out_of_the_way;
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -113,11 +114,17 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return Err(Errno(libc::EINVAL));
     }
+    let cloexec = flags & libc::SOCK_CLOEXEC != 0;
     let waits = |file: &OpenFile| {
         matches!(file, OpenFile::Listener(_)) && !file.is_nonblocking().unwrap_or(true)
     };
     if posix.descriptors().file(fd).is_ok_and(|file| waits(&file)) {
         // So that no number is taken while it waits.
+        if posix.poll(&mut [PollFd::new(fd, Events::IN)], 0)? == 0 {
+            // Who has no number left does not wait for what cannot be accepted.
+            // SAFETY: nobody knows the number.
+            unsafe { originals::close(placeholder(cloexec)?) };
+        }
         let limit = posix.read_timeout(fd).map_or(-1, |it| {
             i32::try_from(it.as_millis()).unwrap_or(i32::MAX).max(1)
         });
@@ -126,7 +133,6 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
         }
     }
     let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
-    let cloexec = flags & libc::SOCK_CLOEXEC != 0;
     let number = placeholder(cloexec)?;
     match posix.accept_as(fd, number, nonblocking) {
         Ok((Accepted::Here, peer)) => Ok((number, peer)),
@@ -140,6 +146,15 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
         Err(error) => {
             // SAFETY: nobody knows the number.
             unsafe { originals::close(number) };
+            // One of the kernel's took a number for itself, beside it; with the last it is
+            // taken from the kernel's listener, which does not wait.
+            if let (Errno(libc::EMFILE), Some(listener)) = (error, super::borrow(fd)) {
+                let flags = SocketFlags::from_bits_retain(flags as c_uint);
+                let accepted = acceptfrom_with(listener, flags);
+                let (socket, peer) = accepted.map_err(|error| Errno(error.raw_os_error()))?;
+                let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                return Ok((socket.into_raw_fd(), peer));
+            }
             Err(error)
         }
     }
@@ -150,7 +165,8 @@ pub(crate) fn unconnected() -> Option<&'static OwnedFd> {
     static UNCONNECTED: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let made = UNCONNECTED.get_or_init(|| {
         let flags = SocketFlags::CLOEXEC;
-        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()
+        let made = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok();
+        made.map(out_of_the_way)
     });
     made.as_ref()
 }

@@ -1,6 +1,7 @@
 //! Programs that know nothing of Tidewall, with `libtidewall.so` in place of the C
 //! library's socket calls (docs/preload.md). Needs root; skipped without.
 
+mod abuse;
 #[path = "../common/mod.rs"]
 mod common;
 mod messages;
