@@ -31,12 +31,16 @@ enum Action {
     Unlisten(usize, u64, u8),
     Call(usize, u64, usize, u8),
     Accept(usize, u64, u8),
+    /// A call to the other end, where somebody listens and accepts it.
+    Connect(usize, u64, u8),
     /// One of the calls that it has.
     Release(usize, u64, usize),
     /// The application dies, and another comes.
     Kill(usize, u64),
     /// Lose the next PDU of this end.
     Lose(usize),
+    /// The manager dies, and applications present themselves to the next.
+    Restart(usize),
     Wait(u8),
 }
 
@@ -51,15 +55,18 @@ fn actions() -> impl Strategy<Value = Action> {
             .prop_map(|(e, c, o, s)| Action::Call(e, c, o, s)),
         6 => (end.clone(), client.clone(), selector)
             .prop_map(|(e, c, s)| Action::Accept(e, c, s)),
+        3 => (end.clone(), client.clone(), 0..2u8)
+            .prop_map(|(e, c, s)| Action::Connect(e, c, s)),
         3 => (end.clone(), client.clone(), 0..4usize)
             .prop_map(|(e, c, n)| Action::Release(e, c, n)),
         1 => (end.clone(), client).prop_map(|(e, c)| Action::Kill(e, c)),
-        1 => end.prop_map(Action::Lose),
+        1 => end.clone().prop_map(Action::Lose),
+        1 => end.prop_map(Action::Restart),
         4 => (0..100u8).prop_map(Action::Wait),
     ]
 }
 
-/// What an application knows of a call.
+/// How far a call is, as its application knows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Known {
     Calling,
@@ -67,17 +74,44 @@ enum Known {
     Connected,
 }
 
+/// What an application knows of a call.
+#[derive(Clone, Debug)]
+struct Call {
+    known: Known,
+    circuit: Option<Circuit>,
+    /// Since it was accepted or connected.
+    reference: Option<AtmReference>,
+    /// Presented to a manager that has not said of it since that it is connected.
+    presented: bool,
+}
+
+impl Call {
+    fn new(known: Known, reference: Option<AtmReference>) -> Self {
+        Call {
+            known,
+            circuit: reference.as_ref().and_then(AtmReference::circuit),
+            reference,
+            presented: false,
+        }
+    }
+}
+
 #[derive(Default)]
 struct Application {
     client: ClientId,
     number: u16,
+    token: [u8; 16],
     listeners: BTreeSet<u8>,
-    calls: BTreeMap<u32, (Known, Option<Circuit>)>,
+    calls: BTreeMap<u32, Call>,
     /// Calls that wait, by their listeners.
     waiting: VecDeque<AtmIncoming>,
 }
 
 struct End {
+    which: usize,
+    /// Managers that there were.
+    runs: u32,
+    calls_max: usize,
     manager: Manager,
     device: FakeDevice,
     applications: Vec<Application>,
@@ -86,6 +120,23 @@ struct End {
     /// PDUs on their way to the other end.
     sent: VecDeque<Vec<u8>>,
     lose: usize,
+}
+
+/// Calls a user may have, in all.
+fn limits(calls: usize) -> Limits {
+    let mut limits = Limits::default();
+    limits.trusted = vec![1000];
+    limits.calls_of_domain = calls;
+    limits
+}
+
+fn listen(end: usize, selector: u8) -> Request {
+    Request::AtmListen(AtmListen {
+        listener: selector.into(),
+        backlog: 2,
+        carried: AtmCarried::of(&Default::default()),
+        sap: sap(end, selector),
+    })
 }
 
 fn number(end: usize, selector: u8) -> Nsap {
@@ -106,19 +157,12 @@ impl End {
     /// With so many calls of a user.
     fn limited(end: usize, calls: usize) -> Self {
         let mut device = FakeDevice::new();
-        let mut limits = Limits::default();
-        limits.trusted = vec![1000];
-        limits.calls_of_domain = calls;
         let now = Duration::ZERO;
-        let mut manager = Manager::new(limits, Recovered::default(), now, &mut device);
-        let config = AtmConfig {
-            next_hop: [10, 0, 0, 1].into(),
-            number: number(end, 0),
-            side: [Side::User, Side::Network][end],
-            permanent: Vec::new(),
-        };
-        manager.control_circuits(config, 0x1234 + end as u32, now);
+        let manager = Manager::new(limits(calls), Recovered::default(), now, &mut device);
         let mut it = End {
+            which: end,
+            runs: 0,
+            calls_max: calls,
             manager,
             device,
             applications: Vec::new(),
@@ -127,6 +171,7 @@ impl End {
             sent: VecDeque::new(),
             lose: 0,
         };
+        it.control(now);
         for _ in 0..CLIENTS {
             let application = it.join(now);
             it.applications.push(application);
@@ -134,11 +179,75 @@ impl End {
         it
     }
 
-    fn join(&mut self, now: Duration) -> Application {
+    fn control(&mut self, now: Duration) {
+        self.runs += 1;
+        let config = AtmConfig {
+            next_hop: [10, 0, 0, 1].into(),
+            number: number(self.which, 0),
+            side: [Side::User, Side::Network][self.which],
+            permanent: Vec::new(),
+        };
+        let seed = 0x1234 + self.which as u32 + 0x10_0000 * self.runs;
+        self.manager.control_circuits(config, seed, now);
+    }
+
+    fn connect(&mut self) -> ClientId {
         let client = self.next_client;
         self.next_client += 1;
         let credentials = Credentials { uid: 1000, pid: 1 };
         self.manager.connected(client, credentials).unwrap();
+        client
+    }
+
+    /// Another manager, to which everybody presents what a client does: what it listens for,
+    /// and calls that it has accepted or that are connected. Those that were on their way it
+    /// has no more, and none of them is its.
+    fn restart(&mut self, now: Duration) {
+        self.hear(now);
+        let circuits = self.device.circuits.iter();
+        let circuits = circuits.filter_map(|(label, of)| Some((label.circuit()?, *of)));
+        let recovered = Recovered {
+            entries: self.device.journal.clone(),
+            ports: Vec::new(),
+            circuits: circuits.collect(),
+        };
+        self.manager = Manager::new(limits(self.calls_max), recovered, now, &mut self.device);
+        self.sent.clear();
+        self.control(now);
+        for place in 0..self.applications.len() {
+            let client = self.connect();
+            let application = &mut self.applications[place];
+            application.client = client;
+            application.waiting.clear();
+            (application.calls).retain(|_, call| call.known != Known::Calling);
+            let token = application.token;
+            let listeners = application.listeners.clone();
+            let mut calls = Vec::new();
+            for (number, call) in &mut application.calls {
+                call.presented = true;
+                calls.push((*number, call.reference.clone().unwrap()));
+            }
+            let again = self.ask(client, &Request::Present(Present { token }), now);
+            assert!(matches!(again, Answer::Joined(_)), "{again:?}");
+            let attached = self.ask(client, &Request::AttachAtm(Empty {}), now);
+            assert!(matches!(attached, Answer::AtmAttached(_)));
+            for selector in listeners {
+                let answer = self.ask(client, &listen(self.which, selector), now);
+                assert!(matches!(answer, Answer::Done(_)), "{answer:?}");
+            }
+            for (call, reference) in calls {
+                let request = Request::AtmPresent(AtmPresent { call, reference });
+                let answer = self.ask(client, &request, now);
+                assert!(matches!(answer, Answer::Done(_)), "{answer:?}");
+            }
+            let presented = Request::AtmPresented(Empty {});
+            let answer = self.ask(client, &presented, now);
+            assert!(matches!(answer, Answer::Done(_)), "{answer:?}");
+        }
+    }
+
+    fn join(&mut self, now: Duration) -> Application {
+        let client = self.connect();
         let join = Request::Join(Join {
             queues: 0,
             frames: 0,
@@ -153,6 +262,7 @@ impl End {
         Application {
             client,
             number: joined.application as u16,
+            token: joined.token,
             ..Application::default()
         }
     }
@@ -185,7 +295,9 @@ impl End {
     /// What the manager says by itself; true where something is said to it for that.
     fn hear(&mut self, now: Duration) -> bool {
         let mut acknowledged = Vec::new();
-        while let Some(notice) = self.manager.poll_call_notice() {
+        let notices = std::iter::from_fn(|| self.manager.poll_call_notice());
+        let notices: Vec<CallNotice> = notices.collect();
+        for (place, notice) in notices.iter().enumerate() {
             let of = |it: &&mut Application| it.number == notice.application;
             let Some(application) = self.applications.iter_mut().find(of) else {
                 panic!("{notice:?} for nobody");
@@ -205,23 +317,30 @@ impl End {
                 Answer::AtmCircuit(of) => {
                     let circuit = of.circuit.circuit();
                     let label = Label::of_circuit(circuit).unwrap();
-                    // Before the application learns it.
-                    assert_eq!(self.device.circuits.get(&label), Some(&notice.application));
+                    // Before the application learns it, and until it learns that it has ended.
+                    let ended = notices[place..].iter().any(|later| {
+                        later.application == notice.application
+                            && matches!(&later.answer, Answer::AtmEnded(it) if it.call == of.call)
+                    });
+                    let owner = self.device.circuits.get(&label);
+                    assert!(ended || owner == Some(&notice.application), "{notice:?}");
                     let call = application.calls.get_mut(&of.call).unwrap();
-                    assert_eq!(call.1.replace(circuit), None);
+                    assert_eq!(call.circuit.replace(circuit), None);
                 }
                 Answer::AtmConnected(of) => {
                     let call = application.calls.get_mut(&of.call).unwrap();
-                    assert_ne!(call.0, Known::Connected);
+                    // Which the manager before may have said.
+                    assert!(call.known != Known::Connected || call.presented, "{of:?}");
+                    call.presented = false;
                     // The end that has called is given what the called one has made.
-                    let is_callers = of.reference.local != 0 && call.0 == Known::Calling;
+                    let is_callers = of.reference.local != 0 && call.known == Known::Calling;
                     assert_eq!(notice.beside.is_some(), is_callers);
-                    assert_eq!(of.reference.circuit(), call.1);
+                    assert_eq!(of.reference.circuit(), call.circuit);
                     // A local call has a circuit that is a socket.
-                    assert!(
-                        call.1.is_some() || call.0 == Known::Accepted || notice.beside.is_some()
-                    );
-                    call.0 = Known::Connected;
+                    let has_one = call.circuit.is_some() || notice.beside.is_some();
+                    assert!(has_one || call.known != Known::Calling);
+                    call.known = Known::Connected;
+                    call.reference = Some(of.reference.clone());
                     if of.reference.ours == 1 {
                         let request = Request::AtmAcknowledge(CallNumber { call: of.call });
                         acknowledged.push((application.client, request));
@@ -242,7 +361,7 @@ impl End {
 
     fn check(&self) {
         let held = self.applications.iter().flat_map(|of| {
-            let circuits = of.calls.values().filter_map(|call| call.1);
+            let circuits = of.calls.values().filter_map(|call| call.circuit);
             circuits.map(|circuit| (Label::of_circuit(circuit).unwrap(), of.number))
         });
         let held: Vec<_> = held.collect();
@@ -259,6 +378,30 @@ struct World {
 }
 
 impl World {
+    /// Circuits over the link that are connected at both ends; of each that both have, it is
+    /// the same call's: nobody has a circuit anew while the other end has it still.
+    fn connected(&self) -> BTreeSet<(Circuit, u32)> {
+        let of = |end: &End| -> BTreeMap<Circuit, AtmReference> {
+            let calls = end.applications.iter().flat_map(|of| of.calls.values());
+            let connected = calls.filter(|call| call.known == Known::Connected);
+            let references = connected.filter_map(|call| call.reference.clone());
+            references
+                .filter_map(|reference| Some((reference.circuit()?, reference)))
+                .collect()
+        };
+        let [near, far] = self.ends.each_ref().map(of);
+        let mut both = BTreeSet::new();
+        for (circuit, reference) in near {
+            let Some(other) = far.get(&circuit) else {
+                continue;
+            };
+            let (this, other) = (reference.id(), other.id());
+            assert_eq!((this.value, this.ours), (other.value, !other.ours));
+            both.insert((circuit, this.value));
+        }
+        both
+    }
+
     /// PDUs go over the link, and what is due is done.
     fn settle(&mut self) {
         loop {
@@ -288,6 +431,7 @@ impl World {
             }
         }
         self.ends.iter().for_each(End::check);
+        self.connected();
     }
 
     fn wait(&mut self, time: Duration) {
@@ -304,12 +448,7 @@ impl World {
             Action::Listen(end, client, selector) => {
                 let it = &mut self.ends[end];
                 let client = client as usize;
-                let request = Request::AtmListen(AtmListen {
-                    listener: selector.into(),
-                    backlog: 2,
-                    carried: AtmCarried::of(&Default::default()),
-                    sap: sap(end, selector),
-                });
+                let request = listen(end, selector);
                 let taken = |of: &Application| of.listeners.contains(&selector);
                 let taken = it.applications.iter().any(taken);
                 let answer = it.ask(it.applications[client].client, &request, now);
@@ -341,7 +480,7 @@ impl World {
                     from: [0; 20],
                 });
                 let client = client as usize;
-                let known = (Known::Calling, None);
+                let known = Call::new(Known::Calling, None);
                 it.applications[client].calls.insert(call, known);
                 // Of one that is not begun it is told the end.
                 it.say(it.applications[client].client, &request, now);
@@ -367,11 +506,19 @@ impl World {
                     pad: [0; 3],
                 });
                 if !refused {
-                    let known = (Known::Accepted, incoming.reference.circuit());
+                    let known = Call::new(Known::Accepted, Some(incoming.reference));
                     application.calls.insert(call, known);
                 }
                 let client = application.client;
                 assert!(it.say(client, &request, now));
+            }
+            Action::Connect(end, client, selector) => {
+                let other = 1 - end;
+                self.act(Action::Listen(other, client, selector));
+                self.act(Action::Call(end, client, other, selector));
+                for accepts in 0..CLIENTS {
+                    self.act(Action::Accept(other, accepts, selector));
+                }
             }
             Action::Release(end, client, which) => {
                 let it = &mut self.ends[end];
@@ -397,6 +544,13 @@ impl World {
                 it.applications[client as usize] = it.join(now);
             }
             Action::Lose(end) => self.ends[end].lose += 1,
+            Action::Restart(end) => {
+                let before = self.connected();
+                self.ends[end].restart(now);
+                self.settle();
+                let after = self.connected();
+                assert!(before.is_subset(&after), "{before:?} {after:?}");
+            }
             Action::Wait(steps) => self.wait(STEP * steps.into()),
         }
         self.settle();
