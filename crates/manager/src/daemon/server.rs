@@ -1,23 +1,22 @@
 //! The manager's loop: connections, messages, time. One thread, which waits nowhere else; or,
 //! to be compared with that, a thread for each activity ([`Server::run_by_threads`]).
 
+mod circuits;
+mod events;
 mod threads;
 
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::net::{Shutdown, shutdown};
-use tidewall_device::demux::layout::Sent;
 use tidewall_sys::monotonic;
 use tidewall_sys::netlink::Monitor;
 
-use super::circuits::{AtmConfig, SignallingLink};
 use super::closing::close_elsewhere;
 use super::descent::descends;
 use super::direct::{DirectDevice, Parts};
@@ -27,10 +26,11 @@ use super::metrics::{self, Metrics, Next};
 use super::ports::HolderFacts;
 use super::unit::unit_of;
 use super::{Device, Limits};
-use crate::connection::{Connection, Credentials, Listener};
+use crate::connection::{Connection, Listener};
+use circuits::Atm;
 use threads::{Activity, Threads};
 
-use crate::protocol::{Answer, Counters, Empty, Joined, Polling, Queue, as_text};
+use crate::protocol::{Answer, Counters, Empty, Polling, Queue};
 
 fn timespec(timeout: Duration) -> Timespec {
     Timespec {
@@ -83,18 +83,6 @@ pub struct Server {
     threads: Option<Threads>,
 }
 
-/// Circuits of applications.
-#[derive(Debug)]
-struct Atm {
-    link: SignallingLink,
-    /// A PDU that waits for the next hop's link address.
-    unsent: Option<Vec<u8>>,
-    /// Whether frames are waited for.
-    listens: bool,
-    /// By which applications say what they want of calls, and are told what becomes of them.
-    notices: HashMap<u16, (ClientId, Arc<Connection>)>,
-}
-
 impl Server {
     /// Serves a device, with what an earlier process left of it.
     ///
@@ -138,133 +126,6 @@ impl Server {
     /// ([`Limits::program`]). The process must be their subreaper (prctl(2)).
     pub fn set_ancestor(&mut self, process: u32) {
         self.ancestor = Some(process);
-    }
-
-    /// Makes the interface one of ATM: applications have circuits, and call and are called.
-    ///
-    /// # Errors
-    /// What the kernel reports.
-    pub fn set_atm(&mut self, config: AtmConfig) -> io::Result<()> {
-        let link = SignallingLink::open(self.device.index(), config.next_hop)?;
-        let [a, b, c, d, ..] = self.device.random()?;
-        let seed = u32::from_ne_bytes([a, b, c, d]);
-        self.manager.control_circuits(config, seed, monotonic());
-        self.atm = Some(Atm {
-            link,
-            unsent: None,
-            listens: false,
-            notices: HashMap::new(),
-        });
-        Ok(())
-    }
-
-    /// Frames of the signalling link have come.
-    fn serve_signalling(&mut self) {
-        let Some(atm) = &self.atm else { return };
-        let (manager, device, now) = (&mut self.manager, &mut self.device, monotonic());
-        (atm.link).receive(|pdu| manager.signalling_received(pdu, now, device));
-    }
-
-    /// Tells applications of their calls, and the link what signalling has to say.
-    fn follow_calls(&mut self) {
-        let Some(atm) = &mut self.atm else { return };
-        let mut silent = Vec::new();
-        while let Some(notice) = self.manager.poll_call_notice() {
-            let Some((client, connection)) = atm.notices.get(&notice.application) else {
-                continue;
-            };
-            if let Some(threads) = &mut self.threads
-                && !matches!(
-                    notice.answer,
-                    Answer::AtmIncoming(_) | Answer::AtmWithdrawn(_)
-                )
-            {
-                threads.tell(notice, connection);
-                continue;
-            }
-            let beside: Vec<_> = notice.beside.iter().map(AsFd::as_fd).collect();
-            if connection.send(&notice.answer.emit(0), &beside).is_err() {
-                silent.push(*client);
-            }
-        }
-        if let Some(threads) = &mut self.threads {
-            threads.keep(|application, call| self.manager.has_call(application, call));
-        }
-        let now = monotonic();
-        loop {
-            let next = atm.unsent.take();
-            let Some(pdu) = next.or_else(|| self.manager.poll_signalling(now)) else {
-                break;
-            };
-            if !atm.link.send(&pdu, now) {
-                atm.unsent = Some(pdu);
-                break;
-            }
-        }
-        let listens = !self.manager.signalling_waits();
-        if listens && !atm.listens {
-            atm.listens = true;
-            let thread = self.threads.as_ref().map(|threads| {
-                let socket = atm.link.as_fd().try_clone_to_owned()?;
-                threads.begin(Activity::Link(socket));
-                Ok::<_, io::Error>(())
-            });
-            let data = epoll::EventData::new_u64(SIGNALLING);
-            let socket = atm.link.as_fd();
-            let watched = thread.unwrap_or_else(|| {
-                let added = epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN);
-                Ok(added?)
-            });
-            if let Err(error) = watched {
-                self.warn("no-signalling", &error);
-            }
-        }
-        // Who does not read is not there.
-        for client in silent {
-            self.end(client);
-        }
-    }
-
-    /// The connection by which an application is told of its calls.
-    fn attach(&mut self, client: ClientId) -> io::Result<Connection> {
-        let application = self.manager.application_of(client);
-        let atm = self.atm.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        let (own, theirs) = Connection::pair()?;
-        rustix::io::ioctl_fionbio(&own, true)?;
-        let application = application.ok_or(io::ErrorKind::NotConnected)?;
-        match &self.threads {
-            Some(threads) => {
-                let connection = own.as_fd().try_clone_to_owned()?;
-                threads.begin(Activity::Circuits(client, connection));
-            }
-            None => {
-                let data = epoll::EventData::new_u64(CIRCUITS | client);
-                epoll::add(&self.epoll, own.as_fd(), data, epoll::EventFlags::IN)?;
-            }
-        }
-        atm.notices.insert(application, (client, Arc::new(own)));
-        Ok(theirs)
-    }
-
-    /// Takes one message of an application's about its calls.
-    fn serve_circuits(&mut self, client: ClientId) {
-        let application = self.manager.application_of(client);
-        let atm = self.atm.as_ref();
-        let notices = application.and_then(|number| atm?.notices.get(&number));
-        let Some((_, connection)) = notices.filter(|(of, _)| *of == client) else {
-            return;
-        };
-        let received = match connection.receive() {
-            Ok(Some(received)) => received,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            _ => return self.end(client),
-        };
-        let circuit = received.descriptors.into_iter().next();
-        let (bytes, now) = (&received.bytes, monotonic());
-        let said = (self.manager).said(client, bytes, circuit, now, &mut self.device);
-        if let (Err(refusal), Some(peer)) = (said, self.manager.credentials_of(client)) {
-            self.log_refused(peer, &refusal.answer());
-        }
     }
 
     /// Answers those who scrape metrics, too.
@@ -668,99 +529,6 @@ impl Server {
             false => drop(connection),
         }
         true
-    }
-
-    fn warn(&mut self, event: &str, error: &io::Error) {
-        self.log.write(Level::Warning, event, &[("error", error)]);
-    }
-
-    /// Reports the end of the loop.
-    pub fn log_end(&mut self, ended: &io::Result<()>) {
-        match ended {
-            Ok(()) => self.log.write(Level::Info, "stopped", &[]),
-            Err(error) => self.log.write(Level::Error, "failed", &[("error", error)]),
-        }
-    }
-
-    /// What a private application that is about to end sent and was not its to send, by
-    /// cause.
-    fn log_departures(&mut self, application: Option<u16>) {
-        let Some(number) = application else {
-            return;
-        };
-        let Ok(counts) = self.device.departures(number) else {
-            return;
-        };
-        let refused: Vec<(&str, u64)> = Sent::ALL
-            .into_iter()
-            .zip(counts)
-            .filter(|(cause, count)| *cause != Sent::Passed && *count > 0)
-            .map(|(cause, count)| (cause.name(), count))
-            .collect();
-        if refused.is_empty() {
-            return;
-        }
-        let mut values: Vec<(&str, &dyn Display)> = vec![("application", &number)];
-        values.extend(refused.iter().map(|(name, count)| (*name, count as _)));
-        self.log.write(Level::Warning, "frames-refused", &values);
-    }
-
-    fn log_ended(&mut self, application: Option<u16>) {
-        if let Some(number) = application {
-            let values: [(&str, &dyn Display); 1] = [("application", &number)];
-            self.log.write(Level::Info, "ended", &values);
-        }
-    }
-
-    fn log_reply(&mut self, client: ClientId, reply: &Reply<Parts>) {
-        let Some(peer) = self.manager.credentials_of(client) else {
-            return;
-        };
-        match reply {
-            Reply::Joined(joined, _) => self.log_application("joined", peer, joined),
-            Reply::Answer(Answer::Joined(joined), _) => {
-                self.log_application("presented", peer, joined);
-            }
-            Reply::Answer(answer, _) => self.log_refused(peer, answer),
-            Reply::Left | Reply::Attached(_) => {}
-        }
-    }
-
-    fn log_application(&mut self, event: &str, peer: Credentials, joined: &Joined) {
-        let values: [(&str, &dyn Display); 4] = [
-            ("application", &joined.application),
-            ("user", &peer.uid),
-            ("process", &peer.pid),
-            ("queues", &joined.queues),
-        ];
-        self.log.write(Level::Info, event, &values);
-    }
-
-    /// Of an answer that is a refusal.
-    fn log_refused(&mut self, peer: Credentials, answer: &Answer) {
-        if let Answer::Error(failure) = answer {
-            let text = as_text(&failure.text);
-            let values: [(&str, &dyn Display); 4] = [
-                ("user", &peer.uid),
-                ("process", &peer.pid),
-                ("errno", &failure.errno),
-                ("text", &text),
-            ];
-            self.log.write(Level::Info, "refused", &values);
-        }
-    }
-
-    /// What became of what was due.
-    fn log_tick(&mut self, before: &Counters) {
-        let now = self.manager.counters();
-        if now.cleared > before.cleared {
-            let count = now.cleared - before.cleared;
-            let values: [(&str, &dyn Display); 1] = [("applications", &count)];
-            self.log.write(Level::Info, "cleared", &values);
-        }
-        if now.retried > before.retried {
-            self.log.write(Level::Warning, "tried-again", &[]);
-        }
     }
 
     /// What the manager counts.

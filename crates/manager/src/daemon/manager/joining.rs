@@ -1,0 +1,171 @@
+//! Who may join, and as what.
+
+use std::time::Duration;
+
+use super::refusal::refused;
+use super::{Application, Client, ClientId, Domain, Manager, Refusal, Reply, State};
+use crate::connection::Credentials;
+use crate::daemon::journal::{ACTIVE, Entry};
+use crate::daemon::{Device, Trust};
+use crate::protocol::{Answer, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined, Present};
+
+impl Manager {
+    pub(super) fn domain_of(&self, client: ClientId) -> Option<Domain> {
+        let client = self.clients.get(&client)?;
+        Some(match client.unit {
+            Some(unit) => Domain::Unit(unit),
+            None => Domain::User(client.credentials.uid),
+        })
+    }
+
+    /// What a client may do as a process of a unit, or of a program.
+    fn group_trust(&self, client: ClientId) -> Option<Trust> {
+        let unit = self.clients.get(&client)?.unit;
+        let of_unit = unit.and_then(|unit| Some(self.limits.units.get(unit)?.1));
+        of_unit.or_else(|| self.program_trust(client))
+    }
+
+    /// What a client may do as a process of that program.
+    fn program_trust(&self, client: ClientId) -> Option<Trust> {
+        let of_program = self.clients.get(&client)?.of_program;
+        self.limits.program.filter(|_| of_program)
+    }
+
+    pub(super) fn join<D: Device>(
+        &mut self,
+        client: ClientId,
+        join: &Join,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<Reply<D::Parts>, Refusal> {
+        let Credentials { uid, pid } = self.newcomer(client)?;
+        if join.flags & !(JOIN_WITHOUT_QUEUES | JOIN_PRIVATE) != 0 {
+            return refused(libc::EINVAL, "flags that this manager does not know");
+        }
+        let by_group = self.group_trust(client);
+        let trusted = match by_group {
+            Some(trust) => trust == Trust::Direct,
+            // A program's manager is nobody else's, user 0's neither.
+            None if self.limits.program.is_some() => false,
+            None => uid == 0 || self.limits.trusted.contains(&uid),
+        };
+        let private = !trusted || join.flags & JOIN_PRIVATE != 0;
+        if !trusted && by_group.is_none() && !self.limits.private.contains(uid) {
+            let text = match self.limits.program {
+                None => format!(
+                    "user {uid} may not join: tidewalld --private {uid}, or --trust {uid} for a \
+                     queue of the device, by which any frame can be sent"
+                ),
+                Some(_) => format!(
+                    "user {uid} may not join: this manager is for the program that `tidewall run` \
+                     has started, and its descendants"
+                ),
+            };
+            return refused(libc::EPERM, text);
+        }
+        let domain = self.domain_of(client).unwrap_or(Domain::User(uid));
+        let same = |application: &&Application| application.domain == domain;
+        let present = self.applications.iter().flatten().filter(same).count();
+        if present >= self.limits.applications_of_domain {
+            return refused(libc::ENOBUFS, "too many applications of this user or unit");
+        }
+        if self.applications.iter().all(Option::is_some) {
+            return refused(libc::ENOBUFS, "the driver's table of applications is full");
+        }
+        let token = device.random()?;
+        let is_free = |number| matches!(self.applications.get(usize::from(number)), Some(None));
+        let number = device.take_number(&is_free)?;
+        // From here on it is cleared away if anything fails.
+        self.put(
+            number,
+            Application {
+                entry: Entry {
+                    private: private.into(),
+                    ..Entry::incomplete(uid, pid, token)
+                },
+                domain,
+                state: State::Clearing,
+            },
+        );
+        match self.make(number, join, device) {
+            Ok((joined, parts)) => {
+                self.set_application(client, number);
+                self.counters.joined += 1;
+                Ok(Reply::Joined(joined, parts))
+            }
+            Err(error) => {
+                self.clear(number, now, device);
+                Err(error)
+            }
+        }
+    }
+
+    fn make<D: Device>(
+        &mut self,
+        number: u16,
+        join: &Join,
+        device: &mut D,
+    ) -> Result<(Joined, D::Parts), Refusal> {
+        let Some(application) = self.application_mut(number) else {
+            return refused(libc::EIO, "no application");
+        };
+        device.record(number, &application.entry)?;
+        let (queues, parts) = device.make(number, join, application.entry.private != 0)?;
+        application.entry.queues = queues;
+        application.entry.state = ACTIVE;
+        device.record(number, &application.entry)?;
+        Ok((Self::describe(number, &application.entry, device), parts))
+    }
+
+    fn describe<D: Device>(number: u16, entry: &Entry, device: &D) -> Joined {
+        Joined {
+            token: entry.token,
+            leases: entry.leases,
+            application: number.into(),
+            domain: entry.uid,
+            queues: entry.queues,
+            private: entry.private as u8,
+            ..device.describe()
+        }
+    }
+
+    pub(super) fn present<D: Device>(
+        &mut self,
+        client: ClientId,
+        present: &Present,
+        device: &mut D,
+    ) -> Result<Answer, Refusal> {
+        let Credentials { uid, .. } = self.newcomer(client)?;
+        let domain = self.domain_of(client).unwrap_or(Domain::User(uid));
+        let applications = (0..).zip(&mut self.applications);
+        let found = applications
+            .filter_map(|(number, application)| Some((number, application.as_mut()?)))
+            .find(|(_, application)| {
+                application.state == State::Awaited
+                    && application.entry.uid == uid
+                    && application.entry.token == present.token
+            });
+        let Some((number, application)) = found else {
+            return refused(libc::ENOENT, "no such application is left: join again");
+        };
+        application.state = State::Live;
+        application.domain = domain;
+        let mut joined = Self::describe(number, &application.entry, device);
+        joined.queues = 0;
+        self.set_application(client, number);
+        self.counters.presented += 1;
+        Ok(Answer::Joined(joined))
+    }
+
+    /// Who a client is that is no application yet.
+    fn newcomer(&self, client: ClientId) -> Result<Credentials, Refusal> {
+        match self.clients.get(&client) {
+            Some(Client {
+                credentials,
+                application: None,
+                ..
+            }) => Ok(*credentials),
+            _ => refused(libc::EISCONN, "it has joined"),
+        }
+    }
+}
