@@ -1,18 +1,19 @@
 //! Calls: two stacks that control their circuits, linked directly.
 
-use std::collections::VecDeque;
+mod lost;
+mod rates;
+
 use std::io;
 use std::thread;
 use std::time::Duration;
 
-use proptest::prelude::*;
 use tidewall_atm::signalling::{Config, Event, Signalling};
-use tidewall_device::memory::{Impairments, Side as End};
+use tidewall_device::memory::Side as End;
 use tidewall_socket::descriptor::{Descriptors, Flags};
 use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::{
-    AtmControl, AtmListener, AtmOptions, AtmSocket, CallOptions, Circuit, Nsap, Opaque, Rates, Sap,
-    Side, Stack,
+    AtmControl, AtmListener, AtmOptions, AtmSocket, CallOptions, Circuit, Nsap, Opaque, Sap, Side,
+    Stack,
 };
 use tidewall_wire::atm::q2931::{Aal, Bearer, Cause, Elements, QosClasses, TrafficDescriptor};
 
@@ -508,104 +509,6 @@ fn the_longest_payloads_are_agreed_on() {
 }
 
 #[test]
-fn a_constant_rate_is_kept_by_who_sends() {
-    let bed = controlled(Side::User);
-    let rates = |send, receive| AtmOptions {
-        rates: Some(Rates { send, receive }),
-        ..AtmOptions::default()
-    };
-    let most = rates(1000, 2000);
-    let listener = AtmListener::bind(&bed.far, number(FAR, 7), 8, most).unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let call = |circuit| {
-        let options = CallOptions {
-            circuit,
-            ..CallOptions::default()
-        };
-        let socket = AtmSocket::connect_nonblocking(&bed.near, number(FAR, 7), &options);
-        run(&bed);
-        socket
-    };
-    assert_eq!(failed(call(rates(0, 1))), libc::EINVAL);
-    assert_eq!(failed(call(rates(1, 1 << 24))), libc::EINVAL);
-    let refused = call(rates(2001, 1000)).unwrap();
-    assert_eq!(failed(refused.finish_connect(None)), libc::EHOSTUNREACH);
-    // A caller does not choose the rate of a listener that has none.
-    let free = listen(&bed.far, number(FAR, 8), 8);
-    let options = CallOptions {
-        circuit: rates(1, 1),
-        ..CallOptions::default()
-    };
-    let refused = AtmSocket::connect_nonblocking(&bed.near, free.sap(), &options).unwrap();
-    run(&bed);
-    let outcome = refused.finish_connect(Some(Duration::ZERO));
-    assert_eq!(failed(outcome), libc::EHOSTUNREACH);
-    let caller = call(rates(2000, 500)).unwrap();
-    caller.set_nonblocking(true).unwrap();
-    let called = accept(&listener);
-    run(&bed);
-    caller.finish_connect(None).unwrap();
-    assert_eq!(called.options().rates, rates(500, 2000).rates);
-    // Ten cells: 5 ms from the caller, 20 ms to it.
-    let payload = [7; 10 * 48 - 8];
-    let pass_until_sent = |socket: &AtmSocket| {
-        let began = bed.near.age();
-        while let Err(error) = socket.send(&payload) {
-            assert_eq!(errno(error), libc::EAGAIN);
-            bed.advance(Duration::from_millis(1));
-        }
-        bed.near.age() - began
-    };
-    for (socket, milliseconds) in [(&caller, 5), (&called, 20)] {
-        assert_eq!(pass_until_sent(socket), Duration::ZERO);
-        for _ in 0..3 {
-            let waited = pass_until_sent(socket);
-            assert_eq!(waited, Duration::from_millis(milliseconds));
-        }
-    }
-    // Best effort is not bounded, and a listener with rates takes it.
-    let caller = call(AtmOptions::default()).unwrap();
-    let called = accept(&listener);
-    run(&bed);
-    caller.finish_connect(None).unwrap();
-    assert_eq!(called.options().rates, None);
-    for _ in 0..20 {
-        called.send(&payload).unwrap();
-    }
-}
-
-#[test]
-fn a_send_that_waits_for_its_rate_ends_with_the_call() {
-    let (near, far) = stacks();
-    near.attach_atm(FAR4.into()).unwrap();
-    far.attach_atm(NEAR4.into()).unwrap();
-    control(&near, NEAR, Side::User);
-    control(&far, FAR, Side::Network);
-    let slow = AtmOptions {
-        rates: Some(Rates {
-            send: 1,
-            receive: 1,
-        }),
-        ..AtmOptions::default()
-    };
-    let listener = AtmListener::bind(&far, number(FAR, 7), 8, slow).unwrap();
-    let taking = thread::spawn(move || {
-        let (socket, _) = listener.accept().unwrap();
-        let mut buffer = [0; 9180];
-        assert_eq!(socket.recv(&mut buffer).unwrap(), buffer.len());
-    });
-    let options = CallOptions {
-        circuit: slow,
-        ..CallOptions::default()
-    };
-    let caller = AtmSocket::connect_with(&near, number(FAR, 7), &options).unwrap();
-    caller.send(&[7; 9180]).unwrap();
-    // For 192 s, were it not for the release.
-    assert_eq!(failed(caller.send(b"too late")), libc::EPIPE);
-    taking.join().unwrap();
-}
-
-#[test]
 fn calls_wait_in_threads() {
     let (near, far) = stacks();
     near.attach_atm(FAR4.into()).unwrap();
@@ -665,154 +568,4 @@ fn calls_are_descriptors_as_other_sockets_are() {
     let refused = call(&bed.near, number(FAR, 8));
     let refused = near.open(refused, Flags::NONBLOCK).unwrap();
     assert_eq!(ready(&near, refused), ended | Events::ERR);
-}
-
-#[test]
-fn a_circuit_is_writable_when_its_rate_allows_it() {
-    let bed = controlled(Side::Network);
-    let rated = AtmOptions {
-        rates: Some(Rates {
-            send: 1000,
-            receive: 1000,
-        }),
-        ..AtmOptions::default()
-    };
-    let circuit = Circuit { vpi: 0, vci: 100 };
-    let bound = AtmSocket::bind_with(&bed.near, circuit, rated).unwrap();
-    let near = Descriptors::new(&bed.near, 16);
-    let fd = near.open(bound, Flags::NONBLOCK).unwrap();
-    let ready = || {
-        run(&bed);
-        let mut set = [PollFd::new(fd, Events::OUT)];
-        near.poll(&mut set, Some(Duration::ZERO)).unwrap();
-        Events::from_bits(u32::from(set[0].revents as u16))
-    };
-    // Ten cells, 10 ms.
-    let send = || near.send(fd, &[7; 10 * 48 - 8], 0);
-    for _ in 0..3 {
-        assert_eq!(ready(), Events::OUT);
-        send().unwrap();
-        assert_eq!(ready(), Events::NONE);
-        assert_eq!(failed(send()), libc::EAGAIN);
-        pass(&bed, Duration::from_millis(9));
-        assert_eq!(ready(), Events::NONE);
-        pass(&bed, Duration::from_millis(2));
-    }
-    near.close(fd).unwrap();
-    assert_idle(&bed);
-}
-
-/// What a test does, at either end.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Call(bool),
-    Accept(bool),
-    /// Of one of the sockets.
-    Close(usize),
-    Send(usize),
-    Receive(usize),
-    Wait(u16),
-    /// So many frames of a hundred are lost from now on.
-    Lose(u8),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        3 => any::<bool>().prop_map(Step::Call),
-        3 => any::<bool>().prop_map(Step::Accept),
-        2 => any::<usize>().prop_map(Step::Close),
-        3 => any::<usize>().prop_map(Step::Send),
-        3 => any::<usize>().prop_map(Step::Receive),
-        3 => (0u16..3000).prop_map(Step::Wait),
-        1 => (0u8..60).prop_map(Step::Lose),
-    ]
-}
-
-/// A socket, and which call it is of: the one whose caller says so in its first payload.
-struct Held {
-    socket: AtmSocket,
-    /// Of a caller its call, of who was called that which a payload named.
-    call: Option<u8>,
-    caller: bool,
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
-
-    /// Whatever is lost, a payload arrives on its own call or nowhere, and when everybody has
-    /// closed, and time has passed, nothing is left of any call.
-    #[test]
-    fn calls_end_and_never_mix_whatever_is_lost(
-        steps in prop::collection::vec(step(), 1..80),
-        network in any::<bool>(),
-    ) {
-        let bed = controlled(if network { Side::Network } else { Side::User });
-        let listeners = [
-            listen(&bed.near, number(NEAR, 7), 4),
-            listen(&bed.far, number(FAR, 7), 4),
-        ];
-        let mut held: VecDeque<Held> = VecDeque::new();
-        let mut calls = 0u8;
-        let lose = |percent: u8| {
-            let impairments = Impairments {
-                loss: f64::from(percent) / 100.0,
-                ..Impairments::default()
-            };
-            for end in [End::A, End::B] {
-                bed.link.set_impairments(end, impairments).unwrap();
-            }
-        };
-        for step in steps {
-            match step {
-                Step::Call(from_near) => {
-                    let (stack, to) = match from_near {
-                        true => (&bed.near, number(FAR, 7)),
-                        false => (&bed.far, number(NEAR, 7)),
-                    };
-                    calls += 1;
-                    let socket = call(stack, to);
-                    held.push_back(Held { socket, call: Some(calls), caller: true });
-                }
-                Step::Accept(near) => {
-                    if let Ok((socket, _)) = listeners[usize::from(!near)].accept() {
-                        socket.set_nonblocking(true).unwrap();
-                        held.push_back(Held { socket, call: None, caller: false });
-                    }
-                }
-                Step::Close(n) if !held.is_empty() => {
-                    held.remove(n % held.len());
-                }
-                Step::Send(n) if !held.is_empty() => {
-                    let n = n % held.len();
-                    if let Some(call) = held[n].call {
-                        let _ = held[n].socket.send(&[call, u8::from(held[n].caller)]);
-                    }
-                }
-                Step::Receive(n) if !held.is_empty() => {
-                    let n = n % held.len();
-                    let mut buffer = [0; 8];
-                    if let Ok(2) = held[n].socket.recv(&mut buffer) {
-                        let [call, by_caller, ..] = buffer;
-                        prop_assert_ne!(by_caller == 1, held[n].caller);
-                        prop_assert!(held[n].call.is_none_or(|known| known == call));
-                        held[n].call = Some(call);
-                    }
-                }
-                Step::Wait(milliseconds) => pass(&bed, Duration::from_millis(milliseconds.into())),
-                Step::Lose(percent) => lose(percent),
-                Step::Close(_) | Step::Send(_) | Step::Receive(_) => {}
-            }
-        }
-        drop(held);
-        drop(listeners);
-        lose(0);
-        pass(&bed, Duration::from_secs(150));
-        assert_idle(&bed);
-        prop_assert_eq!(bed.outstanding(), 0);
-        // And calls go on as before.
-        let listener = listen(&bed.far, number(FAR, 7), 8);
-        let [caller, called] = connected(&bed, &listener);
-        caller.send(b"after all").unwrap();
-        prop_assert_eq!(received(&called), b"after all");
-    }
 }
