@@ -19,8 +19,8 @@ use tidewall_service::{Kind, Reader, ServiceSpec};
 
 use defence::Standing;
 pub(crate) use defence::{Defence, SYN_LIMIT};
-use idle::open;
 pub(crate) use idle::Held;
+use idle::open;
 pub(crate) use loads::{blast, flood, load, server, shorten};
 pub(crate) use manager::Manager;
 pub(crate) use processes::open_files;

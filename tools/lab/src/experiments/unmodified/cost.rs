@@ -7,11 +7,12 @@ use std::time::Instant;
 use tidewall_load::LoadSpec;
 
 use super::super::{Experiment, Run, USUAL, best_linux, quickest_linux, ratio};
-use super::{Asked, LINUX, OURS, installed, note_programs, origin, rate, reduce, site};
+use super::{
+    Asked, LINUX, OURS, SYSTEMS, curves, installed, note_programs, origin, rate, reduce, site,
+};
 use crate::bench::Measured;
 use crate::result::{Claim, Series, find};
 use crate::sweep::{Better, Curve, Plan, Sample};
-use crate::system::System;
 use crate::testbed::BusyTimeout;
 
 pub(in super::super) const EXPERIMENT: Experiment = Experiment {
@@ -36,21 +37,13 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let site = site()?;
     let _origin = origin(run, &site)?;
     let asked = installed(run, &site);
-    let curves = |systems: &[System], load: &dyn Fn(Asked) -> Option<LoadSpec>| {
-        let mut curves = Vec::new();
-        for &system in systems {
-            for &asked in &asked {
-                let loads = load(asked).into_iter().collect();
-                curves.push(asked.curve(system, &site, asked.setting(), loads));
-            }
-        }
-        curves
-    };
     let begun = Instant::now();
     let rounds = if run.options.quick { 1 } else { 3 };
     let full = run.sweep_part(
         "unmodified-cost, saturation",
-        &curves(&LINUX, &|asked| Some(asked.load(config, None))),
+        &curves(&LINUX, &asked, &site, |asked| {
+            Some(asked.load(config, None))
+        }),
         Plan::exactly(rounds),
         reduce,
     )?;
@@ -66,9 +59,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         let rate = SHARE * saturation.get(asked.setting())?;
         Some(asked.load(config, Some((rate as u64).max(1))))
     };
-    let mut systems = vec![System::Run];
-    systems.extend(LINUX);
-    let mut cheap = curves(&systems, &below);
+    let mut cheap = curves(&SYSTEMS, &asked, &site, below);
     for curve in &mut cheap {
         curve.better = Better::Lower;
     }

@@ -25,6 +25,8 @@ const ORIGIN_PORT: u16 = 8080;
 const OURS: &str = "tidewall-run";
 /// The kernel's modes that receive on the program's processor.
 const LINUX: [System; 3] = System::LINUX;
+/// Those and `tidewall run`.
+const SYSTEMS: [System; 4] = [System::Run, LINUX[0], LINUX[1], LINUX[2]];
 
 /// What is asked of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +157,23 @@ impl Asked {
             ..Curve::over_tcp(system, TcpSpec::new(TcpKind::Program(program), port), loads)
         }
     }
+}
+
+/// Curves of all that is asked on each of the systems, at one load, where there is one.
+fn curves(
+    systems: &[System],
+    asked: &[Asked],
+    site: &Site,
+    load: impl Fn(Asked) -> Option<LoadSpec>,
+) -> Vec<Curve> {
+    let of = |system: System| {
+        let load = &load;
+        (asked.iter()).map(move |asked| {
+            let loads = load(*asked).into_iter().collect();
+            asked.curve(system, site, asked.setting(), loads)
+        })
+    };
+    systems.iter().copied().flat_map(of).collect()
 }
 
 /// The document's bytes: with its head in one segment.

@@ -1,9 +1,8 @@
 //! What the programs serve, beside nothing.
 
 use super::super::{Experiment, Run, USUAL, best_linux, ratio};
-use super::{Asked, LINUX, OURS, installed, note_programs, origin, reduce, site};
+use super::{Asked, OURS, SYSTEMS, curves, installed, note_programs, origin, reduce, site};
 use crate::result::{Claim, Series, find};
-use crate::system::System;
 use crate::testbed::BusyTimeout;
 
 pub(in super::super) const EXPERIMENT: Experiment = Experiment {
@@ -24,17 +23,9 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let site = site()?;
     let _origin = origin(run, &site)?;
     let asked = installed(run, &site);
-    let curves: Vec<_> = [System::Run]
-        .into_iter()
-        .chain(LINUX)
-        .flat_map(|system| {
-            let curve = |asked: &Asked| {
-                let loads = vec![asked.load(config, None)];
-                asked.curve(system, &site, asked.setting(), loads)
-            };
-            asked.iter().map(curve).collect::<Vec<_>>()
-        })
-        .collect();
+    let curves = curves(&SYSTEMS, &asked, &site, |asked| {
+        Some(asked.load(config, None))
+    });
     run.series = run.sweep(&curves, run.options.within(5, 200), reduce)?;
     note_programs(run);
     Ok(())

@@ -3,10 +3,9 @@
 
 use super::super::select::{Contestant, SMALL, Servers, reduce_by_cold};
 use super::super::{Experiment, Run, USUAL, best_linux, ratio};
-use super::{LINUX, OURS};
+use super::{OURS, SYSTEMS};
 use crate::result::{Claim, Series, find};
 use crate::sweep::{Better, Curve};
-use crate::system::System;
 use crate::testbed::BusyTimeout;
 use crate::worker::Waiting;
 
@@ -34,9 +33,8 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     }
     let config = run.config();
     let _origin = servers.origin(run.bench)?;
-    let curves: Vec<Curve> = [System::Run]
+    let curves: Vec<Curve> = SYSTEMS
         .into_iter()
-        .chain(LINUX)
         .map(|system| {
             let loads = [0, COLD].map(|cold| servers.saturating(config, SMALL, cold));
             let mut curve = servers.curve(Contestant::Program, SETTING, loads.to_vec());
