@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod handlers;
 mod killed;
 mod peer;
 mod raw_calls;

@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketType, acceptfrom, bind, connect, listen, recv, send,
     sendto, socket,
@@ -64,7 +64,8 @@ impl Peer {
 fn wait(fd: BorrowedFd<'_>) -> bool {
     let time = Timespec::try_from(DEADLINE).unwrap();
     let mut list = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    poll(&mut list, Some(&time)).unwrap() > 0
+    // A program's signals come here, too.
+    retry_on_intr(|| poll(&mut list, Some(&time))).unwrap() > 0
 }
 
 impl PeerSocket {

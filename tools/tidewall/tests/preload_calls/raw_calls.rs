@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::OnceLock;
 use std::{mem, ptr};
 
 use tidewall_sys::RawAddress;
@@ -31,6 +32,43 @@ macro_rules! call {
 pub fn ignore_sigpipe() {
     // SAFETY: no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
+/// What a signal calls, with the place of errno that it has to leave as it was.
+static HANDLER: OnceLock<fn()> = OnceLock::new();
+
+extern "C" fn handle_signal(_: c_int) {
+    // SAFETY: errno is this thread's.
+    let place = unsafe { &mut *libc::__errno_location() };
+    let errno = *place;
+    if let Some(handler) = HANDLER.get() {
+        handler();
+    }
+    *place = errno;
+}
+
+/// Has a signal call `handler`, which makes calls alone; calls that it interrupts begin again.
+pub fn handle(signal: c_int, handler: fn()) {
+    HANDLER.set(handler).unwrap();
+    // SAFETY: all zero is an action: SIG_DFL.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    action.sa_sigaction = handle_signal as *const () as usize;
+    action.sa_flags = libc::SA_RESTART;
+    assert_eq!(
+        call!(sigaction(signal, &raw const action, ptr::null_mut())),
+        0
+    );
+}
+
+pub fn this_thread() -> libc::pthread_t {
+    // SAFETY: names the calling thread.
+    unsafe { libc::pthread_self() }
+}
+
+/// Sends a thread that is there a signal.
+pub fn signal(thread: libc::pthread_t, signal: c_int) {
+    // SAFETY: the caller's.
+    unsafe { libc::pthread_kill(thread, signal) };
 }
 
 pub fn socket(kind: c_int) -> i64 {
