@@ -58,6 +58,8 @@ struct Line {
     inner: Arc<CircuitInner>,
     /// Which run of the manager was asked to call; `None` until it is, and of one that came.
     run: Option<u32>,
+    /// Its local circuit is read to the end.
+    read: bool,
 }
 
 /// A listener, and the calls that wait for it.
@@ -81,6 +83,13 @@ impl Reader {
             data,
             epoll::EventFlags::IN,
         )?)
+    }
+
+    /// The end of a local circuit, which would be reported until the socket is closed.
+    fn forget(&self, inner: &CircuitInner) {
+        if let Some(local) = inner.local.get() {
+            let _ = epoll::delete(&self.epoll, local);
+        }
     }
 
     /// A run of the manager says by this what becomes of calls.
@@ -194,8 +203,12 @@ impl Managed {
         if let Some(of) = &inner.call {
             let _ = of.number.set(number);
         }
-        let (inner, run) = (inner.clone(), None);
-        lines.calls.insert(number, Line { inner, run });
+        let line = Line {
+            inner: inner.clone(),
+            run: None,
+            read: false,
+        };
+        lines.calls.insert(number, line);
         number
     }
 
@@ -315,8 +328,13 @@ impl Managed {
     ) -> io::Result<(Arc<CircuitInner>, Option<OwnedFd>)> {
         let reference = &incoming.reference;
         let (local, peer) = (Nsap(incoming.local), number(incoming.peer));
-        let of = Call::new(local, peer, Progress::Accepted);
         let is_local = reference.local != 0;
+        // What is sent before the caller knows its end waits there.
+        let progress = match is_local {
+            true => Progress::Connected,
+            false => Progress::Accepted,
+        };
+        let of = Call::new(local, peer, progress);
         let place = reference.circuit().filter(|_| !is_local);
         let ends = is_local
             .then(|| {
@@ -390,7 +408,8 @@ impl Managed {
             Answer::AtmEnded(of) => of.call,
             _ => return,
         };
-        let Some(inner) = lines.calls.get(&call).map(|line| line.inner.clone()) else {
+        let Some((inner, read)) = (lines.calls.get(&call)).map(|it| (it.inner.clone(), it.read))
+        else {
             return;
         };
         if let Answer::AtmEnded(_) = &answer {
@@ -420,10 +439,9 @@ impl Managed {
             Answer::AtmEnded(of) => {
                 self.client.atm_has_ended(call);
                 // What had come by then can be received.
-                while inner.read_local(buffer) {}
-                // Its end would be reported until the socket is closed.
-                if let Some(local) = inner.local.get() {
-                    let _ = epoll::delete(&self.reader.epoll, local);
+                if !read {
+                    while inner.read_local(buffer) {}
+                    self.reader.forget(&inner);
                 }
                 let progress = inner.progress();
                 let error = match (progress, of.errno) {
@@ -478,10 +496,11 @@ impl Managed {
             .map(|it| it.inner.clone());
         let Some(inner) = line else { return };
         // One at a time, so that everybody has his turn.
-        if !inner.read_local(buffer)
-            && let Some(local) = inner.local.get()
-        {
-            let _ = epoll::delete(&self.reader.epoll, local);
+        if !inner.read_local(buffer) {
+            self.reader.forget(&inner);
+            if let Some(line) = lock(&self.lines).calls.get_mut(&call) {
+                line.read = true;
+            }
         }
     }
 }

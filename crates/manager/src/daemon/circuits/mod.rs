@@ -367,6 +367,8 @@ impl Circuits {
                 control.set_circuit(application, call, circuit);
                 control.tell_circuit(application, call, circuit);
             }
+            // Who accepts a local call has made its circuit.
+            Notice::Connected(..) if way == Way::Called => {}
             Notice::Connected(id, longest) => {
                 let beside = match way {
                     Way::Caller => control.ends.remove(&id.value),
