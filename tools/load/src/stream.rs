@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use crate::report::{Latency, StreamReport, histogram, per_second};
@@ -13,6 +14,11 @@ use crate::tcp::{bytes_acknowledged, poll_much};
 
 /// How long the connection may take to open.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// How long it sleeps at most, until it is looked whether the run has ended.
+const SLEEP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
 /// The histogram's longest round trip, ns.
 const LATENCY_MAX: u64 = 60_000_000_000;
 
@@ -21,6 +27,7 @@ const LATENCY_MAX: u64 = 60_000_000_000;
 pub(crate) struct Stream {
     stream: TcpStream,
     kind: StreamKind,
+    sleeps: bool,
     bytes: Vec<u8>,
     buffer: Vec<u8>,
     /// Bytes of the present request that were written, and that came back.
@@ -57,6 +64,7 @@ impl Stream {
         Ok(Stream {
             stream,
             kind: spec.kind,
+            sleeps: spec.sleeps,
             bytes: vec![0x5a; size],
             buffer: vec![0; size.max(4096)],
             written: 0,
@@ -108,6 +116,13 @@ impl Stream {
     fn bulk(&mut self) -> io::Result<()> {
         if later(self.stream.write(&self.bytes))?.is_some() {
             return Ok(());
+        }
+        if self.sleeps {
+            let mut room = [PollFd::new(&self.stream, PollFlags::OUT)];
+            return match poll(&mut room, Some(&SLEEP)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+                Err(error) => Err(error.into()),
+            };
         }
         // No room: only acknowledgements make some, and the receive call has
         // the device polled for them.

@@ -217,16 +217,21 @@ pub struct StreamSpec {
     /// Send buffer, bytes (SO_SNDBUF; Linux doubles it). `None`: as it comes.
     #[serde(default)]
     pub buffer: Option<u32>,
+    /// Where there is no room to write it sleeps, as what carries it shares its processor;
+    /// else it polls the device for acknowledgments.
+    #[serde(default)]
+    pub sleeps: bool,
 }
 
 impl StreamSpec {
-    /// A stream with the kernel's own buffers.
+    /// A stream with the kernel's own buffers, which does not sleep.
     pub fn new(destination: SocketAddr, kind: StreamKind, size: u32) -> Self {
         StreamSpec {
             destination,
             kind,
             size,
             buffer: None,
+            sleeps: false,
         }
     }
 

@@ -273,7 +273,10 @@ fn tcp(bench: &mut Bench, over: Over) -> anyhow::Result<f64> {
         Over::Ethernet { .. } => ([10, 82, 0, 2], PORT).into(),
     };
     let spec = LoadSpec {
-        stream: Some(StreamSpec::new(to, StreamKind::Bulk, CHUNK)),
+        stream: Some(StreamSpec {
+            sleeps: true,
+            ..StreamSpec::new(to, StreamKind::Bulk, CHUNK)
+        }),
         warm_up: Duration::from_millis(300),
         duration: TIME,
         ..load(config)
