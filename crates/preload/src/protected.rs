@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::net::sockopt::socket_cookie;
+use rustix::process::{Resource, getrlimit};
 
 use crate::process;
 
@@ -112,14 +113,22 @@ pub(crate) fn forbid_files() {
     NO_FILES.store(true, Ordering::Relaxed);
 }
 
-/// The numbers that are open, where they can be listed.
+/// The numbers that are open, where they can be told. Where a root directory of the program's
+/// own has no /proc, each is asked about.
 pub(crate) fn open_numbers() -> Option<Vec<i32>> {
     if NO_FILES.load(Ordering::Relaxed) {
         return None;
     }
-    let entries = std::fs::read_dir("/proc/self/fd").ok()?;
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let numbers: Vec<_> = names.filter_map(|name| name.parse().ok()).collect();
+    let numbers: Vec<i32> = match std::fs::read_dir("/proc/self/fd") {
+        Ok(entries) => {
+            let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+            names.filter_map(|name| name.parse().ok()).collect()
+        }
+        Err(_) => {
+            let limit = getrlimit(Resource::Nofile).current?;
+            (0..i32::try_from(limit).ok()?).collect()
+        }
+    };
     // The directory that was just read is among them, and closed.
     let open = numbers.into_iter().filter(|&fd| crate::raw::is_open(fd));
     Some(open.collect())

@@ -216,8 +216,10 @@ impl SocketInner {
     pub(crate) fn wants(&self, source: SocketAddr, destination: SocketAddr) -> bool {
         let ends = self.ends();
         let address = ends.bound.ip().to_canonical();
+        let of_family = self.families() == Families::Both
+            || address.is_ipv4() == destination.ip().to_canonical().is_ipv4();
         ends.local.port() == destination.port()
-            && (address.is_unspecified() || address == destination.ip())
+            && (address.is_unspecified() && of_family || address == destination.ip())
             && ends.peer.is_none_or(|peer| same(peer, source))
     }
 

@@ -46,7 +46,10 @@ impl Udp {
             sockets
                 .values()
                 .filter(|socket| socket.wants(datagram.source, datagram.destination))
-                .max_by_key(|socket| socket.peer().is_some())
+                .max_by_key(|socket| {
+                    let bound = socket.ends().bound.ip();
+                    (socket.peer().is_some(), !bound.is_unspecified())
+                })
                 .cloned()
         };
         match target {
