@@ -22,7 +22,7 @@ type Guard = MutexGuard<'static, Vec<Entry>>;
 
 thread_local! {
     /// While this thread makes a child. Without a destructor, which would have to be entered in
-    /// a list by whoever is first here: a child.
+    /// a list by the first process that gets here, a child.
     static HELD: Cell<Option<ManuallyDrop<Guard>>> = const { Cell::new(None) };
 }
 

@@ -187,7 +187,7 @@ int main(int count, char **all)
 	self = all[0];
 	if (count > 1)
 		return check(all + 2);
-	// Whoever started the program may have left some open.
+	// The process that started this one may have left some open.
 	close_range(3, ~0u, 0);
 	listener = socket(AF_INET, SOCK_STREAM, 0);
 	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
