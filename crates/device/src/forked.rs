@@ -35,6 +35,12 @@ impl Process {
     }
 }
 
+/// Whether the number is one that forked children close: nobody's but the stack's.
+#[inline]
+pub fn is_marked(fd: RawFd) -> bool {
+    forked::is_marked(fd)
+}
+
 /// A descriptor that forked children close, unless its number is 65,536 or more. In
 /// a child it must not be dropped: what has it there is to be forgotten.
 #[derive(Debug)]

@@ -12,7 +12,6 @@ use crate::process::{self, inside, is_inside};
 use crate::promote::{
     attended, interface, is_over, local_address, promoting, set_over, stack, start_helper,
 };
-use crate::protected::{forbid_files, open_numbers};
 use crate::raw;
 use crate::report::{Verdict, record};
 
@@ -77,9 +76,6 @@ pub(crate) fn confine(
             record(Verdict::Kernel, "later sockets", "", why(call));
         });
     }
-    if making.is_some() {
-        forbid_files();
-    }
     install()
 }
 
@@ -126,7 +122,7 @@ fn without(
 
 /// The numbers of sockets that wait for somebody.
 fn waiting() -> impl Iterator<Item = i32> {
-    open_numbers().into_iter().flatten().filter(|&fd| waits(fd))
+    candidates::all().filter(|&fd| waits(fd))
 }
 
 /// True for a listener, or a bound datagram socket, that may become the stack's.

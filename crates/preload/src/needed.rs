@@ -66,7 +66,7 @@ const NEEDED: &[Needed] = needed! {
         SYS_sendto() SYS_recvfrom() SYS_sendmsg() SYS_recvmsg() SYS_accept4()
         SYS_getsockopt() SYS_setsockopt() SYS_getsockname() SYS_shutdown()
         SYS_fcntl(1 = libc::F_DUPFD_CLOEXEC) SYS_fcntl(1 = libc::F_DUPFD)
-        SYS_fcntl(1 = libc::F_GETFD) SYS_dup3() SYS_ioctl(1 = libc::FIONBIO)
+        SYS_dup3() SYS_ioctl(1 = libc::FIONBIO)
         SYS_futex(1 = libc::FUTEX_WAIT | FUTEX_PRIVATE)
         SYS_futex(1 = libc::FUTEX_WAIT_BITSET | FUTEX_PRIVATE)
         SYS_futex(1 = libc::FUTEX_WAKE | FUTEX_PRIVATE)

@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::time::SystemTime;
@@ -20,7 +20,7 @@ use tidewall_sys::{RawAddress, SignalSet, option};
 
 use crate::candidates::{self, Kind};
 use crate::process::{self, inside, is_inside, ours};
-use crate::protected::{hold, holding, open_numbers, protecting};
+use crate::protected::protecting;
 use crate::raw;
 use crate::registered;
 use crate::report::{Verdict, record};
@@ -256,12 +256,12 @@ fn adopt(
     address: SocketAddr,
     adopt: impl FnOnce(&'static Posix, OwnedFd) -> Result<()>,
 ) {
-    if COPIED.load(Ordering::Relaxed) && open_numbers().is_none() {
-        let why = "it may have other numbers, which cannot be looked for";
-        return keep(fd, what, address, why);
-    }
-    if shares_port(socket, address) {
+    let sharing = sharing_port(socket, address);
+    if !sharing.is_empty() {
         let why = "another socket of the process has its port (SO_REUSEPORT)";
+        sharing
+            .into_iter()
+            .for_each(|other| keep(other, what, address, why));
         return keep(fd, what, address, why);
     }
     let Some(posix) = stack() else {
@@ -270,11 +270,8 @@ fn adopt(
     if what == "listener" {
         start_helper(posix);
     }
-    let adopted = holding(socket, || {
-        let copy = socket.try_clone_to_owned();
-        adopt(posix, copy.map_err(errno)?)
-    });
-    match adopted {
+    let copy = socket.try_clone_to_owned().map_err(errno);
+    match copy.and_then(|copy| adopt(posix, copy)) {
         Ok(()) => {
             candidates::set(fd, None);
             registered::move_over(posix, fd);
@@ -302,9 +299,8 @@ fn take_copies(posix: &Posix, fd: i32, socket: BorrowedFd<'_>) {
         return;
     }
     let cookie = rustix::net::sockopt::socket_cookie(socket).ok();
-    for copy in open_numbers().into_iter().flatten() {
-        if candidates::kind(copy).is_some()
-            && let Some(other) = raw::borrow(copy)
+    for copy in candidates::all() {
+        if let Some(other) = raw::borrow(copy)
             && rustix::net::sockopt::socket_cookie(other).ok() == cookie
             && posix.duplicate_as(fd, copy).is_ok()
         {
@@ -348,7 +344,6 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
         start_helper(posix);
         let nonblocking = fcntl_getfl(socket).ok()?.contains(OFlags::NONBLOCK);
         let copy = socket.try_clone_to_owned().ok()?;
-        hold(copy.as_raw_fd());
         Some((posix, copy, nonblocking))
     });
     let (posix, copy, nonblocking) = prepared?;
@@ -409,23 +404,23 @@ fn leads(to: SocketAddr) -> core::result::Result<(), String> {
     }
 }
 
-/// Whether this process has, or may have, another socket in a group of SO_REUSEPORT: the
-/// kernel shares out what comes to a group, where a port of the stack's has one owner.
-fn shares_port(socket: BorrowedFd<'_>, address: SocketAddr) -> bool {
+/// The other sockets of this process in a group of SO_REUSEPORT: the kernel shares out what
+/// comes to a group, where a port of the stack's has one owner.
+fn sharing_port(socket: BorrowedFd<'_>, address: SocketAddr) -> Vec<i32> {
     let ask = |socket: BorrowedFd<'_>, name| option(socket, libc::SOL_SOCKET, name).ok();
     let cookie = |socket| rustix::net::sockopt::socket_cookie(socket).ok();
     if ask(socket, libc::SO_REUSEPORT) != Some(1) {
-        return false;
+        return Vec::new();
     }
-    let Some(numbers) = open_numbers() else {
-        return true;
+    let shares = |&other: &i32| {
+        raw::borrow(other).is_some_and(|other| {
+            local_address(other) == Some(address)
+                && ask(other, libc::SO_REUSEPORT) == Some(1)
+                && ask(other, libc::SO_TYPE) == ask(socket, libc::SO_TYPE)
+                && cookie(other) != cookie(socket)
+        })
     };
-    numbers.into_iter().filter_map(raw::borrow).any(|other| {
-        local_address(other) == Some(address)
-            && ask(other, libc::SO_REUSEPORT) == Some(1)
-            && ask(other, libc::SO_TYPE) == ask(socket, libc::SO_TYPE)
-            && cookie(other) != cookie(socket)
-    })
+    candidates::all().filter(shares).collect()
 }
 
 /// Options that have control messages come with each datagram, which the stack has not.

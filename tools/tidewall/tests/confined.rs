@@ -159,7 +159,7 @@ fn filters_that_allow_what_the_stack_calls_are_in_force() {
         actions: ALLOWS,
         calls: documented(),
     };
-    let cases: [(_, _, _, &[_]); 4] = [
+    let cases: [(_, _, _, &[_]); 5] = [
         (
             Confined::new("waiting", "seccomp,tsync", KILLS, &["ptrace", "mount"]),
             "0 0",
@@ -180,6 +180,13 @@ fn filters_that_allow_what_the_stack_calls_are_in_force() {
             "0 0",
             true,
             &[refuses_socket],
+        ),
+        // Where no /proc says which numbers are open, nobody asks how many there may be.
+        (
+            Confined::new("waiting", "chroot,prctl", KILLS, &["prlimit64"]),
+            "0 0",
+            true,
+            &[],
         ),
     ];
     check(

@@ -67,8 +67,10 @@ pub(crate) fn mark(fd: RawFd, marked: bool) {
     }
 }
 
-#[cfg(test)]
+/// Whether a child closes a descriptor.
+#[inline]
 pub(crate) fn is_marked(fd: RawFd) -> bool {
     let number = fd as usize;
-    MARKED[number / 64].load(Ordering::Relaxed) & 1 << (number % 64) != 0
+    let place = MARKED.get(number / 64);
+    place.is_some_and(|place| place.load(Ordering::Relaxed) & 1 << (number % 64) != 0)
 }
