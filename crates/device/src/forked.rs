@@ -6,7 +6,8 @@
 //! its parent's end. So those are marked, and a child closes them at once; and all
 //! that uses them asks first whether it is in the [`Process`] that made it.
 //!
-//! A child made by a bare `clone(2)`, without the C library's fork, is not seen.
+//! A child made by a bare `clone(2)`, without the C library's fork, is not seen, unless who
+//! makes it says so ([`note_child`]).
 
 use std::io;
 use std::ops::Deref;
@@ -39,6 +40,12 @@ impl Process {
 #[inline]
 pub fn is_marked(fd: RawFd) -> bool {
     forked::is_marked(fd)
+}
+
+/// In a child that was made without the C library's fork: its parent's descriptors are closed,
+/// unless both have the same table of them (CLONE_FILES). Async-signal-safe.
+pub fn note_child(shares_files: bool) {
+    forked::note_child(shares_files);
 }
 
 /// A descriptor that forked children close, unless its number is 65,536 or more. In

@@ -18,9 +18,7 @@ thread_local! {
 static STACK: OnceLock<Posix> = OnceLock::new();
 /// There is a stack, and this is its process: a forked child has none.
 static PRESENT: AtomicBool = AtomicBool::new(false);
-/// A stack is being made.
-static MAKING: AtomicBool = AtomicBool::new(false);
-/// This process was forked off one that has a stack.
+/// This process was forked off one that has a stack, or by less than the C library's fork.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The stack of this process.
@@ -30,11 +28,6 @@ pub(crate) fn posix() -> Option<&'static Posix> {
         true => STACK.get(),
         false => None,
     }
-}
-
-/// A stack is about to be made, or that has come to its end.
-pub(crate) fn note_making(making: bool) {
-    MAKING.store(making, Ordering::SeqCst);
 }
 
 /// The process has a stack from now on.
@@ -50,14 +43,15 @@ pub(crate) fn set_present(present: bool) {
     PRESENT.store(present && STACK.get().is_some(), Ordering::Release);
 }
 
-/// In a forked child: of the parent's stack nothing is here. Async-signal-safe.
-pub(crate) fn forget() {
-    if PRESENT.swap(false, Ordering::AcqRel) || MAKING.swap(false, Ordering::SeqCst) {
+/// In a forked child: of the parent's stack nothing is here. `for_good`: nor will there be one
+/// of its own. Async-signal-safe.
+pub(crate) fn forget(for_good: bool) {
+    if PRESENT.swap(false, Ordering::AcqRel) || for_good {
         FORKED.store(true, Ordering::Release);
     }
 }
 
-/// True in a child that was forked while its parent had a stack: it makes none.
+/// True in a child whose sockets are the kernel's: it makes no stack.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Acquire)
 }
@@ -85,7 +79,7 @@ pub(crate) fn note_vfork(begins: bool) {
 
 /// From now on (true), or no longer, calls of this thread go to the C library.
 /// Async-signal-safe.
-fn note_inside(inside: bool) {
+pub(crate) fn note_inside(inside: bool) {
     let change = |depth: &Cell<u32>| match inside {
         true => depth.set(depth.get() + 1),
         false => depth.set(depth.get().saturating_sub(1)),

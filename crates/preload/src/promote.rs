@@ -8,7 +8,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -36,6 +36,11 @@ static PROMOTING: Mutex<()> = Mutex::new(());
 
 /// Sockets may have several numbers.
 static COPIED: AtomicBool = AtomicBool::new(false);
+
+/// Nobody promotes a socket meanwhile.
+pub(crate) fn hold() -> MutexGuard<'static, ()> {
+    PROMOTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Where a stack may come from.
 struct Source {
@@ -94,7 +99,7 @@ pub(crate) fn start(interface: Option<&str>) -> Result<()> {
     if process::is_forked() {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _promoting = hold();
     let named = |name: &&str| SOURCE.set(Source::of_interface(name)).is_ok();
     if interface.as_ref().is_some_and(named) {
         raw::watch_forks();
@@ -164,7 +169,7 @@ pub(crate) fn promoting<T>(call: impl FnOnce() -> T) -> T {
     // Handlers wait: one that called into the stack would find its locks held.
     let blocked = SignalSet::full().block();
     let result = inside(|| {
-        let _promoting = PROMOTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _promoting = hold();
         call()
     });
     blocked.set();
@@ -469,12 +474,10 @@ pub(crate) fn stack() -> Option<&'static Posix> {
 
 fn make(source: &Source) -> io::Result<&'static Posix> {
     let config = EmbeddedConfig::new(&source.interface).policy(policy());
-    process::note_making(true);
     let made = protecting(|| match &source.manager {
         Some(path) => Stack::managed(path, config),
         None => Stack::embedded(config),
     });
-    process::note_making(false);
     let stack = made.inspect_err(|error| record(Verdict::NoStack, "", &source.interface, error))?;
     // Its clock has just begun.
     let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

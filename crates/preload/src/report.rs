@@ -5,7 +5,7 @@
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::protected::out_of_the_way;
 
@@ -71,18 +71,27 @@ pub(crate) fn begin() {
     });
 }
 
+impl Report {
+    fn said(&self) -> MutexGuard<'_, Vec<String>> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Nobody says anything meanwhile.
+pub(crate) fn hold() -> Option<MutexGuard<'static, Vec<String>>> {
+    REPORT.get().map(Report::said)
+}
+
 /// Says once what became of a socket: what it was, its address, and why.
 pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: impl Display) {
     let Some(report) = REPORT.get() else { return };
     let words = format!("{}\t{what}\t{address}\t{why}", verdict.name());
-    {
-        let mut said = report.said.lock().unwrap_or_else(|it| it.into_inner());
-        if said.len() >= RECORDS_MAX || said.contains(&words) {
-            return;
-        }
-        said.push(words.clone());
-    }
     let line = format!("{}\t{}\t{words}\n", std::process::id(), report.program);
+    let mut said = report.said();
+    if said.len() >= RECORDS_MAX || said.contains(&words) {
+        return;
+    }
+    said.push(words);
     if let Some(mut file) = report.file.as_ref() {
         // Who reads it is not the program's concern.
         let _ = file.write_all(line.as_bytes());

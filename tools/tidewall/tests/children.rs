@@ -3,10 +3,11 @@
 
 mod common;
 
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use common::Place;
-use common::host::Host;
+use common::host::{Host, library};
 use common::preloaded::Preloaded;
 use common::text;
 
@@ -103,13 +104,32 @@ fn children_leave_connections_alone() {
     }
     let place = Place::new(test);
     let program = place.compiled("children", include_str!("children/children.c"));
-    let Some(said) = said(test, "ch", &[&program], "9") else {
+    let Some(said) = said(test, "ch", &[&program], "15") else {
         return;
     };
-    assert_eq!(said.lines().count(), 9, "{said}");
+    assert_eq!(said.lines().count(), 15, "{said}");
     for line in said.lines() {
         assert!(line.ends_with(": 0 of 100 wrong, 0"), "{said}");
     }
+}
+
+/// A lock that another thread has at that moment is not the child's for ever.
+#[test]
+fn children_find_no_lock_held() {
+    let test = "children_find_no_lock_held";
+    if !tidewall_skip::has_programs(test, &["cc"]) {
+        return;
+    }
+    let place = Place::new(test);
+    let program = place.compiled("children", include_str!("children/children.c"));
+    let Some(host) = Host::or_skip(test, "cl") else {
+        return;
+    };
+    let preload = format!("LD_PRELOAD={}", library().display());
+    let mut run = host.run(&[], &["env", &preload, &program, "early"]);
+    let output = run.stdin(Stdio::null()).output().unwrap();
+    let said = [text(&output.stdout), text(&output.stderr)].concat();
+    assert_eq!(said, "0 wrong\n");
 }
 
 #[test]

@@ -17,7 +17,16 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 static MARKED: [AtomicU64; DESCRIPTORS / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS / 64];
 
 extern "C" fn in_child() {
+    note_child(false);
+}
+
+/// In a child: it is another process, and closes what is marked, unless its parent has the
+/// same table of descriptors. Async-signal-safe.
+pub(crate) fn note_child(shares_files: bool) {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    if shares_files {
+        return;
+    }
     for (word, place) in (0..).zip(&MARKED) {
         let mut marked = place.swap(0, Ordering::Relaxed);
         while marked != 0 {

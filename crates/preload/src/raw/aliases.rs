@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libc::{fd_set, iovec, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t};
 
+use super::processes::{self, Function};
 use super::{data, numbers, options, readiness, sandbox, signals, sockets, stdio};
 
 macro_rules! aliases {
@@ -29,6 +30,7 @@ aliases! {
     fn __poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int = readiness::poll;
     fn __select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut libc::timeval) -> c_int = readiness::select;
     fn __sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int = signals::sigaction;
+    fn __clone(function: Option<Function>, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent_number: usize, local: usize, child_number: usize) -> c_int = processes::clone;
     fn prlimit64(process: libc::pid_t, resource: c_uint, limit: *const libc::rlimit, old: *mut libc::rlimit) -> c_int = sandbox::prlimit;
     fn _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE = stdio::fdopen;
 }

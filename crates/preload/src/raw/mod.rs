@@ -71,8 +71,9 @@ extern "C" fn begin() {
 /// From now on a forked child knows that it has no stack.
 pub(crate) fn watch_forks() {
     let (before, after) = (processes::forks, processes::has_forked);
+    let child = processes::has_been_forked;
     // SAFETY: the child's handler does only what is async-signal-safe; none is unloaded.
-    unsafe { libc::pthread_atfork(Some(before), Some(after), Some(processes::forked)) };
+    unsafe { libc::pthread_atfork(Some(before), Some(after), Some(child)) };
 }
 
 extern "C" fn end() {

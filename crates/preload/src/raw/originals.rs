@@ -13,6 +13,7 @@ use libc::{
     socklen_t, ssize_t, timespec, timeval,
 };
 
+use super::processes::Function;
 use super::stdio::Functions;
 
 pub(super) struct Symbol {
@@ -143,6 +144,7 @@ originals! {
     fn prlimit(process: libc::pid_t, resource: c_uint, limit: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
     fn chroot(path: *const c_char) -> c_int;
     fn _Fork() -> libc::pid_t;
+    fn clone(function: Option<Function>, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent_number: usize, local: usize, child_number: usize) -> c_int;
     fn _exit(status: c_int) -> c_int;
     fn sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;

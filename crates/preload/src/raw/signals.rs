@@ -128,6 +128,11 @@ unsafe fn run(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     }
 }
 
+/// In a forked child: what waits is its parent's. Async-signal-safe.
+pub(super) fn forget_waiting() {
+    let _ = WAITING.try_with(|waiting| waiting.count.set(0));
+}
+
 /// The thread is out of the stack: what has waited runs, each with its own signal blocked.
 #[inline]
 pub(crate) fn run_waiting() {
@@ -193,10 +198,7 @@ pub(super) unsafe extern "C" fn sigaction(
     action: *const Action,
     old: *mut Action,
 ) -> c_int {
-    if !promote::may_promote() {
-        // SAFETY: the caller's.
-        return unsafe { originals::sigaction(signal, action, old) };
-    }
+    let passes = !promote::may_promote();
     // SAFETY: the caller's.
     let mut wanted = unsafe { action.as_ref() }.copied();
     let kept = handler(signal).map(|it| {
@@ -204,6 +206,7 @@ pub(super) unsafe extern "C" fn sigaction(
         (function, it.flags.load(Ordering::Acquire))
     });
     if let (Some(wanted), Some(handler)) = (&mut wanted, handler(signal))
+        && !passes
         && wanted.sa_sigaction != libc::SIG_DFL
         && wanted.sa_sigaction != libc::SIG_IGN
     {

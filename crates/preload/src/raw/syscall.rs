@@ -101,17 +101,29 @@ fn unsafe_otherwise(
     }
     // SAFETY: as above.
     let result = unsafe { originals::syscall(number, a, b, c, d, e, f) };
-    if result == 0 && is_fork(number, a) {
-        processes::forked();
+    if result == 0
+        // SAFETY: as above.
+        && let Some(flags) = unsafe { flags_of_fork(number, a) }
+    {
+        processes::left_alone(flags & libc::CLONE_FILES as u64 != 0);
     }
     result
 }
 
-/// True for a call that returns in a child with memory of its own.
-fn is_fork(number: c_long, flags: usize) -> bool {
+/// The flags of a call that returns in a child with memory of its own.
+///
+/// # Safety
+/// As the call has its first argument; the kernel has read it.
+unsafe fn flags_of_fork(number: c_long, first: usize) -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     if number == libc::SYS_fork {
-        return true;
+        return Some(0);
     }
-    number == libc::SYS_clone && flags & libc::CLONE_VM as usize == 0
+    let flags = match number {
+        libc::SYS_clone => first as u64,
+        // SAFETY: the caller's: a structure that begins with them.
+        libc::SYS_clone3 => unsafe { *std::ptr::with_exposed_provenance(first) },
+        _ => return None,
+    };
+    (flags & libc::CLONE_VM as u64 == 0).then_some(flags)
 }

@@ -1,10 +1,12 @@
 // Echoes over one connection while it makes children in each way that there is, and says by
-// another one what became of them. With "check", it is such a child.
+// another one what became of them. With "check", it is such a child; with "early" it has no
+// connection yet.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +14,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -93,17 +96,67 @@ static int by_fork(void)
 	return ended(child);
 }
 
+// What a child does that was made by less than the C library's fork.
+static int closes(void *none)
+{
+	int wrong;
+
+	alarm(5);
+	wrong = refused(data);
+	close(unbound);
+	close(set);
+	close(data);
+	_exit(wrong);
+}
+
+static int closed(pid_t child)
+{
+	return child == 0 ? closes(0) : ended(child);
+}
+
 static int by_fork_and_close(void)
 {
-	pid_t child = fork();
+	return closed(fork());
+}
 
-	if (child == 0) {
-		alarm(10);
-		close(unbound);
-		close(set);
-		_exit(0);
-	}
-	return ended(child);
+static int by_fork_of_signals(void)
+{
+	return closed(_Fork());
+}
+
+static int by_number_of_fork(void)
+{
+	return closed(syscall(SYS_fork));
+}
+
+static int by_number_of_clone(void)
+{
+	return closed(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
+}
+
+static int by_number_of_clone3(void)
+{
+	unsigned long long how[8] = { [4] = SIGCHLD };
+
+	return closed(syscall(SYS_clone3, how, sizeof how));
+}
+
+static char stack[1 << 16] __attribute__((aligned(16)));
+
+static int by_clone(void)
+{
+	return ended(clone(closes, stack + sizeof stack, SIGCHLD, 0));
+}
+
+static int executes(void *none)
+{
+	execve(self, arguments, nothing);
+	_exit(20);
+}
+
+static int by_clone_and_exec(void)
+{
+	return ended(clone(executes, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, 0));
 }
 
 static int by_fork_and_exit(void)
@@ -173,18 +226,68 @@ static const struct {
 	int (*make)(void);
 } ways[] = {
 	{ "fork", by_fork }, { "fork, close", by_fork_and_close }, { "fork, exit", by_fork_and_exit }, { "fork, exec", by_fork_and_exec },
-	{ "vfork", by_vfork }, { "vfork, close", by_vfork_and_close }, { "spawn", by_spawn },
-	{ "system", by_system }, { "popen", by_popen },
+	{ "_Fork, close", by_fork_of_signals }, { "SYS_fork, close", by_number_of_fork },
+	{ "SYS_clone, close", by_number_of_clone }, { "SYS_clone3, close", by_number_of_clone3 },
+	{ "clone, close", by_clone }, { "clone, exec", by_clone_and_exec },
+	{ "vfork", by_vfork }, { "vfork, close", by_vfork_and_close },
+	{ "spawn", by_spawn }, { "system", by_system }, { "popen", by_popen },
 };
+
+// Attends to a socket that stays the kernel's.
+static int attends(void *none)
+{
+	struct sockaddr_in local = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+	char byte;
+	int wrong = bind(fd, (void *)&local, sizeof local)
+		|| recv(fd, &byte, 1, MSG_DONTWAIT) != -1 || errno != EAGAIN;
+
+	close(fd);
+	return wrong;
+}
+
+static void *attends_always(void *none)
+{
+	for (;;)
+		attends(0);
+	return none;
+}
+
+static int attends_at_once(void *none)
+{
+	alarm(5);
+	_exit(attends(0));
+}
+
+// Children of a program whose other thread is about to make the first socket the stack's.
+static int early(void)
+{
+	pthread_t thread;
+	int wrong = 0;
+
+	pthread_create(&thread, 0, attends_always, 0);
+	for (int i = 0; i < 3 * TIMES; i++) {
+		pid_t child = i % 3 == 2 ? clone(attends_at_once, stack + sizeof stack, SIGCHLD, 0)
+			: i % 3 ? _Fork() : fork();
+
+		if (child == 0)
+			attends_at_once(0);
+		wrong += ended(child) != 0;
+	}
+	printf("%d wrong\n", wrong);
+	return 0;
+}
 
 int main(int count, char **all)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(8150) };
 	pthread_t thread;
-	char said[1024];
+	char said[2048];
 	int on = 1, used = 0;
 
 	self = all[0];
+	if (count == 2)
+		return early();
 	if (count > 1)
 		return check(all + 2);
 	// The process that started this one may have left some open.

@@ -16,7 +16,7 @@ const TAKEN: &str = "
     select pselect poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
     epoll_pwait2
     close dup dup2 dup3 fcntl fcntl64 ioctl close_range closefrom
-    vfork _Fork _exit _Exit
+    vfork _Fork clone _exit _Exit
     sigaction signal bsd_signal sysv_signal siginterrupt
     setrlimit setrlimit64 prlimit prlimit64 chroot prctl
     fdopen dprintf vdprintf __dprintf_chk __vdprintf_chk
