@@ -68,6 +68,11 @@ pub(crate) fn is_in_stack() -> bool {
     depth > IN_CHILD.try_with(Cell::get).unwrap_or(0)
 }
 
+/// True in a child of vfork, which shares its parent's memory.
+pub(crate) fn is_in_child() -> bool {
+    IN_CHILD.try_with(Cell::get).unwrap_or(0) > 0
+}
+
 /// A child of vfork begins, or its parent goes on. Async-signal-safe.
 pub(crate) fn note_vfork(begins: bool) {
     note_inside(begins);

@@ -198,7 +198,8 @@ pub(super) unsafe extern "C" fn sigaction(
     action: *const Action,
     old: *mut Action,
 ) -> c_int {
-    let passes = !promote::may_promote();
+    // What a child of vfork has called is not what its parent, whose table it has, is to call.
+    let passes = !promote::may_promote() || process::is_in_child();
     // SAFETY: the caller's.
     let mut wanted = unsafe { action.as_ref() }.copied();
     let kept = handler(signal).map(|it| {

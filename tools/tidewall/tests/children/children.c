@@ -202,6 +202,41 @@ static int by_vfork_and_close(void)
 	return ended(child);
 }
 
+// A handler that a child of vfork sets is not its parent's, whose memory it has.
+static volatile int handled, expected;
+
+static void own(int signal)
+{
+	handled += signal == SIGUSR1;
+}
+
+static void childs(int signal)
+{
+	handled += 100;
+}
+
+static int by_vfork_and_handle(void)
+{
+	struct sigaction action = { .sa_handler = own }, childs_action = { .sa_handler = childs }, old;
+	int before = handled;
+
+	sigaction(SIGUSR1, &action, 0);
+	pid_t child = vfork();
+
+	if (child == 0) {
+		raise(SIGUSR1);
+		sigaction(SIGUSR1, &childs_action, &old);
+		expected = old.sa_handler == own;
+		raise(SIGUSR1);
+		sigaction(SIGUSR1, 0, &old);
+		expected += old.sa_handler == childs;
+		_exit(expected == 2 && handled == before + 101 ? 0 : 21);
+	}
+	raise(SIGUSR1);
+	sigaction(SIGUSR1, 0, &old);
+	return ended(child) || handled != before + 102 || old.sa_handler != own;
+}
+
 static int by_spawn(void)
 {
 	pid_t child;
@@ -229,7 +264,7 @@ static const struct {
 	{ "_Fork, close", by_fork_of_signals }, { "SYS_fork, close", by_number_of_fork },
 	{ "SYS_clone, close", by_number_of_clone }, { "SYS_clone3, close", by_number_of_clone3 },
 	{ "clone, close", by_clone }, { "clone, exec", by_clone_and_exec },
-	{ "vfork", by_vfork }, { "vfork, close", by_vfork_and_close },
+	{ "vfork", by_vfork }, { "vfork, close", by_vfork_and_close }, { "vfork, handle", by_vfork_and_handle },
 	{ "spawn", by_spawn }, { "system", by_system }, { "popen", by_popen },
 };
 
