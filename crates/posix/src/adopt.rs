@@ -165,14 +165,7 @@ impl Posix {
             let kernel = kernel.try_clone_to_owned().map_err(errno)?;
             return Ok((Accepted::Kernel(kernel), peer));
         }
-        let state = {
-            let state = lock(&socket.state);
-            State {
-                bound: state.bound,
-                options: state.options.inherited(),
-                ..State::default()
-            }
-        };
+        let state = lock(&socket.state).accepted();
         if let Some(stream) = stream_of(&file) {
             state.options.begin(stream);
         }
@@ -200,13 +193,9 @@ impl Posix {
     /// # Errors
     /// EBADF, ENOMEM.
     pub fn duplicate_as(&self, fd: i32, number: i32) -> Result<()> {
-        let socket = lock(&self.sockets).get(&fd).cloned();
+        let socket = lock(&self.sockets).get(fd);
         self.descriptors.dup2(fd, number).map_err(errno)?;
-        let mut sockets = lock(&self.sockets);
-        match socket {
-            Some(socket) => sockets.insert(number, socket),
-            None => sockets.remove(&number),
-        };
+        lock(&self.sockets).set(number, socket);
         Ok(())
     }
 

@@ -246,7 +246,7 @@ impl Posix {
         }
         let (state, read_timeout) = {
             let state = lock(&socket.state);
-            (state.atm.clone(), state.options.read_timeout)
+            (state.atm(), state.options.read_timeout)
         };
         let qos = state.qos.ok_or(Errno(libc::EBADFD))?;
         // Of no class in particular: signalling would choose.
@@ -310,7 +310,8 @@ impl Posix {
         option: i32,
         value: &[u8],
     ) -> Result<()> {
-        let state = &mut lock(&socket.state).atm;
+        let mut state = lock(&socket.state);
+        let state = state.atm_mut();
         match option {
             // What is open keeps what was agreed on.
             SO_ATMQOS if !matches!(file, OpenFile::Kernel(_)) => Err(Errno(libc::EOPNOTSUPP)),
@@ -336,7 +337,7 @@ impl Posix {
 
     /// `getsockopt(2)` of SOL_ATM.
     pub(crate) fn atm_option(&self, fd: i32, socket: &Socket, option: i32) -> Result<Vec<u8>> {
-        let state = lock(&socket.state).atm.clone();
+        let state = lock(&socket.state).atm();
         match option {
             SO_ATMQOS => {
                 let qos = state.qos.ok_or(Errno(libc::EINVAL))?;

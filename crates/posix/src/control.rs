@@ -48,9 +48,8 @@ impl Posix {
                 let new = self.descriptors.dup_from(fd, lowest, flags);
                 let new = new.map_err(errno)?;
                 let mut sockets = lock(&self.sockets);
-                if let Some(socket) = sockets.get(&fd).cloned() {
-                    sockets.insert(new, socket);
-                }
+                let socket = sockets.get(fd);
+                sockets.set(new, socket);
                 Ok(new)
             }
             _ => Err(Errno(libc::EINVAL)),

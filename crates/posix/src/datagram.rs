@@ -234,8 +234,7 @@ fn set(datagrams: &UdpSocket, socket: &Socket, which: (i32, i32), value: &[u8]) 
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
             let timeout = timeval(value)?;
             datagrams.set_read_timeout(timeout).map_err(errno)?;
-            lock(&socket.state).options.read_timeout = timeout;
-            Ok(())
+            lock(&socket.state).options.set_read_timeout(timeout)
         }
         _ => Err(Errno(libc::ENOPROTOOPT)),
     }

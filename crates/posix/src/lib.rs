@@ -32,7 +32,6 @@ mod socket;
 mod svc;
 mod transfer;
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -47,7 +46,7 @@ pub use svc::{SO_ATMSAP, SvcAddress};
 pub use tidewall_protocol::tcp::Errno;
 pub use tidewall_socket::readiness::PollFd;
 
-use socket::Socket;
+use socket::{Socket, Sockets};
 
 /// What a call returns.
 pub type Result<T> = core::result::Result<T, Errno>;
@@ -94,7 +93,7 @@ impl PosixConfig {
 pub struct Posix {
     descriptors: Descriptors,
     config: PosixConfig,
-    sockets: Mutex<HashMap<i32, Arc<Socket>>>,
+    sockets: Mutex<Sockets>,
 }
 
 impl core::fmt::Debug for Posix {
@@ -157,7 +156,7 @@ impl Posix {
     /// # Errors
     /// ENOTSOCK for another file.
     pub(crate) fn socket_of(&self, fd: i32) -> Result<Arc<Socket>> {
-        let socket = lock(&self.sockets).get(&fd).cloned();
+        let socket = lock(&self.sockets).get(fd);
         match socket {
             Some(socket) => Ok(socket),
             None => {

@@ -1,5 +1,7 @@
 //! Socket options.
 
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{Congestion, FastOpenKeys, Framing, Keepalive, StreamOptions, Sysctl};
@@ -41,20 +43,19 @@ const BUFFER_MAX: u32 = 1 << 26;
 const CONGESTION_NAME: usize = 16;
 
 /// The options of a socket: what its connections begin with, and what is read back.
+///
+/// In place are those that receiving looks at, those that programs set on each connection, and
+/// those that no connection has of its listener. The others are one memory for a listener and all
+/// that it has accepted, until one of them is set.
 #[derive(Clone, Default)]
 pub(crate) struct Options {
-    stream: StreamOptions,
-    pub(crate) reuse_address: bool,
-    pub(crate) only_v6: bool,
+    rare: Arc<Rare>,
+    keepalive: KeepaliveSeconds,
     keepalive_on: bool,
-    keepalive: Keepalive,
-    linger: Option<Duration>,
-    pub(crate) read_timeout: Option<Duration>,
-    write_timeout: Option<Duration>,
+    nodelay: bool,
     cork: bool,
     /// Without `TCP_QUICKACK`, which sockets begin with.
     delayed_ack: bool,
-    zero_copy: bool,
     /// `TCP_INQ`.
     pub(crate) inquires: bool,
     /// `SOF_TIMESTAMPING_…`
@@ -62,30 +63,96 @@ pub(crate) struct Options {
     pub(crate) backlog: u32,
     /// `TCP_FASTOPEN`.
     fast_open_queue: Option<u32>,
+}
+
+/// See [`Options`].
+#[derive(Clone, Default, PartialEq)]
+pub(crate) struct Rare {
+    /// Without those that are in [`Options`].
+    stream: StreamOptions,
+    pub(crate) reuse_address: bool,
+    pub(crate) only_v6: bool,
+    linger: Option<Duration>,
+    pub(crate) read_timeout: Option<Duration>,
+    write_timeout: Option<Duration>,
+    zero_copy: bool,
     fast_open_keys: Option<FastOpenKeys>,
     fast_open_no_cookie: bool,
     pub(crate) fast_open_connect: bool,
 }
 
+/// [`Keepalive`] as it is set and read.
+#[derive(Clone, Copy, Default)]
+struct KeepaliveSeconds {
+    idle: u32,
+    interval: u32,
+    count: u8,
+}
+
+impl Deref for Options {
+    type Target = Rare;
+
+    fn deref(&self) -> &Rare {
+        &self.rare
+    }
+}
+
 impl Options {
     pub(crate) fn new(sysctl: &Sysctl) -> Self {
+        let Keepalive {
+            idle,
+            interval,
+            count,
+        } = sysctl.keepalive;
         Self {
-            keepalive: sysctl.keepalive,
+            keepalive: KeepaliveSeconds {
+                idle: idle.as_secs() as u32,
+                interval: interval.as_secs() as u32,
+                count,
+            },
             ..Self::default()
         }
     }
 
+    /// Changes what it may share with others.
+    fn change<R>(&mut self, change: impl FnOnce(&mut Rare) -> Result<R>) -> Result<R> {
+        let mut rare = Rare::clone(&self.rare);
+        let changed = change(&mut rare)?;
+        if rare != *self.rare {
+            self.rare = Arc::new(rare);
+        }
+        Ok(changed)
+    }
+
+    /// SO_RCVTIMEO of what is no stream.
+    pub(crate) fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.change(|rare| {
+            rare.read_timeout = timeout;
+            Ok(())
+        })
+    }
+
     /// What connections begin with.
     pub(crate) fn stream_options(&self) -> StreamOptions {
+        let KeepaliveSeconds {
+            idle,
+            interval,
+            count,
+        } = self.keepalive;
         StreamOptions {
-            keepalive: self.keepalive_on.then_some(self.keepalive),
+            nodelay: self.nodelay,
+            keepalive: self.keepalive_on.then_some(Keepalive {
+                idle: Duration::from_secs(idle.into()),
+                interval: Duration::from_secs(interval.into()),
+                count,
+            }),
             ..self.stream
         }
     }
 
     /// SOCK_SEQPACKET.
     pub(crate) fn carry_frames(&mut self) {
-        self.stream.framing = Framing::Acp;
+        Arc::make_mut(&mut self.rare).stream.framing = Framing::Acp;
     }
 
     /// What a listener is given.
@@ -232,8 +299,7 @@ impl Posix {
                 (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
                     let timeout = timeval(value)?;
                     circuit.set_read_timeout(timeout).map_err(errno)?;
-                    lock(&socket.state).options.read_timeout = timeout;
-                    Ok(())
+                    lock(&socket.state).options.set_read_timeout(timeout)
                 }
                 _ => Err(Errno(libc::ENOPROTOOPT)),
             };
@@ -339,15 +405,15 @@ impl Posix {
             (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
                 return Ok([options.timestamping.to_ne_bytes(), [0; 4]].concat());
             }
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => own.nodelay.into(),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay.into(),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork.into(),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match stream {
                 Some(stream) => stream.maximum_segment().map_err(errno)?.into(),
                 // TCP_MSS_DEFAULT
                 None => own.maximum_segment.unwrap_or(536).into(),
             },
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => seconds(options.keepalive.idle),
-            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => seconds(options.keepalive.interval),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => options.keepalive.idle as i32,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => options.keepalive.interval as i32,
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => options.keepalive.count.into(),
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
                 own.syn_retries.unwrap_or(fresh().syn_retries).into()
@@ -451,10 +517,48 @@ pub(crate) fn set(
     value: &[u8],
 ) -> Result<()> {
     let options = &mut state.options;
+    match which {
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive_on = int(value)? != 0,
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
+            let flags = int(value)? as u32;
+            let connected = matches!(file, OpenFile::Stream(_));
+            message::timestamping(flags, connected).ok_or(Errno::INVAL)?;
+            options.timestamping = flags;
+        }
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay = int(value)? != 0,
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = int(value)? != 0,
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
+            options.keepalive.idle = between(int(value)?, 1, 32_767)?;
+        }
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
+            options.keepalive.interval = between(int(value)?, 1, 32_767)?;
+        }
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
+            options.keepalive.count = between(int(value)?, 1, 127)? as u8;
+        }
+        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => options.delayed_ack = int(value)? & 1 == 0,
+        (libc::IPPROTO_TCP, TCP_INQ) => options.inquires = between(int(value)?, 0, 1)? != 0,
+        (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => {
+            if matches!(file, OpenFile::Stream(_)) {
+                return Err(Errno::INVAL);
+            }
+            options.fast_open_queue = Some(between(int(value)?, 0, i32::MAX)?.min(4096));
+        }
+        _ => return options.change(|rare| set_rare(rare, file, fast_client, which, value)),
+    }
+    Ok(())
+}
+
+fn set_rare(
+    options: &mut Rare,
+    file: &OpenFile,
+    fast_client: bool,
+    which: (i32, i32),
+    value: &[u8],
+) -> Result<()> {
     let stream = &mut options.stream;
     match which {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => options.reuse_address = int(value)? != 0,
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive_on = int(value)? != 0,
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
             let seconds = int(value.get(4..).unwrap_or_default())?;
             let on = int(value)? != 0;
@@ -469,17 +573,9 @@ pub(crate) fn set(
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
             stream.receive_buffer = Some(buffer(int(value)?, RECEIVE_BUFFER_MIN));
         }
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
-            let flags = int(value)? as u32;
-            let connected = matches!(file, OpenFile::Stream(_));
-            message::timestamping(flags, connected).ok_or(Errno::INVAL)?;
-            options.timestamping = flags;
-        }
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
             options.zero_copy = between(int(value)?, 0, 1)? != 0;
         }
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => stream.nodelay = int(value)? != 0,
-        (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = int(value)? != 0,
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
             let size = u16::try_from(int(value)?).map_err(|_| Errno::INVAL)?;
             let asked = StreamOptions {
@@ -488,17 +584,6 @@ pub(crate) fn set(
             };
             asked.check()?;
             *stream = asked;
-        }
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
-            let seconds = between(int(value)?, 1, 32_767)?;
-            options.keepalive.idle = Duration::from_secs(seconds.into());
-        }
-        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
-            let seconds = between(int(value)?, 1, 32_767)?;
-            options.keepalive.interval = Duration::from_secs(seconds.into());
-        }
-        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
-            options.keepalive.count = between(int(value)?, 1, 127)? as u8;
         }
         (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
             stream.syn_retries = Some(between(int(value)?, 1, 127)? as u8);
@@ -518,16 +603,9 @@ pub(crate) fn set(
             let known = known.and_then(Congestion::from_name);
             stream.congestion = Some(known.ok_or(Errno(libc::ENOENT))?);
         }
-        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => options.delayed_ack = int(value)? & 1 == 0,
         (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => {
             let bytes = int(value)? as u32;
             stream.not_sent_low_water = (bytes != 0).then_some(bytes);
-        }
-        (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => {
-            if matches!(file, OpenFile::Stream(_)) {
-                return Err(Errno::INVAL);
-            }
-            options.fast_open_queue = Some(between(int(value)?, 0, i32::MAX)?.min(4096));
         }
         (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) => {
             let on = between(int(value)?, 0, 1)? != 0;
@@ -543,7 +621,6 @@ pub(crate) fn set(
             options.fast_open_no_cookie = between(int(value)?, 0, 1)? != 0;
         }
         (libc::IPPROTO_TCP, TCP_FASTOPEN_KEY) => options.fast_open_keys = Some(keys_of(value)?),
-        (libc::IPPROTO_TCP, TCP_INQ) => options.inquires = between(int(value)?, 0, 1)? != 0,
         (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
             stream.traffic_class = int(value)? as u8 & !3;
         }
@@ -584,7 +661,7 @@ fn apply(
             }
         }
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => stream.set_zero_copy(options.zero_copy),
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => stream.set_nodelay(own.nodelay),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => stream.set_nodelay(options.nodelay),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => stream.set_cork(options.cork),
         (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => stream.set_user_timeout(own.user_timeout),
         (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
@@ -619,4 +696,54 @@ fn memory_info(stream: Option<&TcpStream>) -> Vec<u8> {
     }
     let bytes = fields.iter().flat_map(|field| field.to_ne_bytes());
     bytes.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::{Socket, kernel_socket};
+
+    fn shares(one: &State, other: &State) -> bool {
+        Arc::ptr_eq(&one.options.rare, &other.options.rare)
+    }
+
+    /// Bytes of an idle connection beside the stack's.
+    #[test]
+    fn connections_share_what_their_program_does_not_set_of_each() {
+        let file = kernel_socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
+        let file = OpenFile::from(file);
+        let set = |state: &mut State, which, value: &[i32]| {
+            let bytes: Vec<u8> = value.iter().flat_map(|it| it.to_ne_bytes()).collect();
+            set(state, &file, false, which, &bytes)
+        };
+        let lingers = (libc::SOL_SOCKET, libc::SO_LINGER);
+        let mut listener = State::default();
+        set(&mut listener, lingers, &[1, 5]).unwrap();
+        let mut connection = listener.accepted();
+        // What redis, nginx and haproxy set.
+        for which in [
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
+            (libc::IPPROTO_TCP, libc::TCP_CORK),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+        ] {
+            set(&mut connection, which, &[100]).unwrap();
+        }
+        set(&mut connection, lingers, &[1, 5]).unwrap();
+        let refused = set(&mut connection, (libc::IPPROTO_TCP, libc::TCP_MAXSEG), &[1]);
+        assert_eq!(refused, Err(Errno::INVAL));
+        assert!(shares(&connection, &listener));
+        let stream = connection.options.stream_options();
+        assert!(stream.nodelay);
+        assert_eq!(stream.keepalive.unwrap().idle, Duration::from_secs(100));
+        assert!(!listener.options.stream_options().nodelay);
+        set(&mut connection, lingers, &[1, 7]).unwrap();
+        assert!(!shares(&connection, &listener));
+        assert_eq!(connection.options.linger, Some(Duration::from_secs(7)));
+        assert_eq!(listener.options.linger, Some(Duration::from_secs(5)));
+        assert!(size_of::<Socket>() <= 120, "{}", size_of::<Socket>());
+    }
 }

@@ -47,6 +47,34 @@ impl Socket {
     }
 }
 
+/// Sockets by number; numbers are the lowest that are free, so there are few gaps.
+#[derive(Default)]
+pub(crate) struct Sockets(Vec<Option<Arc<Socket>>>);
+
+impl Sockets {
+    pub(crate) fn get(&self, fd: i32) -> Option<Arc<Socket>> {
+        self.0.get(usize::try_from(fd).ok()?)?.clone()
+    }
+
+    /// Has a number name a socket, or none.
+    pub(crate) fn set(&mut self, fd: i32, socket: Option<Arc<Socket>>) {
+        let Ok(number) = usize::try_from(fd) else {
+            return;
+        };
+        if number >= self.0.len() && socket.is_some() {
+            self.0.resize(number + 1, None);
+        }
+        if let Some(place) = self.0.get_mut(number) {
+            *place = socket;
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = (i32, Arc<Socket>)> {
+        let numbered = (0..).zip(&self.0);
+        numbered.filter_map(|(fd, socket)| Some((fd, socket.clone()?)))
+    }
+}
+
 /// What changes of a socket.
 #[derive(Clone, Default)]
 pub(crate) struct State {
@@ -55,7 +83,30 @@ pub(crate) struct State {
     /// A `connect` whose end was not reported (`SS_CONNECTING`).
     pub(crate) connecting: bool,
     pub(crate) options: Options,
-    pub(crate) atm: AtmState,
+    /// None but of circuits.
+    pub(crate) atm: Option<Box<AtmState>>,
+}
+
+impl State {
+    /// Of a connection that the listener with this state has accepted.
+    pub(crate) fn accepted(&self) -> Self {
+        State {
+            bound: self.bound,
+            connecting: false,
+            options: self.options.inherited(),
+            atm: self.atm.clone(),
+        }
+    }
+
+    /// What it was given as a socket of circuits.
+    pub(crate) fn atm(&self) -> AtmState {
+        self.atm.as_deref().cloned().unwrap_or_default()
+    }
+
+    /// As [`State::atm`], to be changed.
+    pub(crate) fn atm_mut(&mut self) -> &mut AtmState {
+        self.atm.get_or_insert_default()
+    }
 }
 
 /// The connection of an open file, if it is one.
@@ -147,7 +198,7 @@ impl Posix {
             state: Mutex::new(state),
             messages: AtomicU8::new(0),
         };
-        lock(&self.sockets).insert(fd, Arc::new(socket));
+        lock(&self.sockets).set(fd, Some(Arc::new(socket)));
     }
 
     /// Has a number name another file, with its flags.
@@ -200,9 +251,9 @@ impl Posix {
         let wanted = canonical(address);
         let sockets: Vec<_> = {
             let sockets = lock(&self.sockets);
-            sockets.iter().map(|(&fd, it)| (fd, it.clone())).collect()
+            sockets.all().collect()
         };
-        sockets.iter().any(|(fd, other)| {
+        sockets.into_iter().any(|(fd, other)| {
             let state = lock(&other.state);
             let Some(bound) = state.bound.filter(|_| other.is_stream()) else {
                 return false;
@@ -211,7 +262,7 @@ impl Posix {
             let overlaps = bound.port() == address.port()
                 && (a == b || a.is_unspecified() || b.is_unspecified());
             let listens = || {
-                let file = self.file(*fd);
+                let file = self.file(fd);
                 file.is_ok_and(|file| matches!(&*file, OpenFile::Listener(_)))
             };
             overlaps && !(reuse && state.options.reuse_address && !listens())
@@ -269,15 +320,7 @@ impl Posix {
         let accepted = self.descriptors.accept4(fd, flags_of(flags));
         let (accepted, peer) = accepted.map_err(errno)?;
         let accepted = self.renumber(accepted)?;
-        let state = {
-            let state = lock(&socket.state);
-            State {
-                bound: state.bound,
-                options: state.options.inherited(),
-                atm: state.atm.clone(),
-                connecting: false,
-            }
-        };
+        let state = lock(&socket.state).accepted();
         if let Some(stream) = stream_of(&*self.file(accepted)?) {
             state.options.begin(stream);
         }
@@ -469,7 +512,7 @@ impl Posix {
     /// None but EBADF.
     pub fn close(&self, fd: i32) -> Result<()> {
         // Before the number is free for another.
-        lock(&self.sockets).remove(&fd);
+        lock(&self.sockets).set(fd, None);
         self.descriptors.close(fd).map_err(errno)
     }
 }

@@ -162,7 +162,7 @@ impl Posix {
 
     /// The traffic parameters, once they are set: EBADFD before, EINVAL for ATM_ANYCLASS.
     fn call_qos(socket: &Socket) -> Result<Qos> {
-        let qos = lock(&socket.state).atm.qos.ok_or(Errno(libc::EBADFD))?;
+        let qos = lock(&socket.state).atm().qos.ok_or(Errno(libc::EBADFD))?;
         qos.check_layer()?;
         if [SEND, RECEIVE].map(|at| qos.class(at)).contains(&ANY_CLASS) {
             return Err(Errno(libc::EINVAL));
@@ -186,7 +186,7 @@ impl Posix {
         if !self.stack().controls_atm() {
             return Err(Errno(libc::EUNATCH));
         }
-        lock(&socket.state).atm.service = Some(address);
+        lock(&socket.state).atm_mut().service = Some(address);
         Ok(())
     }
 
@@ -201,7 +201,7 @@ impl Posix {
             OpenFile::CircuitListener(_) => return Err(Errno(libc::EADDRINUSE)),
             _ => return Err(Errno(libc::EISCONN)),
         }
-        let state = lock(&socket.state).atm.clone();
+        let state = lock(&socket.state).atm();
         let number = state.service.ok_or(Errno(libc::EINVAL))?.number;
         let options = Self::call_qos(socket)?.options();
         let backlog = if backlog > 0 {
@@ -228,7 +228,7 @@ impl Posix {
         match &*file {
             OpenFile::Kernel(_) => {
                 let qos = Self::call_qos(&socket)?;
-                let state = lock(&socket.state).atm.clone();
+                let state = lock(&socket.state).atm();
                 let options = CallOptions {
                     from: state.service.map(|service| service.number),
                     circuit: qos.options(),
@@ -271,7 +271,7 @@ impl Posix {
     pub(crate) fn begin_circuit(&self, fd: i32, socket: &Socket) -> Result<()> {
         let (low_priority, read_timeout) = {
             let state = lock(&socket.state);
-            (state.atm.low_priority, state.options.read_timeout)
+            (state.atm().low_priority, state.options.read_timeout)
         };
         if let Some(call) = circuit_of(&*self.file(fd)?) {
             call.set_low_priority(low_priority);
@@ -291,7 +291,7 @@ impl Posix {
             OpenFile::Circuit(call) if peer => call.peer_number(),
             OpenFile::Circuit(call) => call.local_number(),
             _ if peer => None,
-            _ => lock(&socket.state).atm.service.map(|it| it.number),
+            _ => lock(&socket.state).atm().service.map(|it| it.number),
         };
         Ok(SvcAddress {
             number: number.unwrap_or_default(),

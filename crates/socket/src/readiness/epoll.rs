@@ -5,13 +5,15 @@
 //! is reported. A lock serialises control and scans, as Linux's `ep->mtx` does;
 //! notifying does not take it.
 
+use std::hash::BuildHasher;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashTable};
 use slab::Slab;
 
 use super::files::KernelFile;
@@ -62,9 +64,11 @@ struct KernelSet {
 #[derive(Default)]
 pub(super) struct Items {
     pub(super) items: Slab<Item>,
-    /// By descriptor and open file, which is where its `Arc` points: an open file
-    /// that ends retires its registration, so that none is found for another.
-    by_file: HashMap<(i32, usize), usize>,
+    /// Slots by descriptor and open file, which is where its `Arc` points: an open file
+    /// that ends retires its registration, so that none is found for another. What they
+    /// are found by is in the item: a third of the memory.
+    by_file: HashTable<usize>,
+    hasher: DefaultHashBuilder,
     /// Those that a scan has taken out, and those that it puts back; empty between
     /// two.
     taken: Vec<Arc<Registration>>,
@@ -82,7 +86,9 @@ pub(super) struct Item {
 
 impl Items {
     pub(super) fn find(&self, fd: i32, file: &Arc<OpenFile>) -> Option<&Item> {
-        let slot = self.by_file.get(&(fd, Arc::as_ptr(file).addr()))?;
+        let key = (fd, Arc::as_ptr(file).addr());
+        let is = |slot: &usize| self.items.get(*slot).map(Item::key) == Some(key);
+        let slot = self.by_file.find(self.hasher.hash_one(Some(key)), is)?;
         self.items.get(*slot)
     }
 
@@ -105,16 +111,35 @@ impl Items {
             file,
             nested,
         });
-        self.by_file.insert((fd, file), slot);
+        let Self {
+            items,
+            by_file,
+            hasher,
+            ..
+        } = self;
+        let key_of = |slot: &usize| items.get(*slot).map(Item::key);
+        let key = key_of(&slot);
+        let hash = |slot: &usize| hasher.hash_one(key_of(slot));
+        match by_file.entry(hash(&slot), |other| key_of(other) == key, hash) {
+            // One that has ended.
+            Entry::Occupied(mut other) => *other.get_mut() = slot,
+            Entry::Vacant(place) => drop(place.insert(slot)),
+        }
     }
 
     pub(super) fn remove(&mut self, slot: usize) -> Option<Item> {
         let item = self.items.try_remove(slot)?;
-        let key = (item.fd, item.file);
-        if self.by_file.get(&key) == Some(&slot) {
-            self.by_file.remove(&key);
+        let hash = self.hasher.hash_one(Some(item.key()));
+        if let Ok(entry) = self.by_file.find_entry(hash, |other| *other == slot) {
+            entry.remove();
         }
         Some(item)
+    }
+}
+
+impl Item {
+    fn key(&self) -> (i32, usize) {
+        (self.fd, self.file)
     }
 }
 
