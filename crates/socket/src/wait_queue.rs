@@ -208,14 +208,27 @@ impl WaitQueue {
         })
     }
 
-    /// Wakes one thread other than `except`.
+    /// Wakes one thread other than `except` that has not resigned.
     fn wake_other(&self, except: &Arc<Waker>) {
         self.with_threads(|threads| {
-            let other = |entry: &&WaitEntry| !Arc::ptr_eq(&entry.waker, except);
-            if let Some(entry) = threads.iter().find(other) {
+            let leads = |waker: &Arc<Waker>| {
+                !Arc::ptr_eq(waker, except) && !waker.has_resigned.load(Ordering::Relaxed)
+            };
+            if let Some(entry) = threads.iter().find(|entry| leads(&entry.waker)) {
                 entry.waker.wake();
             }
         });
+    }
+
+    /// True if a thread other than `except` has been woken and has not looked yet.
+    fn is_other_signalled(&self, except: &Arc<Waker>) -> bool {
+        let mut signalled = false;
+        self.with_threads(|threads| {
+            signalled = threads.iter().any(|entry| {
+                !Arc::ptr_eq(&entry.waker, except) && entry.waker.signalled.load(Ordering::Relaxed)
+            });
+        });
+        signalled
     }
 }
 

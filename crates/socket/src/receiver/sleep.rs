@@ -20,6 +20,10 @@ pub(super) struct OthersFrames {
 /// and the signals are not the device's to hold up.
 const ASK_KERNEL_EVERY: u32 = 64;
 
+/// Rounds of a leader that woke another thread and found nothing for itself, after which it
+/// resigns.
+const ROUNDS_FOR_OTHERS: u32 = 16;
+
 /// When to try again what a device did not take.
 const SEND_AGAIN: Duration = Duration::from_millis(1);
 
@@ -136,6 +140,7 @@ impl Receiver {
         let mut fired = Vec::with_capacity(8);
         let mut rounds = 0u32;
         let mut sends = false;
+        let mut for_others = 0;
         loop {
             core.netdev.check()?;
             let mut progress = Progress::none(core.now());
@@ -148,6 +153,15 @@ impl Receiver {
             sends = core.tcp.before_sleep(core, progress.ended);
             if has_input() {
                 return Ok(true);
+            }
+            if sleeper.leads && self.leadership.has_woken_another(sleeper.waker) {
+                for_others += 1;
+                // Where nobody would look while all threads are away, it goes on.
+                if for_others >= ROUNDS_FOR_OTHERS && core.tcp.helper.is_running() {
+                    self.leadership.resign(sleeper.waker);
+                    sleeper.leads = false;
+                    core.tcp.helper.wake();
+                }
             }
             if take_interruption() {
                 return Err(io::ErrorKind::Interrupted.into());

@@ -79,6 +79,10 @@ impl Helper {
         Ok(())
     }
 
+    pub(crate) fn is_running(&self) -> bool {
+        lock(&self.thread).is_some()
+    }
+
     pub(crate) fn is_allowed(&self) -> bool {
         self.allowed
     }

@@ -48,6 +48,30 @@ fn one_that_leaves_while_another_leads_wakes_nobody() {
 }
 
 #[test]
+fn one_that_has_resigned_is_not_woken_to_lead_until_it_sleeps_anew() {
+    let leadership = Leadership::default();
+    let (resigns, serves) = (waker(), waker());
+    assert!(leadership.enter(&resigns));
+    assert!(!leadership.enter(&serves));
+    serves.wake();
+    assert!(leadership.has_woken_another(&resigns));
+    serves.clear();
+    assert!(!leadership.has_woken_another(&resigns));
+    // Who sleeps is woken to lead.
+    leadership.resign(&resigns);
+    assert!(!leadership.is_taken() && is_signalled(&serves));
+    assert!(leadership.lead(&serves));
+    leadership.leave(&serves, true);
+    assert!(!is_signalled(&resigns));
+    // A newcomer finds that nobody leads.
+    assert!(leadership.enter(&serves));
+    leadership.leave(&resigns, false);
+    assert!(!leadership.enter(&resigns));
+    leadership.leave(&serves, true);
+    assert!(is_signalled(&resigns));
+}
+
+#[test]
 fn waking_reaches_everyone_who_waits_for_the_thing() {
     let queue = WaitQueue::default();
     let (one, two, gone) = (waker(), waker(), waker());

@@ -14,6 +14,8 @@ pub(crate) struct Waker {
     /// Whether `event` is signalled, so that nobody pays for a system call that
     /// would change nothing.
     pub(super) signalled: AtomicBool,
+    /// It sleeps and is not to be woken to lead: [`super::Leadership::resign`].
+    pub(super) has_resigned: AtomicBool,
 }
 
 impl Waker {
@@ -21,6 +23,7 @@ impl Waker {
         Ok(Waker {
             event: WakeFd::new()?,
             signalled: AtomicBool::new(false),
+            has_resigned: AtomicBool::new(false),
         })
     }
 

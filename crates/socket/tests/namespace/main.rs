@@ -120,6 +120,7 @@ system_tests! {
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,
     waiting::an_acknowledgment_alone_wakes_nobody on 1,
+    waiting::a_thread_that_only_accepts_is_not_woken_for_requests on 1,
     waiting::a_selector_that_sleeps_polls_no_device on 1,
     architectures::all_architectures_exchange_datagrams on 1,
     architectures::all_architectures_on_two_queues on 2,

@@ -375,7 +375,7 @@ pub fn a_nonblocking_connect_ends_in_the_selector() {
 }
 
 /// Times that a thread of this process gave its processor up, by name.
-fn switches(name: &str) -> u64 {
+pub(super) fn switches(name: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     tasks
         .map(|task| task.unwrap().path())

@@ -11,6 +11,7 @@ use tidewall_socket::{Selector, TcpListener};
 
 use super::raw_system;
 use super::support::*;
+use super::tcp::switches;
 
 pub fn an_idle_service_uses_no_cpu() {
     let stack = stack();
@@ -160,6 +161,51 @@ pub fn an_acknowledgment_alone_wakes_nobody() {
     // Were it left lying, each answer would be sent again; a machine that is busy repeats a few.
     let few = (QUESTIONS / 20) as u32;
     assert!(info.retransmissions < few, "{info:?}");
+}
+
+/// Who only accepts leads at first, having slept longest; but each question is another's, which
+/// is woken alone then. Both do their part when they are wanted again.
+pub fn a_thread_that_only_accepts_is_not_woken_for_requests() {
+    const QUESTIONS: u64 = 500;
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let stack = stack();
+    let listener = TcpListener::bind(&stack, at(HERE4, SERVICE)).unwrap();
+    let (accepted, connections) = std::sync::mpsc::channel();
+    let accepts = std::thread::Builder::new().name("tw-accepts".to_owned());
+    let accepts = accepts
+        .spawn(move || {
+            for _ in 0..3 {
+                accepted.send(listener.accept().unwrap().0).unwrap();
+            }
+        })
+        .unwrap();
+    let connect = || in_peer(|| KernelStream::connect(at(HERE4, SERVICE)).unwrap());
+    let mut client = connect();
+    client.set_nodelay(true).unwrap();
+    let mut stream = connections.recv_timeout(PATIENCE).unwrap();
+    let serves = std::thread::spawn(move || {
+        let mut question = [0; 8];
+        while stream.read_exact(&mut question).is_ok() {
+            stream.write_all(&question).unwrap();
+        }
+    });
+    let before = switches("tw-accepts");
+    for _ in 0..QUESTIONS {
+        client.write_all(b"question").unwrap();
+        client.read_exact(&mut [0; 8]).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let woken = switches("tw-accepts") - before;
+    println!("woken {woken} times for {QUESTIONS} questions to another");
+    assert!(woken < QUESTIONS / 4, "{woken}");
+    let _second = connect();
+    connections.recv_timeout(PATIENCE).unwrap();
+    // Nobody but who accepts is left.
+    drop(client);
+    serves.join().unwrap();
+    let _third = connect();
+    connections.recv_timeout(PATIENCE).unwrap();
+    accepts.join().unwrap();
 }
 
 /// Between two questions it sleeps, and the device's interrupt brings them.
