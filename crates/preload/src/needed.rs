@@ -92,7 +92,9 @@ const NEEDED: &[Needed] = needed! {
         SYS_mmap(0 = 0, 2 = libc::PROT_NONE, 3 = ANONYMOUS | libc::MAP_STACK)
         SYS_madvise(2 = libc::MADV_DONTFORK)
         SYS_clone3() SYS_set_robust_list() SYS_rseq() SYS_sigaltstack() SYS_exit()
-        SYS_prctl(0 = libc::PR_SET_NAME) SYS_rt_sigaction() SYS_clock_nanosleep();
+        SYS_prctl(0 = libc::PR_SET_NAME) SYS_prctl(0 = libc::PR_SET_TIMERSLACK)
+        SYS_rt_sigaction() SYS_clock_nanosleep()
+        SYS_clock_gettime(0 = libc::CLOCK_THREAD_CPUTIME_ID);
 };
 
 /// Of one of two architectures alone.

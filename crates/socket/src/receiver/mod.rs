@@ -254,8 +254,9 @@ impl Looks {
 }
 
 impl Receiver {
-    /// `spin`: how long a wait may poll before it sleeps; `None`: as long as a wake-up
-    /// takes: polling in vain then costs no more than it could have saved. `classed`: queues are traffic classes.
+    /// `spin`: how long a wait may poll before it sleeps; `None`: for the processor time of a
+    /// sleep: polling in vain then costs no more than it could have saved. `classed`: queues
+    /// are traffic classes.
     pub(crate) fn new(
         queues: Vec<QueueHandle>,
         transmit_queues: usize,
@@ -271,7 +272,7 @@ impl Receiver {
             host: OnceLock::new(),
             leadership: Leadership::default(),
             deferral: Deferral::new(),
-            spin: Spin::new(spin.unwrap_or(wake_up.time())),
+            spin: Spin::new(spin.unwrap_or(wake_up.work())),
             wake_up,
             others: Mutex::default(),
             looks: Looks::default(),

@@ -181,7 +181,7 @@ impl EmbeddedConfig {
     }
 
     /// How long, at most, a blocking call polls before it sleeps; zero: not at all.
-    /// `None`, which is the default: as long as a wake-up takes, which is measured when the
+    /// `None`, which is the default: for the processor time of a sleep, which is measured when the
     /// stack begins, so that polling in vain costs no more than it could have saved. It does
     /// so where something was sent since the wait before, and the seldomer the more often
     /// that was for nothing: a client that asks again at once is answered without a wake-up

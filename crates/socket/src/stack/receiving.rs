@@ -85,7 +85,7 @@ pub(super) struct Receiving {
     pub(super) policy: PolicyKind,
     pub(super) limits: Limits,
     pub(super) classes: Vec<TrafficClass>,
-    /// `None`: as long as a wake-up takes.
+    /// `None`: for the processor time of a sleep.
     pub(super) spin: Option<Duration>,
 }
 
