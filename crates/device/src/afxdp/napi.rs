@@ -42,16 +42,17 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use tidewall_sys::{
-    Received, SO_BUSY_POLL, SO_BUSY_POLL_BUDGET, SO_INCOMING_NAPI_ID, SO_PREFER_BUSY_POLL,
-    attach_filter, option, receive_message, set_option,
-};
+use tidewall_sys::Received;
+
+mod polled;
+
+pub(super) use polled::no_helpers;
+use polled::{HALF_MAX, Helper, OwnPoll, napi_id, receive, set_budget};
+pub use polled::{HELPER_PORTS, helpers};
 
 use super::socket::poke_receive;
 use super::{Owner, probe};
@@ -60,15 +61,6 @@ use crate::demux::layout::{Counter, Protocol};
 use crate::forked::Unshared;
 use crate::queue::{Interrupt, KernelDelivered, NapiState, POLL_MAX};
 
-/// UDP ports of helper sockets: what a firewall's input rules must let in. Enough
-/// for four stacks of eight queues in one network namespace.
-pub const HELPER_PORTS: RangeInclusive<u16> = 61_000..=61_063;
-
-/// A probe that was a segment has no UDP checksum, which IPv6 wants.
-const UDP_NO_CHECK6_RX: i32 = 102;
-
-/// Microseconds; any nonzero value makes a nonblocking `recv` poll once.
-const BUSY_POLL_TIME: i32 = 50;
 /// A probe that has not come from the driver to its helper by then is lost. It
 /// comes in the driver's own poll, or soon after where another processor is to
 /// handle it (RPS).
@@ -84,131 +76,6 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Polls that found nothing while the device received, in a row, after which
 /// their NAPI id is doubted.
 const DOUBT: u32 = 32;
-
-fn instruction(code: u32, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter {
-        code: code as u16,
-        jt: 0,
-        jf,
-        k,
-    }
-}
-
-/// Sockets by which a receiver has a device polled: one that prefers busy polling and one
-/// that does not.
-///
-/// # Errors
-/// EPERM: preferring busy polling needs CAP_NET_ADMIN.
-pub fn helpers() -> io::Result<[UdpSocket; 2]> {
-    Ok([helper(true)?, helper(false)?])
-}
-
-/// As many sockets that have nothing polled, where the device is not the receiver's to
-/// poll.
-pub(super) fn no_helpers() -> io::Result<[UdpSocket; 2]> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = || socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
-    Ok([socket()?.into(), socket()?.into()])
-}
-
-fn helper(prefer: bool) -> io::Result<UdpSocket> {
-    // Dual-stack, so that the probe may be of either family.
-    let (socket, v6) = match bind(Ipv6Addr::UNSPECIFIED.into()) {
-        Ok(socket) => (socket, true),
-        Err(_) => (bind([0, 0, 0, 0].into())?, false),
-    };
-    socket.set_nonblocking(true)?;
-    let fd = socket.as_fd();
-    if v6 {
-        set_option(fd, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
-    }
-    set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, BUSY_POLL_TIME)?;
-    set_budget(fd, HALF_MAX as i32)?;
-    set_prefer(fd, prefer)?;
-    // A v4-only host has no IPV6_RECVPKTINFO; a v6 socket takes both.
-    let by_v6 = set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1);
-    let by_v4 = set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1);
-    by_v6.or(by_v4)?;
-    Ok(socket)
-}
-
-/// Frames of each of the two polls that the kernel makes of one, at first.
-const HALF_MAX: u32 = POLL_MAX / 2;
-
-/// A kernel UDP socket that has the NAPI id of one queue, or is to have it.
-struct Helper {
-    socket: UdpSocket,
-    port: u16,
-    /// Zero until the probe has come.
-    id: u32,
-    prefer: bool,
-}
-
-impl Helper {
-    fn new(socket: UdpSocket, prefer: bool) -> io::Result<Self> {
-        let port = socket.local_addr()?.port();
-        let helper = Helper {
-            socket,
-            port,
-            id: 0,
-            prefer,
-        };
-        helper.take_nothing()?;
-        Ok(helper)
-    }
-
-    fn prefer(&mut self, prefer: bool) -> io::Result<()> {
-        change_prefer(self.socket.as_fd(), &mut self.prefer, prefer)
-    }
-
-    /// True where what [`Helper::prefer`] takes back can be set again: that needs
-    /// CAP_NET_ADMIN, which a process with sockets of another's may lack.
-    fn may_prefer(&self) -> bool {
-        set_prefer(self.socket.as_fd(), true).is_ok()
-    }
-
-    /// Drops whatever comes, so that each `recv` polls.
-    fn take_nothing(&self) -> io::Result<()> {
-        let nothing = [instruction(libc::BPF_RET | libc::BPF_K, 0, 0)];
-        attach_filter(&self.socket, &nothing)
-    }
-
-    /// Drops whatever has come and whatever comes.
-    fn drain(&self) -> io::Result<()> {
-        self.take_nothing()?;
-        let fd = self.socket.as_fd();
-        while receive(fd, &mut []).is_ok() {}
-        Ok(())
-    }
-
-    /// Drops whatever has come, and what does not come from port `source`.
-    fn take_from(&self, source: u16) -> io::Result<()> {
-        let only = [
-            // The UDP header's first field.
-            instruction(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 0),
-            instruction(
-                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-                1,
-                source.into(),
-            ),
-            instruction(libc::BPF_RET | libc::BPF_K, 0, u32::MAX),
-            instruction(libc::BPF_RET | libc::BPF_K, 0, 0),
-        ];
-        self.drain()?;
-        attach_filter(&self.socket, &only)
-    }
-}
-
-/// A socket on the first free one of [`HELPER_PORTS`], or on any port.
-fn bind(address: IpAddr) -> io::Result<UdpSocket> {
-    for port in HELPER_PORTS {
-        match UdpSocket::bind((address, port)) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            result => return result,
-        }
-    }
-    UdpSocket::bind((address, 0))
-}
 
 /// What is known of the kernel's input path.
 #[derive(Debug, Default)]
@@ -232,73 +99,6 @@ struct Probe {
     lost: u32,
     /// Nothing before this, nor before so many owned frames.
     pause: Option<(Instant, u64)>,
-}
-
-/// The AF_XDP socket as one that is polled.
-struct OwnPoll {
-    socket: Arc<Unshared<OwnedFd>>,
-    /// Zero: it is not polled.
-    id: u32,
-    prefer: bool,
-    /// Its id is of a NAPI that is no more; it will have no other.
-    outdated: bool,
-}
-
-impl OwnPoll {
-    fn begin(&mut self, budget: i32) -> io::Result<()> {
-        let id = napi_id(self.socket.as_fd());
-        if self.outdated || self.id != 0 || id == 0 {
-            return Ok(());
-        }
-        set_budget(self.socket.as_fd(), budget)?;
-        self.set_time(BUSY_POLL_TIME)?;
-        self.id = id;
-        Ok(())
-    }
-
-    fn end(&mut self) {
-        if self.id != 0 {
-            // At worst it is polled by sending.
-            let _ = self.prefer(false);
-            let _ = self.set_time(0);
-            self.id = 0;
-        }
-    }
-
-    fn set_time(&self, microseconds: i32) -> io::Result<()> {
-        let fd = self.socket.as_fd();
-        set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL, microseconds)
-    }
-
-    fn prefer(&mut self, prefer: bool) -> io::Result<()> {
-        change_prefer(self.socket.as_fd(), &mut self.prefer, prefer)
-    }
-}
-
-fn change_prefer(fd: BorrowedFd<'_>, is: &mut bool, prefer: bool) -> io::Result<()> {
-    if *is != prefer {
-        set_prefer(fd, prefer)?;
-        *is = prefer;
-    }
-    Ok(())
-}
-
-fn set_prefer(fd: BorrowedFd<'_>, prefer: bool) -> io::Result<()> {
-    set_option(fd, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, prefer.into())
-}
-
-fn set_budget(fd: BorrowedFd<'_>, frames: i32) -> io::Result<()> {
-    set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, frames)
-}
-
-/// One datagram, without waiting.
-fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
-    receive_message(fd, buffer, libc::MSG_DONTWAIT)
-}
-
-/// Zero: it has none.
-fn napi_id(fd: BorrowedFd<'_>) -> u32 {
-    option(fd, libc::SOL_SOCKET, SO_INCOMING_NAPI_ID).map_or(0, i32::cast_unsigned)
 }
 
 /// Not to be guessed, and not zero, which is no port.
