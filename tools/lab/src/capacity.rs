@@ -42,8 +42,10 @@ pub(crate) struct Probed {
     /// The unit of offered loads.
     pub(crate) capacity: Capacity,
     /// What `bare` takes now, over that: another one where the machine has changed its
-    /// speed. Loads are to be so much larger.
+    /// speed.
     pub(crate) speed: f64,
+    /// Loads stay as they are whatever `speed` is.
+    pub(crate) steady: bool,
     /// Runs at this speed.
     probes: Vec<f64>,
 }
@@ -60,8 +62,14 @@ impl Probed {
         Ok(Probed {
             capacity,
             speed: 1.0,
+            steady: false,
             probes,
         })
+    }
+
+    /// Loads are to be so many times what they were made for.
+    pub(crate) fn loads(&self) -> f64 {
+        if self.steady { 1.0 } else { self.speed }
     }
 
     /// Runs `bare` once more. False when it took far less or more than usual: something
@@ -190,6 +198,7 @@ pub(crate) mod tests {
         let mut probed = Probed {
             capacity: MILLION,
             speed: 1.0,
+            steady: false,
             probes: vec![1e6; 5],
         };
         assert!(probed.is_usual(0.95e6));
@@ -201,6 +210,9 @@ pub(crate) mod tests {
         assert!(!probed.is_usual(1.7e6));
         probed.follow(vec![1.75e6; 5]);
         assert_eq!((probed.speed, probed.capacity), (1.75, MILLION));
+        assert_eq!(probed.loads(), 1.75);
+        probed.steady = true;
+        assert_eq!(probed.loads(), 1.0);
         assert!(probed.is_usual(1.7e6) && !probed.is_usual(1e6));
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct Around<'a> {
 /// measurement; `None` when nothing was measured, which is a failed set-up: it
 /// is tried once more, then noted and left out. A round beside which `bare` took
 /// far less or more than usual is made again, and the loads follow where the machine has
-/// changed its speed.
+/// changed its speed, unless they are to be [steady](Probed::steady).
 ///
 /// # Errors
 /// [`Interrupted`].
@@ -67,8 +67,7 @@ pub(crate) fn sweep(
         let begun = Instant::now();
         let steps = places(&turns);
         progress.begin(&format!("{name}, round {}", done + 1), steps);
-        let speed = capacity.as_deref().map_or(1.0, |it| it.speed);
-        let curves_now = at_speed(curves, speed);
+        let curves_now = at_speed(curves, capacity.as_deref().map_or(1.0, Probed::loads));
         let mut samples = Vec::new();
         for turn in &mut turns {
             let begun = Instant::now();
@@ -125,8 +124,9 @@ pub(crate) fn sweep(
         swept.notes.push(format!("{name}: {disturbed} {text}"));
     }
     if let Some(probed) = capacity.filter(|it| it.speed != 1.0) {
+        let loads = if probed.steady { "stayed" } else { "followed" };
         swept.notes.push(format!(
-            "{name}: the machine changed its speed; loads followed, and bare took {:.2} of its \
+            "{name}: the machine changed its speed; loads {loads}, and bare took {:.2} of its \
              capacity as measured at the start when this ended",
             probed.speed
         ));

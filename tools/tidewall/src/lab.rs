@@ -57,7 +57,7 @@ struct RunArguments {
     /// Experiments to run; see: tidewall lab list
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
-    /// Fewer points, at most 60 s an experiment (lrp-latency, rhip-size, rhip-workload, tcp-loss: 4 min); the shape and the claims stay
+    /// Fewer points, at most 60 s an experiment (lrp-latency, rhip-size, rhip-workload, tcp-loss, unmodified: 4 min; unmodified-floods: 6); the shape and the claims stay
     #[arg(long)]
     quick: bool,
     /// Exactly N rounds, in place of as many as the claims need; takes the time it takes

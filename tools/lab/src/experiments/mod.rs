@@ -88,10 +88,11 @@ impl Options {
         Plan::exactly(self.rounds.unwrap_or(usual))
     }
 
-    /// As many rounds as [`Options::plan`] says; when quick, within `seconds`.
+    /// As many rounds as [`Options::plan`] says; when quick, and not told how many, within
+    /// `seconds`.
     fn within(&self, full: u32, seconds: u64) -> Plan {
         let mut plan = self.plan(full);
-        if self.quick {
+        if self.quick && self.rounds.is_none() {
             plan.budget = Duration::from_secs(seconds);
         }
         plan
@@ -182,6 +183,18 @@ impl Run<'_> {
     /// As of [`Run::capacity`].
     pub(crate) fn bed(&mut self) -> anyhow::Result<Bed> {
         Ok((self.config(), self.capacity()?))
+    }
+
+    /// The same, for loads that stay what they are where the machine changes its speed.
+    ///
+    /// # Errors
+    /// As of [`Run::capacity`].
+    fn steady_bed(&mut self) -> anyhow::Result<Bed> {
+        let bed = self.bed()?;
+        if let Some(probed) = &mut self.capacity {
+            probed.steady = true;
+        }
+        Ok(bed)
     }
 
     /// Measures all curves, `point` making numbers of each measurement; see
@@ -451,6 +464,18 @@ fn ratio(above: Option<f64>, below: Option<f64>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_of_rounds_is_exact_however_much_time_there_is() {
+        let quick = |rounds| Options {
+            quick: true,
+            rounds,
+            spinners: false,
+        };
+        let plan = quick(Some(2)).within(5, 300);
+        assert_eq!((plan.least, plan.budget), (2, Duration::ZERO));
+        assert_eq!(quick(None).within(5, 300).budget, Duration::from_secs(300));
+    }
 
     #[test]
     fn experiments_are_found_by_name() {

@@ -57,6 +57,8 @@ pub const SERVER_INTERFACE: &str = "tw-b";
 pub const SINK_INTERFACE: &str = "tw-c";
 /// Its other end.
 const SINK_PEER: &str = "tw-d";
+/// Interface of the client that leads nowhere: see [`Config::void`].
+pub const VOID_INTERFACE: &str = "tw-v";
 /// Addresses of the client.
 pub const CLIENT: (Ipv4Addr, Ipv6Addr) = (
     Ipv4Addr::new(10, 77, 0, 1),
@@ -93,6 +95,10 @@ pub struct Config {
     /// ring nobody empties: what is sent there costs the sender what a full ring
     /// costs it, and the server nothing.
     pub sink: bool,
+    /// A bridge without ports in the client's namespace, [`VOID_INTERFACE`]: what is sent there
+    /// costs the sender what it costs to send, and nobody anything else. A full ring costs
+    /// twice that, as the kernel gives each frame that finds no room a system call of its own.
+    pub void: bool,
     /// The client's interface drops what comes for [`NOWHERE`]. Nobody would
     /// send an attacker the answers to addresses that are not his.
     pub xdp_sink: bool,
@@ -110,6 +116,7 @@ impl Default for Config {
             queues: 1,
             client_queue: None,
             sink: false,
+            void: false,
             xdp_sink: false,
             bridge: false,
             client_cpu: 0,
@@ -212,6 +219,17 @@ impl Testbed {
         self.add_clients()?;
         if self.config.sink {
             self.build_sink(ip)?;
+        }
+        if self.config.void {
+            let client = &self.client;
+            for what in [
+                "add VOID type bridge",
+                "set VOID addrgenmode none",
+                "set VOID up",
+            ] {
+                let what = what.replace("VOID", VOID_INTERFACE);
+                run_line(&format!("{ip} -n {client} link {what}"))?;
+            }
         }
         Ok(())
     }
