@@ -173,6 +173,7 @@ impl Options {
             fast_open_without_cookie: self.fast_open_no_cookie
                 || has(SYSCTL_FAST_OPEN_SERVER_NO_COOKIE),
             reuse_address: self.reuse_address,
+            reuse_port: false,
             only_v6: self.only_v6,
             stream: self.stream_options(),
         }

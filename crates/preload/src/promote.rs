@@ -249,6 +249,12 @@ fn promote_datagrams(fd: i32) {
         let why = format!("it asks for control messages ({name})");
         return keep(fd, "datagrams", local, why);
     }
+    let sharing = sharing_port(socket, local);
+    if !sharing.is_empty() {
+        let why = "another socket of the process has its port (SO_REUSEPORT)";
+        let all = sharing.into_iter().chain([fd]);
+        return all.for_each(|fd| keep(fd, "datagrams", local, why));
+    }
     adopt(fd, socket, "datagrams", local, |posix, copy| {
         posix.adopt_datagrams(fd, copy)
     });
@@ -261,14 +267,6 @@ fn adopt(
     address: SocketAddr,
     adopt: impl FnOnce(&'static Posix, OwnedFd) -> Result<()>,
 ) {
-    let sharing = sharing_port(socket, address);
-    if !sharing.is_empty() {
-        let why = "another socket of the process has its port (SO_REUSEPORT)";
-        sharing
-            .into_iter()
-            .for_each(|other| keep(other, what, address, why));
-        return keep(fd, what, address, why);
-    }
     let Some(posix) = stack() else {
         return keep(fd, what, address, "there is no stack");
     };
@@ -409,8 +407,8 @@ fn leads(to: SocketAddr) -> core::result::Result<(), String> {
     }
 }
 
-/// The other sockets of this process in a group of SO_REUSEPORT: the kernel shares out what
-/// comes to a group, where a port of the stack's has one owner.
+/// The other datagram sockets of this process in a group of SO_REUSEPORT: the kernel shares
+/// out what comes to a group, where of the stack's one socket has all.
 fn sharing_port(socket: BorrowedFd<'_>, address: SocketAddr) -> Vec<i32> {
     let ask = |socket: BorrowedFd<'_>, name| option(socket, libc::SOL_SOCKET, name).ok();
     let cookie = |socket| rustix::net::sockopt::socket_cookie(socket).ok();

@@ -490,9 +490,11 @@ impl Listener {
         self.origin = origin;
     }
 
-    /// Says how many connections wait to be accepted.
-    pub fn set_accept_queue(&mut self, waiting: usize) {
+    /// Says how many connections wait to be accepted where the next one would, and how many
+    /// may, at least one: of several listeners at one address each has a queue.
+    pub fn set_accept_queue(&mut self, waiting: usize, backlog: usize) {
         self.waiting = waiting;
+        self.backlog = backlog.max(1);
     }
 
     /// True when no more connections may wait to be accepted: the caller stops

@@ -95,7 +95,7 @@ fn fuzz_listener() {
             for bytes in bytes.as_chunks::<11>().0 {
                 let step = step(bytes, last_answer);
                 now += step.later;
-                listener.set_accept_queue(step.waiting + 4);
+                listener.set_accept_queue(step.waiting + 4, 8);
                 for flow in run_timers(&mut listener, now).1 {
                     assert!(entered.remove(&flow));
                 }

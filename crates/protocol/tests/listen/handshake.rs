@@ -280,14 +280,14 @@ fn with_a_full_accept_queue_nothing_begins_or_completes() {
     let mut listener = listener(2);
     let (one, two) = (client(1, 1000), client(2, 1000));
     let (_, first) = give(&mut listener, &syn(one, 500), START);
-    listener.set_accept_queue(2);
+    listener.set_accept_queue(2, 2);
     assert!(listener.is_full());
     let overflow = Reaction::Dropped(DropReason::TcpListenOverflow);
     let ack = ack_of(one, &first[0].1);
     assert_eq!(give(&mut listener, &ack, START).0, overflow);
     assert_eq!(give(&mut listener, &syn(two, 1), START).0, overflow);
     // The answer comes again, and its ACK when there is room.
-    listener.set_accept_queue(1);
+    listener.set_accept_queue(1, 2);
     let (sent, _) = run_timers(&mut listener, START + SECOND);
     assert_eq!(sent.len(), 1);
     let (reaction, _) = give(&mut listener, &ack, START + SECOND);

@@ -32,7 +32,7 @@ impl Flows {
         }
     }
 
-    fn hash(&self, flow: &FourTuple) -> u64 {
+    pub(super) fn hash(&self, flow: &FourTuple) -> u64 {
         self.hasher.hash_one(flow)
     }
 

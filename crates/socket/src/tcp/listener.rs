@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::ioctl_fionbio;
 use rustix::net::sockopt::set_socket_linger;
 use tidewall_device::demux::layout::Protocol;
-use tidewall_device::demux::{CookieMode, CookieOffer};
+use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer};
 use tidewall_device::forked::Unshared;
 use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::{self, Listener};
@@ -32,6 +32,7 @@ use crate::wait_queue::{WaitQueue, Waitable};
 
 mod bind;
 mod protocol;
+mod sharing;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -70,14 +71,22 @@ pub struct TcpListener {
 /// What a listener shares with the stack.
 pub(crate) struct ListenerInner {
     timer: u32,
+    /// Its channel's.
+    id: ChannelId,
+    /// What the driver's cookies say.
+    offer: CookieOffer,
     local: SocketAddr,
     /// Takes IPv4 on an IPv6 wildcard address.
     both: bool,
+    /// Others may have the address, too (SO_REUSEPORT).
+    shares: bool,
     /// Connections that may wait to be accepted.
     backlog: usize,
     state: Mutex<State, rank::Listener>,
     accepted: Mutex<VecDeque<Arc<ConnectionInner>>, rank::Leaf>,
     waiting: AtomicUsize,
+    /// What the driver does about cookies.
+    cookies: Mutex<CookieMode, rank::Leaf>,
     pub(crate) wait_queue: WaitQueue,
     /// Until when somebody who accepts is expected back, ns since the stack
     /// started; the largest number while one waits.
@@ -99,8 +108,6 @@ struct State {
     channel: Option<ChannelSet>,
     /// When its timer is to expire.
     armed: Duration,
-    /// What the driver does about cookies.
-    cookies: CookieMode,
     /// Of the segment that is being processed.
     origin: Origin,
     /// Connections that were put into the accept queue.
@@ -156,7 +163,8 @@ impl TcpListener {
     ) -> io::Result<Self> {
         Self::begin(stack, options, |core| {
             if !core.netdev.has_kernel {
-                let local = core.tcp.bind_without_kernel(core, address)?;
+                let shares = options.reuse_port;
+                let local = core.tcp.bind_without_kernel(core, address, shares)?;
                 return Ok((None, local));
             }
             let kernel = hold(address, &options)?;
@@ -189,23 +197,33 @@ impl TcpListener {
         let config = options.stream.apply(core.tcp.config(true));
         let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
         protocol.set_fast_open(core.tcp.fast_open.serving(&options));
+        let offer = CookieOffer {
+            window: config.syn_window(),
+            window_scale: config.window_scaling.then(|| config.window_scale()),
+            timestamps: config.timestamps,
+            sack: config.sack,
+            ecn: config.ecn != tcp::Ecn::Off,
+        };
         let inner = core.tcp.timers.add(|timer| {
             Arc::new(ListenerInner {
                 timer,
+                id,
+                offer,
                 local,
                 both,
+                shares: options.reuse_port,
                 backlog: options.backlog as usize,
                 state: Mutex::new(State {
                     protocol,
                     options,
                     channel: Some(set),
                     armed: Duration::MAX,
-                    cookies: CookieMode::Off,
                     origin: Origin::default(),
                     established: 0,
                 }),
                 accepted: Mutex::default(),
                 waiting: AtomicUsize::new(0),
+                cookies: Mutex::new(CookieMode::Off),
                 wait_queue: WaitQueue::default(),
                 acceptor_until: AtomicU64::new(0),
                 kernel,
@@ -226,13 +244,6 @@ impl TcpListener {
             was_blocking: false,
             own_accepts: AtomicU64::new(0),
         };
-        let offer = CookieOffer {
-            window: config.syn_window(),
-            window_scale: config.window_scaling.then(|| config.window_scale()),
-            timestamps: config.timestamps,
-            sack: config.sack,
-            ecn: config.ecn != tcp::Ecn::Off,
-        };
         // From here on dropping `listener` undoes what was done, which takes the
         // lock itself.
         let key = listener.inner.key();
@@ -241,7 +252,7 @@ impl TcpListener {
             .tcp
             .ports
             .enter(&core.netdev.owner, key, local.port(), None, holder)
-            .and_then(|()| core.tables.listen_tcp(key, local.port(), id, &offer));
+            .and_then(|()| listener.inner.listen(core));
         drop(binding);
         listens.map(|()| listener)
     }
@@ -373,8 +384,7 @@ impl TcpListener {
 
     fn stop_listening(&self) {
         let core = self.stack.core();
-        core.tables
-            .unlisten_tcp(self.inner.key(), self.inner.local.port());
+        self.bequeath(core);
         core.tcp.timers.remove(self.inner.timer);
         let (set, half_open) = self.inner.close();
         for flow in half_open {
@@ -470,7 +480,7 @@ impl Drop for TcpListener {
         let Ok(core) = self.stack.here() else { return };
         self.inner.wait_queue.close();
         core.tcp.remove_listener(&self.inner);
-        if !self.inner.is_shut() {
+        if !self.inner.shut.swap(true, Ordering::SeqCst) {
             self.stop_listening();
         }
         if let Some(kernel) = &self.inner.kernel {
@@ -495,6 +505,13 @@ impl ListenerInner {
         (!self.both).then_some(self.local.ip().to_canonical())
     }
 
+    /// Has the driver give it what begins connections to its address, in the place of others
+    /// that have the address.
+    fn listen(&self, core: &Core) -> io::Result<()> {
+        core.tables
+            .listen_tcp(self.key(), self.local.port(), self.id, &self.offer)
+    }
+
     /// True when connections to a local address are its.
     pub(crate) fn takes(&self, address: IpAddr) -> bool {
         match specified(self.local) {
@@ -510,7 +527,7 @@ impl ListenerInner {
         (
             self.waiting.load(Ordering::Relaxed),
             state.protocol.half_open_len(),
-            state.cookies == CookieMode::Answer,
+            *lock(&self.cookies) == CookieMode::Answer,
         )
     }
 
@@ -551,12 +568,39 @@ impl ListenerInner {
     /// flood: LRP's rule for a socket whose owner does not keep up. What finds
     /// room in the channel is answered still, at the helper's pace.
     fn has_acceptor(&self, core: &Core) -> bool {
+        let sharers = core.tcp.sharers(self);
+        self.is_accepted_from(core) || sharers.iter().any(|it| it.is_accepted_from(core))
+    }
+
+    fn is_accepted_from(&self, core: &Core) -> bool {
         let until = self.acceptor_until.load(Ordering::Relaxed);
         self.wait_queue.is_polled() || u128::from(until) > core.now().as_nanos()
     }
 
     fn is_full(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) >= self.backlog
+    }
+
+    /// A connection is to be accepted.
+    fn push(&self, connection: Arc<ConnectionInner>) {
+        self.enter(&mut lock(&self.accepted), connection);
+    }
+
+    fn enter(
+        &self,
+        accepted: &mut VecDeque<Arc<ConnectionInner>>,
+        connection: Arc<ConnectionInner>,
+    ) {
+        accepted.push_back(connection);
+        self.waiting.store(accepted.len(), Ordering::SeqCst);
+    }
+
+    /// Somebody may accept.
+    fn announce(&self, wakes: bool) {
+        if wakes {
+            self.wait_queue.wake_one();
+        }
+        self.wait_queue.notify_registrations(Events::DATA_CAME);
     }
 
     fn pop(&self) -> Option<Arc<ConnectionInner>> {

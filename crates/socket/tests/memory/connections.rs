@@ -236,6 +236,65 @@ fn a_full_backlog_lets_syns_die_in_the_driver() {
     assert_eq!(servers.len(), clients.len());
 }
 
+/// Connections that wait for a listener, all accepted.
+fn accepted(listener: &TcpListener) -> usize {
+    let mut count = 0;
+    while listener.accept().is_ok() {
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn listeners_that_share_an_address_have_each_its_part_of_the_connections() {
+    let sharing = |backlog| ListenOptions {
+        reuse_port: true,
+        backlog,
+        ..ListenOptions::default()
+    };
+    let meeting = Meeting::with(sharing(1024));
+    let bind = |options| TcpListener::bind_with(&meeting.bed.far, at(FAR4, PORT), options);
+    let refused = bind(ListenOptions::default()).err().unwrap();
+    assert_eq!(refused.raw_os_error(), Some(libc::EADDRINUSE));
+    let [full, second, third] = [1, 1024, 1024].map(|backlog| {
+        let listener = bind(sharing(backlog)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        meeting.far.add(&listener, 1, Interest::READABLE).unwrap();
+        listener
+    });
+    let first = &meeting.listener;
+    let connect = |count: u64| -> Vec<TcpStream> {
+        let connected = (1..=count).map(|token| meeting.connect(token)).collect();
+        meeting.pump_while_ready();
+        connected
+    };
+    let _connected = connect(100);
+    let counts = [first, &second, &third].map(accepted);
+    assert!(
+        counts.iter().all(|count| (8..=50).contains(count)),
+        "{counts:?}"
+    );
+    assert_eq!(accepted(&full), 1);
+    let come = 1 + counts.iter().sum::<usize>();
+    // The rest of its part comes again, one at a time, and is nobody else's.
+    let mut rest = 0;
+    for _ in 0..100 {
+        meeting.bed.advance(Duration::from_millis(300));
+        meeting.pump_while_ready();
+        rest += accepted(&full);
+        assert_eq!([first, &second, &third].map(accepted), [0; 3]);
+    }
+    assert!(rest >= 4 && come + rest <= 100, "{come}, {rest}");
+    // Those that are left have all of it.
+    drop((full, third));
+    let _connected = connect(30);
+    let counts = [first, &second].map(accepted);
+    assert_eq!(counts.iter().sum::<usize>(), 30);
+    second.shutdown(std::net::Shutdown::Both).unwrap();
+    let _connected = connect(30);
+    assert_eq!(accepted(first), 30);
+}
+
 #[test]
 fn a_syn_that_a_full_listener_gets_by_another_channel_is_counted() {
     let meeting = Meeting::with(ListenOptions {

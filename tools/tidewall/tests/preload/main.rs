@@ -370,6 +370,60 @@ for port in [8120] * 16 + [8121, 8122]:
     assert_eq!(said.lines().collect::<Vec<_>>(), wanted);
 }
 
+/// Three listeners of one port, of which one is closed when it is asked to.
+const SHARERS: &str = r#"
+import select, socket
+def listening():
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    made.bind(('0.0.0.0', 8130))
+    made.listen(64)
+    made.setblocking(False)
+    return made
+every = [listening() for _ in range(3)]
+epoll = select.epoll()
+for it in every: epoll.register(it, select.EPOLLIN)
+while True:
+    for number, _ in epoll.poll():
+        at = next(at for at, it in enumerate(every) if it.fileno() == number)
+        made, _ = every[at].accept()
+        asked = made.recv(100)
+        made.sendall(b'%d' % at)
+        made.close()
+        if asked == b'close': every[at].close()
+"#;
+
+#[test]
+fn listeners_that_share_a_port_have_each_its_part() {
+    let test = "listeners_that_share_a_port_have_each_its_part";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "pq") else {
+        return;
+    };
+    let server = Preloaded::start(host, &["python3", "-c", SHARERS]);
+    let end = Instant::now() + Duration::from_secs(20);
+    while !server.has(["promoted", "listener", "0.0.0.0:8130"]) {
+        assert!(Instant::now() < end, "{:?}", server.records());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let client = "import socket
+def ask(word):
+    peer = socket.create_connection(('10.99.0.2', 8130), 10)
+    peer.sendall(word)
+    return int(peer.recv(100))
+assert {ask(b'which') for _ in range(80)} == {0, 1, 2}
+left = {0, 1, 2} - {ask(b'close')}
+assert {ask(b'which') for _ in range(60)} == left
+assert {ask(b'close'), ask(b'close')} == left
+try: ask(b'which')
+except ConnectionRefusedError: print('refused')";
+    assert_eq!(server.answered("python3", &["-c", client]), "refused\n");
+    assert!(server.accepted() >= 143, "{}", server.accepted());
+    assert!(!server.records().iter().any(|it| it[0] == "kernel"));
+}
+
 #[test]
 fn sockets_of_the_kernels_go_on_without_the_interface() {
     let test = "sockets_of_the_kernels_go_on_without_the_interface";

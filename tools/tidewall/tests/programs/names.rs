@@ -35,7 +35,7 @@ fn unbound_automatic() {
     check(name, "interface-automatic: yes", 1, &["0.0.0.0:53"]);
 }
 
-/// Each thread has sockets of its own for the port, which stay the kernel's.
+/// Each thread has sockets of its own for the port; those of UDP stay the kernel's.
 #[test]
 fn unbound_with_threads() {
     check("2 threads of unbound", ONE, 2, &[]);
@@ -68,7 +68,7 @@ fn check(name: &str, interface: &str, threads: usize, takes: &[&str]) {
         takes,
         lacks: match threads {
             1 => "`num-threads` above 1",
-            _ => "stays the kernel's: SO_REUSEPORT",
+            _ => "UDP stays the kernel's: SO_REUSEPORT",
         },
     }
     .check();

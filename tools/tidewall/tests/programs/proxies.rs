@@ -123,6 +123,44 @@ fn haproxy_in_a_root_directory_of_its_own() {
     .check();
 }
 
+/// With a listener of its own for each thread, which all have one port.
+#[test]
+fn haproxy_with_a_listener_for_each_thread() {
+    let configuration = HAPROXY
+        .replacen("0.0.0.0:8000", "0.0.0.0:8000 shards by-thread", 1)
+        .replacen("0.0.0.0:8001", "0.0.0.0:8001 shards 2", 1);
+    Program {
+        name: "haproxy, shards",
+        package: "haproxy",
+        needs: &["haproxy", "ab"],
+        files: &[("haproxy.cfg", &configuration)],
+        server: "haproxy -db -q -f $DIR/haproxy.cfg",
+        beside: &[LOCAL_WEB, REMOTE_WEB],
+        ports: &[8000, 8001],
+        asks: &[
+            ask(
+                "HTTP proxy to loopback and beyond the wire: files of 0 B to 8 MB",
+                "for file in 0k 1k 100k large; do for at in '' remote/; do curl -sS http://$SERVER:8000/$at$file | md5sum; done; done",
+            ),
+            ask_locally(
+                "the same by loopback",
+                "for n in 1 2 3 4 5 6 7 8; do curl -sS http://127.0.0.1:8000/1k | md5sum; done",
+            ),
+            ask(
+                "keep-alive: 2,000 requests over 20 connections",
+                "ab -q -k -c 20 -n 2000 http://$SERVER:8000/1k | grep -E 'Complete|Failed'",
+            ),
+            ask(
+                "TCP proxy: 8 MB, and 500 connections",
+                "curl -sS http://$SERVER:8001/large | md5sum; ab -q -c 20 -n 500 http://$SERVER:8001/1k | grep -E 'Complete|Failed'",
+            ),
+        ],
+        takes: &["0.0.0.0:8000", "0.0.0.0:8001"],
+        lacks: "",
+    }
+    .check();
+}
+
 #[test]
 fn squid() {
     Program {

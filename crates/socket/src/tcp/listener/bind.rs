@@ -35,6 +35,10 @@ pub struct ListenOptions {
     pub fast_open_without_cookie: bool,
     /// SO_REUSEADDR. True by default, as in the standard library.
     pub reuse_address: bool,
+    /// SO_REUSEPORT: several listeners of one user may have the address, if each has this.
+    /// A connection is one's of them, by a hash of its addresses and ports; one that is
+    /// closed has its share no more, and half-open connections may have to begin anew.
+    pub reuse_port: bool,
     /// IPV6_V6ONLY: an IPv6 wildcard listener leaves IPv4 alone.
     pub only_v6: bool,
     /// What accepted connections begin with.
@@ -49,6 +53,7 @@ impl Default for ListenOptions {
             fast_open_keys: None,
             fast_open_without_cookie: false,
             reuse_address: true,
+            reuse_port: false,
             only_v6: false,
             stream: StreamOptions::default(),
         }
@@ -62,6 +67,9 @@ pub(super) fn hold(address: SocketAddr, options: &ListenOptions) -> io::Result<K
     let fd = socket.as_fd();
     if options.reuse_address {
         set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    }
+    if options.reuse_port {
+        set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
     }
     if address.is_ipv6() {
         let only = i32::from(options.only_v6);
@@ -112,6 +120,7 @@ impl TcpListener {
         let local = kernel.local_addr()?;
         let nonblocking = fcntl_getfl(&kernel)?.contains(OFlags::NONBLOCK);
         let options = ListenOptions {
+            reuse_port: option(&kernel, libc::SOL_SOCKET, libc::SO_REUSEPORT)? != 0,
             only_v6: local.is_ipv6() && ipv6_v6only(&kernel)?,
             ..options
         };
@@ -164,6 +173,7 @@ impl Tcp {
         &self,
         core: &Core,
         address: SocketAddr,
+        shares: bool,
     ) -> io::Result<SocketAddr> {
         if specified(address).is_some_and(|address| !lock(&core.ip.routes).is_own(address)) {
             return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
@@ -173,6 +183,7 @@ impl Tcp {
             listeners.get(&port).is_some_and(|of_port| {
                 of_port
                     .iter()
+                    .filter(|other| !(shares && other.shares))
                     .any(|other| match (specified(other.local), specified(address)) {
                         (Some(theirs), Some(ours)) => theirs == ours,
                         (Some(theirs), None) => address.is_ipv6() || theirs.is_ipv4(),

@@ -15,11 +15,10 @@ use tidewall_wire::tcp::Flags;
 use super::{ListenerInner, Origin, State};
 use crate::channels::ChannelSet;
 use crate::lock::lock;
-use crate::readiness::Events;
 use crate::stack::Core;
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::channels::Part;
-use crate::tcp::connection::flow_of;
+use crate::tcp::connection::{ConnectionInner, flow_of};
 use crate::tcp::frames::{Content, Deferred, sender};
 
 impl ListenerInner {
@@ -64,7 +63,7 @@ impl ListenerInner {
             }
             let shared = channel.shared().clone();
             let mut done = Done::default();
-            while !self.is_full()
+            while !self.is_held_back()
                 && let Some(frame) = channel.remove()
             {
                 total += 1;
@@ -109,7 +108,7 @@ impl ListenerInner {
         queue: usize,
         silent: bool,
     ) {
-        if self.is_full() {
+        if self.is_held_back() {
             return core.causes.protocol(DropReason::TcpListenOverflow);
         }
         Deferred::collect(core, |deferred| {
@@ -161,7 +160,9 @@ impl ListenerInner {
         let State {
             protocol, origin, ..
         } = state;
-        protocol.set_accept_queue(self.waiting.load(Ordering::SeqCst));
+        let sharer = core.tcp.sharer(self, &segment.flow);
+        let accepting = sharer.as_ref().unwrap_or(self);
+        protocol.set_accept_queue(accepting.waiting.load(Ordering::SeqCst), accepting.backlog);
         protocol.set_origin(origin.to_bits());
         let origin = *origin;
         // Kept until the driver knows what it answers: another thread may have the device
@@ -184,7 +185,15 @@ impl ListenerInner {
             }
             Reaction::Established(handshake) => {
                 // Of a SYN that opens it: before what the connection sends.
-                self.establish(core, state, &handshake, segment, answer.take(), deferred);
+                let answer = answer.take();
+                let opened = self.open(core, state, &handshake, segment, answer, deferred);
+                let another = sharer.filter(|it| !Arc::ptr_eq(it, self));
+                if let Some(connection) = opened
+                    && !another.is_some_and(|it| it.take_over(&connection))
+                {
+                    self.push(connection);
+                    state.established = state.established.wrapping_add(1);
+                }
             }
             Reaction::Forgotten(flow) => {
                 core.tables
@@ -199,7 +208,7 @@ impl ListenerInner {
         }
     }
 
-    fn establish(
+    fn open(
         self: &Arc<Self>,
         core: &Core,
         state: &mut State,
@@ -207,7 +216,7 @@ impl ListenerInner {
         segment: &Segment<'_>,
         answer: Option<(FourTuple, tcp::Outgoing<'static>)>,
         deferred: &mut Deferred,
-    ) {
+    ) -> Option<Arc<ConnectionInner>> {
         let v4 = handshake.flow.remote.is_ipv4();
         let config = state.options.stream.apply(core.tcp.config(v4));
         let connection = Connection::accept(handshake, &config, core.now());
@@ -231,7 +240,7 @@ impl ListenerInner {
                 core.tcp
                     .send_segment(core, &segment.flow, &reset, neighbour, queue);
             }
-            return;
+            return None;
         };
         if handshake.fast_open.is_some() {
             connection.lock().opened_at(self);
@@ -241,10 +250,7 @@ impl ListenerInner {
                 .send_segment(core, &flow, &outgoing, neighbour, queue);
         }
         connection.input_with(core, segment, queue, deferred);
-        let mut accepted = lock(&self.accepted);
-        accepted.push_back(connection);
-        self.waiting.store(accepted.len(), Ordering::SeqCst);
-        state.established = state.established.wrapping_add(1);
+        Some(connection)
     }
 
     /// A connection that a SYN has opened is no longer in its handshake.
@@ -279,10 +285,7 @@ impl ListenerInner {
     /// caller takes.
     fn update(&self, core: &Core, state: &mut State, before: u32, takes: usize) {
         if state.established != before {
-            if self.waiting.load(Ordering::SeqCst) > takes {
-                self.wait_queue.wake_one();
-            }
-            self.wait_queue.notify_registrations(Events::DATA_CAME);
+            self.announce(self.waiting.load(Ordering::SeqCst) > takes);
         }
         self.tell_cookies(core, state);
         if let Some(due) = state.protocol.next_timeout()
@@ -294,7 +297,7 @@ impl ListenerInner {
     }
 
     /// Says to the driver what it is to do about cookies, where that has changed.
-    fn tell_cookies(&self, core: &Core, state: &mut State) {
+    fn tell_cookies(&self, core: &Core, state: &State) {
         let attacked = state.protocol.sends_cookies();
         let cookies = if attacked && self.has_acceptor(core) {
             CookieMode::Answer
@@ -303,8 +306,7 @@ impl ListenerInner {
         } else {
             CookieMode::Off
         };
-        if cookies != state.cookies {
-            state.cookies = cookies;
+        if cookies != std::mem::replace(&mut *lock(&self.cookies), cookies) {
             // The port is one that listens, and there is a key.
             let _ = core.tables.set_cookies(self.local.port(), cookies);
         }

@@ -16,7 +16,7 @@ impl Endpoint for ListenerInner {
     /// A full accept queue leaves frames in the channel: the driver then drops what
     /// comes after them.
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
-        if self.is_full() {
+        if self.is_held_back() {
             return;
         }
         if !self.wait_queue.frames_arrived() {
@@ -63,7 +63,7 @@ impl Waitable for ListenerInner {
     }
 
     fn has_input(&self) -> bool {
-        self.may_accept() || (!self.is_full() && self.has_unprocessed_frames())
+        self.may_accept() || (!self.is_held_back() && self.has_unprocessed_frames())
     }
 
     fn is_exclusive(&self) -> bool {
