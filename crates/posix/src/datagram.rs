@@ -111,14 +111,10 @@ impl Posix {
         buffers: &mut [IoSliceMut<'_>],
         flags: i32,
     ) -> Result<Received> {
-        if flags & libc::MSG_PEEK != 0 {
-            // It is handed over in the frame that it came in.
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         let wanted = socket.messages.load(Ordering::Relaxed);
         let mut result = Received::default();
-        let received = datagrams.receive_batch(1, at_once, |packet| {
+        let each = |packet: tidewall_socket::Received<'_>| {
             let length = packet.payload.len();
             // Reading from memory has no errors.
             let copied = (&mut &*packet.payload)
@@ -135,7 +131,11 @@ impl Posix {
             if wanted != 0 {
                 result.packet = self.messages(&packet, wanted);
             }
-        });
+        };
+        let received = match flags & libc::MSG_PEEK {
+            0 => datagrams.receive_batch(1, at_once, each),
+            _ => datagrams.peek(at_once, each),
+        };
         received.map_err(errno).map(|_| result)
     }
 

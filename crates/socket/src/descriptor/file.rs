@@ -197,7 +197,7 @@ impl OpenFile {
 
     /// `recvmsg`: as [`OpenFile::read`], and who sent it, if it is a datagram.
     /// `flags`: MSG_DONTWAIT, MSG_NOSIGNAL; of a stream MSG_PEEK (the first buffer
-    /// alone), MSG_WAITALL and MSG_TRUNC; of a datagram MSG_TRUNC; for the kernel's what it
+    /// alone), MSG_WAITALL and MSG_TRUNC; of a datagram MSG_PEEK and MSG_TRUNC; for the kernel's what it
     /// knows.
     ///
     /// # Errors
@@ -215,9 +215,9 @@ impl OpenFile {
             }
             OpenFile::Listener(_) | OpenFile::CircuitListener(_) => error(libc::ENOTCONN),
             OpenFile::Datagram(socket) => {
-                check_flags(flags, MSG_TRUNC | MSG_WAITALL)?;
+                check_flags(flags, MSG_PEEK | MSG_TRUNC | MSG_WAITALL)?;
                 let mut result = (0, None);
-                socket.receive_batch(1, flags & MSG_DONTWAIT != 0, |received| {
+                let each = |received: crate::udp::Received<'_>| {
                     let copied = scatter(&[received.payload], buffers);
                     let whole = flags & MSG_TRUNC != 0;
                     let length = if whole {
@@ -226,7 +226,12 @@ impl OpenFile {
                         copied
                     };
                     result = (length, Some(received.source));
-                })?;
+                };
+                let at_once = flags & MSG_DONTWAIT != 0;
+                match flags & MSG_PEEK {
+                    0 => socket.receive_batch(1, at_once, each)?,
+                    _ => socket.peek(at_once, each)?,
+                };
                 Ok(result)
             }
             OpenFile::Circuit(socket) => {

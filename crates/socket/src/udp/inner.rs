@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::queue::KernelDelivered;
@@ -58,6 +60,9 @@ pub(crate) struct SocketInner {
     pub(super) ends: Mutex<Ends, rank::Leaf>,
     pub(super) waiting: Mutex<Waiting, rank::UdpReceive>,
     kernel_input: KernelInput,
+    /// A datagram waits outside the channels that was received already (MSG_PEEK), before
+    /// any of the kernel's.
+    pub(super) peeked: AtomicBool,
     /// Halves that are closed.
     shut: AtomicU8,
     pub(super) pending_error: AtomicI32,
@@ -118,6 +123,7 @@ impl SocketInner {
                 outside: VecDeque::new(),
             }),
             kernel_input: KernelInput::default(),
+            peeked: AtomicBool::new(false),
             shut: AtomicU8::new(0),
             pending_error: AtomicI32::new(0),
             options: SocketOptions {

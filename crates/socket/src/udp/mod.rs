@@ -314,15 +314,37 @@ impl UdpSocket {
         &self,
         limit: usize,
         at_once: bool,
-        mut each: impl FnMut(Received<'_>),
+        each: impl FnMut(Received<'_>),
     ) -> io::Result<usize> {
-        if limit == 0 {
-            return Ok(0);
+        match limit {
+            0 => Ok(0),
+            _ => self.receive(limit, at_once, &mut self.as_named(each)),
         }
+    }
+
+    /// As [`UdpSocket::receive_batch`] of one datagram, which is the next to be received
+    /// afterwards, too (MSG_PEEK). Who receives by another thread meanwhile may find it
+    /// missing.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::receive_batch`].
+    pub fn peek(&self, at_once: bool, each: impl FnMut(Received<'_>)) -> io::Result<usize> {
+        let mut kept = None;
+        self.receive(1, at_once, &mut |received| {
+            kept = Some(receive::Owned::copy(&received, None));
+        })?;
+        let Some(datagram) = kept else { return Ok(0) };
+        self.as_named(each)(datagram.borrow());
+        self.inner.put_back(datagram);
+        Ok(1)
+    }
+
+    /// Gives `each` datagrams with their addresses as the socket's family has them.
+    fn as_named(&self, mut each: impl FnMut(Received<'_>)) -> impl FnMut(Received<'_>) {
         let v6 = self.inner.ends().bound.is_ipv6();
         // A dual-stack socket names IPv4 peers as Linux does, and one on our
         // link says which link that is.
-        let mut mapped = |received: Received<'_>| match received.source {
+        move |received: Received<'_>| match received.source {
             SocketAddr::V4(_) if v6 => each(Received {
                 source: to_v6(received.source),
                 destination: to_v6(received.destination),
@@ -339,8 +361,7 @@ impl UdpSocket {
                 })
             }
             _ => each(received),
-        };
-        self.receive(limit, at_once, &mut mapped)
+        }
     }
 
     fn receive(
@@ -367,7 +388,7 @@ impl UdpSocket {
                 asked = made;
             }
             self.take_pending()?;
-            if self.must_ask_kernel() {
+            if !self.inner.peeked.load(Ordering::Relaxed) && self.must_ask_kernel() {
                 let given = self.inner.drain_kernel(limit, each)?;
                 if given > 0 {
                     return Ok(given);

@@ -27,6 +27,8 @@ pub(crate) struct Owned {
     payload: Box<[u8]>,
     source: SocketAddr,
     destination: SocketAddr,
+    local: IpAddr,
+    interface: Option<u32>,
     traffic_class: u8,
     hop_limit: u8,
     /// Queue whose credit it still holds.
@@ -39,6 +41,8 @@ impl Owned {
             payload: bytes.get(found.payload.clone()).unwrap_or_default().into(),
             source: found.source,
             destination: found.destination,
+            local: found.destination.ip(),
+            interface: None,
             traffic_class: found.traffic_class,
             hop_limit: found.hop_limit,
             credit,
@@ -50,30 +54,34 @@ impl Owned {
             payload: payload.into(),
             source: kernel_delivered.source,
             destination: kernel_delivered.destination,
+            local: kernel_delivered.destination.ip(),
+            interface: None,
             traffic_class: 0,
             hop_limit: 0,
             credit: None,
         }
     }
 
-    fn copy(received: &Received<'_>, credit: Option<usize>) -> Self {
+    pub(super) fn copy(received: &Received<'_>, credit: Option<usize>) -> Self {
         Owned {
             payload: received.payload.into(),
             source: received.source,
             destination: received.destination,
+            local: received.local,
+            interface: received.interface,
             traffic_class: received.traffic_class,
             hop_limit: received.hop_limit,
             credit,
         }
     }
 
-    fn borrow(&self) -> Received<'_> {
+    pub(super) fn borrow(&self) -> Received<'_> {
         Received {
             payload: &self.payload,
             source: self.source,
             destination: self.destination,
-            local: self.destination.ip(),
-            interface: None,
+            local: self.local,
+            interface: self.interface,
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
         }
@@ -195,6 +203,7 @@ impl SocketInner {
             let Some(datagram) = lock(&self.waiting).outside.pop_front() else {
                 return given;
             };
+            self.peeked.store(false, Ordering::Relaxed);
             if let Some(queue) = datagram
                 .credit
                 .and_then(|queue| core.receiver.queues.get(queue))
@@ -205,6 +214,14 @@ impl SocketInner {
             each(datagram.borrow());
         }
         count
+    }
+
+    /// What was received is the next to be received again.
+    pub(super) fn put_back(&self, datagram: Owned) {
+        lock(&self.waiting).outside.push_front(datagram);
+        self.peeked.store(true, Ordering::Relaxed);
+        self.counts.received.fetch_sub(1, Ordering::Relaxed);
+        self.pass_wakeup();
     }
 
     /// Returns frames taken and datagrams delivered.

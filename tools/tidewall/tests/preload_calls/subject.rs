@@ -252,15 +252,27 @@ impl Subject {
         self.others.0.send_to(&bytes, at);
         let ready = c::poll(&mut [(fd, libc::POLLIN)], 10_000);
         let mut buffer = vec![0; 1 + self.random.below(1500)];
+        for _ in 0..self.random.below(3) {
+            let flags = [0, libc::MSG_TRUNC, libc::MSG_DONTWAIT][self.random.below(3)];
+            let flags = flags | libc::MSG_PEEK;
+            let peeked = match self.random.below(3) {
+                0 => c::recvfrom(fd, &mut buffer, flags),
+                1 => (c::recvmsg(fd, &mut buffer, flags).0, String::new()),
+                _ => (c::recvmmsg(fd, &mut buffer, flags).0, String::new()),
+            };
+            let still = c::poll(&mut [(fd, libc::POLLIN)], 0);
+            let sum = sum(&buffer[..buffer.len().min(bytes.len())]);
+            self.note(format_args!("peek {flags} {peeked:?} {sum} {still:?}"));
+        }
         let (length, from) = c::recvfrom(fd, &mut buffer, 0);
         let read = &buffer[..usize::try_from(length).unwrap_or(0)];
         let found = (length, from, sum(read));
-        let empty = c::recv(fd, &mut [0; 10], 0);
+        let empty = [0, libc::MSG_PEEK].map(|flags| c::recv(fd, &mut [0; 10], flags));
         let sent = c::sendto(fd, &bytes, self.others.1);
         let came = self.others.0.receive(1).len();
         let none = c::send(fd, &bytes, 0);
         self.note(format_args!(
-            "datagram {ready:?} {found:?} {empty} {sent} {came} {none}"
+            "datagram {ready:?} {found:?} {empty:?} {sent} {came} {none}"
         ));
     }
 
