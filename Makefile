@@ -59,8 +59,9 @@ sanitize:
 
 ## instructions: what the hot paths cost, counted by valgrind and of the driver program by an emulator, beside what is kept
 instructions:
-	$(CARGO) bench --locked --no-fail-fast -p tidewall-device -p tidewall-protocol -p tidewall-atm -p tidewall-switch -p tidewall-socket \
-		--bench driver_instructions --bench instructions --bench datagrams --bench descriptors --bench select --bench readiness -- --instructions
+	$(CARGO) build --release --locked -p tidewall-preload
+	$(CARGO) bench --locked --no-fail-fast -p tidewall-device -p tidewall-protocol -p tidewall-atm -p tidewall-switch -p tidewall-socket -p tidewall-preload \
+		--bench driver_instructions --bench instructions --bench datagrams --bench descriptors --bench select --bench readiness --bench foreign -- --instructions
 
 ## kernels: real kernels by emulated network cards, in QEMU (as root; --kernel, --driver, --check in ARGS)
 kernels: setup

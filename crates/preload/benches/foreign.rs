@@ -1,6 +1,7 @@
 //! What a call costs that is not the stack's, through the library and without it: both in
 //! one process and in turns, so that nothing but the library differs. Prints nanoseconds a
-//! call, and how many instructions it adds where valgrind is there.
+//! call; `-- --instructions` counts what the library adds instead, under valgrind, and judges
+//! it against `benches/foreign_instructions.txt`; with `--keep` it writes that.
 //!
 //! `cargo bench -p tidewall-preload --bench foreign`; under `tidewall run --interface IF --`
 //! the library has a stack in the process that is timed, and a call looks into its table of
@@ -8,12 +9,12 @@
 #![allow(unsafe_code)]
 
 use std::env;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 /// Calls of a turn, and turns of each; of so many calls instructions are counted.
@@ -22,39 +23,49 @@ const PAIRS: usize = 1_000;
 const COUNTED: u32 = 100_000;
 const CHILD: &str = "TIDEWALL_BENCH_CHILD";
 
-type Read = unsafe extern "C" fn(c_int, *mut c_void, usize) -> isize;
+/// Counts that are kept, and how far one may be above, in hundredths.
+const KEPT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/benches/foreign_instructions.txt"
+);
+const TOLERANCE: u64 = tidewall_bench_instructions::TOLERANCE;
+
+/// What is called: read(2), write(2).
+type Call = unsafe extern "C" fn(c_int, *mut c_void, usize) -> isize;
 
 /// The function of this name that programs call, and the C library's own.
-fn functions() -> [Read; 2] {
+fn functions(name: &CStr) -> [Call; 2] {
     // SAFETY: a library that is loaded, and a function of it with that type.
     unsafe {
         let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY);
         [libc::RTLD_DEFAULT, library].map(|where_| {
-            let found = libc::dlsym(where_, c"read".as_ptr());
+            let found = libc::dlsym(where_, name.as_ptr());
             assert!(!found.is_null());
-            core::mem::transmute::<*mut c_void, Read>(found)
+            core::mem::transmute::<*mut c_void, Call>(found)
         })
     }
 }
 
-/// Nanoseconds of each of so many reads of one byte.
-fn turn(read: Read, file: &File, calls: u32) -> f64 {
+/// Nanoseconds of each of so many reads or writes of one byte.
+fn turn(call: Call, file: &File, calls: u32) -> f64 {
     let mut byte = 0u8;
     let begun = Instant::now();
     for _ in 0..calls {
         // SAFETY: a byte that is here.
-        let read = unsafe { read(file.as_raw_fd(), (&raw mut byte).cast(), 1) };
-        assert_eq!(read, 1);
+        let moved = unsafe { call(file.as_raw_fd(), (&raw mut byte).cast(), 1) };
+        assert_eq!(moved, 1);
     }
     begun.elapsed().as_secs_f64() * 1e9 / f64::from(calls)
 }
 
 /// In the process that has the library.
 fn child(how: &str) {
-    let [through, plain] = functions();
+    let (name, how) = how.split_once(' ').unwrap();
+    let [through, plain] = functions(&CString::new(name).unwrap());
     let same = std::ptr::fn_addr_eq(through, plain);
     assert!(!same, "the library is not there");
-    let zero = File::open("/dev/zero").unwrap();
+    let mut options = File::options();
+    let zero = options.read(true).write(true).open("/dev/zero").unwrap();
     match how {
         "through" => drop(turn(through, &zero, COUNTED)),
         "plain" => drop(turn(plain, &zero, COUNTED)),
@@ -87,15 +98,22 @@ fn run(mut command: Command, how: &str) -> String {
     String::from_utf8(said).unwrap()
 }
 
-/// Instructions of a whole process; `None` without valgrind.
-fn instructions(how: &str) -> Option<u64> {
+/// Instructions of a whole process.
+fn instructions(how: &str) -> u64 {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
     command.arg(env::current_exe().unwrap());
-    Command::new("valgrind").arg("--version").output().ok()?;
     let said = run(command, how);
-    let line = said.lines().find(|line| line.contains("Collected : "))?;
-    line.rsplit(' ').next()?.parse().ok()
+    let line = said.lines().find(|line| line.contains("Collected : "));
+    line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// What the library adds to a call, in instructions.
+fn added(name: &str) -> (String, u64, String) {
+    let of = |how: &str| instructions(&format!("{name} {how}"));
+    let added = of("through").saturating_sub(of("plain"));
+    let each = (added + u64::from(COUNTED) / 2) / u64::from(COUNTED);
+    (format!("{name}, another's descriptor"), each, String::new())
 }
 
 /// The median, and between what nine tenths are.
@@ -106,16 +124,22 @@ fn words(values: impl Iterator<Item = f64>) -> String {
     format!("{:.1} ({:.1} to {:.1})", at(0.5), at(0.05), at(0.95))
 }
 
-fn main() {
+fn main() -> ExitCode {
     if let Ok(how) = env::var(CHILD) {
-        return child(&how);
+        child(&how);
+        return ExitCode::SUCCESS;
     }
     assert!(
         library().exists(),
         "{}: cargo build --release -p tidewall-preload",
         library().display()
     );
-    let said = run(Command::new(env::current_exe().unwrap()), "time");
+    if env::args().any(|argument| argument == "--instructions") {
+        let counts = ["read", "write"].map(added);
+        let compiler = tidewall_bench_instructions::compiler();
+        return tidewall_bench_instructions::judge(KEPT, compiler, TOLERANCE, counts);
+    }
+    let said = run(Command::new(env::current_exe().unwrap()), "read time");
     let pairs: Vec<(f64, f64)> = said
         .lines()
         .map(|line| {
@@ -130,8 +154,5 @@ fn main() {
         "  added   {}",
         words(pairs.iter().map(|pair| pair.1 - pair.0))
     );
-    if let (Some(through), Some(plain)) = (instructions("through"), instructions("plain")) {
-        let added = through.saturating_sub(plain) as f64 / f64::from(COUNTED);
-        println!("  added   {added:.1} instructions");
-    }
+    ExitCode::SUCCESS
 }

@@ -183,7 +183,7 @@ fn measure(place: usize) -> Result<Cost, String> {
 }
 
 /// What `rustc --version` says.
-fn compiler() -> String {
+pub fn compiler() -> String {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("--version").output();
     output.map_or_else(
