@@ -56,7 +56,7 @@ pub use raw_option::{
     option, option_bytes, peer_process, set_option, set_option_bytes,
 };
 pub use raw_poll::{SignalSet, poll_readable, ppoll, ready_now, select};
-pub use raw_thread::set_fifo;
+pub use raw_thread::{find_no_files, set_fifo};
 pub use thread::{monotonic, pin, raise_open_files, thread_time};
 pub use wake::{WakeFd, wait_readable};
 
