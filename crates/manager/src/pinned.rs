@@ -197,7 +197,9 @@ impl fmt::Debug for PinnedProgram {
 
 impl PinnedProgram {
     /// Loads the program, attaches it to an interface of the caller's network namespace
-    /// and pins both with all maps, in place of whatever the directory has.
+    /// and pins both with all maps, in place of whatever the directory has. Attaching waits for
+    /// RCU; before it `begin` may start what can be done meanwhile, and gets the map of
+    /// applications' tables.
     ///
     /// # Errors
     /// As [`crate::Program::load`] and [`crate::Program::attach_where_possible`]; what
@@ -206,6 +208,7 @@ impl PinnedProgram {
         directory: PinDirectory,
         interface: &str,
         mode: Option<XdpMode>,
+        begin: impl FnOnce(OwnedFd) -> io::Result<()>,
     ) -> io::Result<(Self, XdpMode)> {
         directory.empty()?;
         let mut loaded = load(programs::DEMUX)
@@ -245,6 +248,7 @@ impl PinnedProgram {
         if let Ok(programs) = PairPrograms::load(&mut loaded) {
             programs.pin(&directory.path)?;
         }
+        begin(pinned(&directory.at("applications"))?)?;
         let xdp = xdp_named(&mut loaded, "demux")?;
         let (link, mode) = attach_by(xdp, interface, mode)?;
         pin(link.as_fd(), &directory.at(LINK))?;

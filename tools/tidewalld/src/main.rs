@@ -222,7 +222,7 @@ fn start(
     remove_ephemeral(&arguments.interface)?;
     // Before the socket: who has the directory has that, too.
     let directory = PinDirectory::take(pins)?;
-    let mut device = DirectDevice::open(directory, &arguments.interface, arguments.xdp)?;
+    let mut device = DirectDevice::open(directory, &arguments.interface, arguments.xdp, false)?;
     if !arguments.private.is_empty() {
         device.offer_private()?;
     }

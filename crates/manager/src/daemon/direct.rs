@@ -84,6 +84,8 @@ pub struct DirectDevice {
     described: Joined,
     /// Whether something was taken from a stock since the last [`DirectDevice::tick`].
     taken: bool,
+    /// When it is made anew.
+    refill_at: Option<Duration>,
     /// The manager's own entry in the journal.
     own: Entry,
     /// Whether the program was there before this process.
@@ -94,8 +96,13 @@ pub struct DirectDevice {
 /// has reserved, and what the device's settings were.
 const OWN_ENTRY: u16 = APPLICATIONS as u16;
 
+/// A device's queues have one user and his successor.
+const SUCCESSION: usize = 2;
+
 impl DirectDevice {
-    /// Takes over what an earlier process has pinned, or loads and attaches the program.
+    /// Takes over what an earlier process has pinned, or loads and attaches the program. If it
+    /// `expects` an application that is to have the queues, what they consist of is made ready
+    /// meanwhile by threads, and its tables are, which the first one waits for otherwise.
     ///
     /// # Errors
     /// As [`PinnedProgram::create`] and [`PinnedProgram::adopt`]; `NotFound`, in words, where
@@ -104,10 +111,20 @@ impl DirectDevice {
         directory: PinDirectory,
         interface: &str,
         mode: Option<XdpMode>,
+        expects: bool,
     ) -> io::Result<Self> {
         let directory = removal::of_interface(directory, interface)?;
         let index = interface::index(interface)?;
         let adopted = directory.is_whole();
+        let (mut begun, mut slots) = (None, None);
+        let begin = |applications| {
+            if expects {
+                let queues = begun.insert(Queues::new(interface, index, None, None));
+                queues.stock(queue_count_of(interface))?;
+                slots = Some(Slots::start(applications, &[], SUCCESSION)?);
+            }
+            Ok(())
+        };
         let (program, mode) = match adopted {
             true => {
                 let program = PinnedProgram::adopt(directory)?;
@@ -119,7 +136,7 @@ impl DirectDevice {
                 (program, mode)
             }
             false => {
-                let (mut program, mode) = PinnedProgram::create(directory, interface, mode)?;
+                let (mut program, mode) = PinnedProgram::create(directory, interface, mode, begin)?;
                 program.set_entry(OWN_ENTRY, &own_entry(mode, index))?;
                 (program, mode)
             }
@@ -152,8 +169,9 @@ impl DirectDevice {
             random: File::open("/dev/urandom")?,
             reserved,
             neighbours,
-            queues: Queues::new(interface, index, holder, queues::noted(&own)),
-            slots: None,
+            queues: begun
+                .unwrap_or_else(|| Queues::new(interface, index, holder, queues::noted(&own))),
+            slots,
             private: None,
             present,
             lent: None,
@@ -162,6 +180,7 @@ impl DirectDevice {
             switch_at: None,
             described: Joined::new_zeroed(),
             taken: false,
+            refill_at: None,
             own,
             adopted,
         };
@@ -179,6 +198,9 @@ impl DirectDevice {
     /// # Errors
     /// EAGAIN where no thread can be started; what the kernel reports.
     pub fn get_ready(&mut self) -> io::Result<()> {
+        if self.slots.is_some() {
+            return Ok(());
+        }
         let mut used = Vec::new();
         for number in 0..APPLICATIONS as u16 {
             if self.program.entry(number)?.state != FREE {
@@ -187,8 +209,7 @@ impl DirectDevice {
         }
         let ready = match self.private {
             Some(_) => private::READY,
-            // A device's queues have one user and his successor.
-            None => 2,
+            None => SUCCESSION,
         };
         let applications = self.program.applications().try_clone_to_owned()?;
         self.slots = Some(Slots::start(applications, &used, ready)?);
@@ -237,7 +258,7 @@ impl DirectDevice {
 
     /// Queues that the driver program counts on.
     fn queue_count(&self) -> u32 {
-        queue_count(&self.interface).unwrap_or(1).min(QUEUES as u32)
+        queue_count_of(&self.interface)
     }
 
     /// What became of the kernel's frames on each queue, by class.
@@ -262,15 +283,6 @@ impl DirectDevice {
         self.program.set_entry(OWN_ENTRY, &own)?;
         self.own = own;
         Ok(())
-    }
-
-    /// Has what an application's queues consist of made ready, by a thread, which the first one
-    /// waits for otherwise.
-    ///
-    /// # Errors
-    /// EAGAIN where no thread can be started.
-    pub fn expect_application(&mut self) -> io::Result<()> {
-        self.queues.stock(self.queue_count()).map(drop)
     }
 
     /// Makes an application's queues, which get its frames from then on.
@@ -311,6 +323,10 @@ impl DirectDevice {
         let counters = self.program.queues().try_clone_to_owned()?;
         Ok((slots.hand_out(application)?, counters))
     }
+}
+
+fn queue_count_of(interface: &str) -> u32 {
+    queue_count(interface).unwrap_or(1).min(QUEUES as u32)
 }
 
 fn invalid(text: &str) -> io::Error {

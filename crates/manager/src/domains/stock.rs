@@ -177,8 +177,9 @@ impl<T: Send + 'static> Stock<T> {
         self.shared.changed.notify_one();
     }
 
-    /// That it has too few, and why, as far as that is known: EBUSY.
+    /// That it has too few, and why, as far as that is known: EBUSY. The thread makes them.
     pub fn not_ready(&self, what: &str) -> io::Error {
+        self.refill();
         let text = match &self.shared.state().failure {
             None => format!("{what} are being made: try again"),
             Some(failure) => format!("{what} cannot be made: {failure}"),

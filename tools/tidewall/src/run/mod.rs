@@ -297,10 +297,10 @@ fn server(
     socket: &Path,
 ) -> io::Result<Server> {
     let directory = PinDirectory::take(pins)?;
-    let mut device = DirectDevice::open(directory, interface, arguments.xdp)?;
-    match arguments.private {
-        true => device.offer_private()?,
-        false => device.expect_application()?,
+    let expects = !arguments.private;
+    let mut device = DirectDevice::open(directory, interface, arguments.xdp, expects)?;
+    if arguments.private {
+        device.offer_private()?;
     }
     fs::create_dir_all(places::SOCKETS)?;
     let listener = Listener::bind(socket)?;

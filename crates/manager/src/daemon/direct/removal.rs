@@ -113,7 +113,7 @@ impl DirectDevice {
         // It may be called otherwise now.
         let left = directory.interface()?;
         match left.map_or_else(|| Err(no_interface(name)), interface::name) {
-            Ok(now) => DirectDevice::open(directory, &now, None)?.remove(),
+            Ok(now) => DirectDevice::open(directory, &now, None, false)?.remove(),
             Err(_) => remove_lost(directory),
         }
     }

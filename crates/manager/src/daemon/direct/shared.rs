@@ -17,6 +17,10 @@ use crate::protocol::{JOIN_WITHOUT_QUEUES, Join, Status};
 /// successor mostly comes at once.
 pub const LINGER: Duration = Duration::from_secs(5);
 
+/// How long after a Join what it took is made anew, which takes the processor for some 15 ms
+/// that a program needs for its start. Who comes before that has it made at once.
+const REFILL_AFTER: Duration = Duration::from_millis(200);
+
 /// How long a private application is alone before it is lent the device, which interrupts
 /// until then: one that lives shorter changes none of its settings.
 const LEND_AFTER: Duration = Duration::from_millis(100);
@@ -56,11 +60,14 @@ impl DirectDevice {
 
     /// What of a Join need not be done before it is answered: has what was taken made anew,
     /// and the device defer interrupts, also for an application whose manager died before.
-    fn follow_up(&mut self) -> io::Result<()> {
+    fn follow_up(&mut self, now: Duration) -> io::Result<()> {
         if std::mem::take(&mut self.taken) {
+            self.private.iter().for_each(Private::refill);
+            self.refill_at.get_or_insert(now + REFILL_AFTER);
+        }
+        if self.refill_at.take_if(|at| *at <= now).is_some() {
             self.queues.refill();
             self.slots.iter().for_each(Slots::refill);
-            self.private.iter().for_each(Private::refill);
         }
         if self.queues.are_used()
             && self.lent.is_none()
@@ -75,7 +82,8 @@ impl DirectDevice {
 
     /// When [`DirectDevice::tick`] has something to do.
     pub fn deadline(&self) -> Option<Duration> {
-        self.switch_at.map(|(_, at)| at)
+        let switch_at = self.switch_at.map(|(_, at)| at);
+        [switch_at, self.refill_at].into_iter().flatten().min()
     }
 
     /// Has the device polled by the private application that is alone with it; by threads
@@ -87,7 +95,7 @@ impl DirectDevice {
     /// What switching reports. It is tried again after [`LINGER`], or when the interface has
     /// changed.
     pub fn tick(&mut self, now: Duration) -> io::Result<()> {
-        self.follow_up()?;
+        self.follow_up(now)?;
         let wanted = self.wanted_polling();
         let lingers = private::noted(&self.own).is_some();
         let (is_due, after) = match wanted {
