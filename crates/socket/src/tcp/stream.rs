@@ -243,6 +243,8 @@ impl TcpStream {
         let timeout = self.write_timeout.get();
         let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
+        // An event loop may have many answers to write before it waits again.
+        core.receiver.poll_if_due(core)?;
         let mut written = 0;
         let mut polled = false;
         // The handshake was not complete when this was looked at last.

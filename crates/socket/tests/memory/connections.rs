@@ -206,6 +206,41 @@ fn the_question_rides_with_its_acknowledgment_home() {
     assert_eq!(tap.take().len(), 2);
 }
 
+/// Who answers all that a turn has brought is away from its selector for longer than the ring
+/// lasts.
+#[test]
+fn the_ring_does_not_overflow_while_answers_are_written() {
+    let meeting = Meeting::new();
+    let client = meeting.connect(1);
+    meeting.pump();
+    let server = meeting.accept(1).unwrap();
+    meeting.pump();
+    // Its channel fills up, which is its own loss.
+    let _blasted = meeting.bed.service();
+    let frame = datagram(at(NEAR4, 9), at(FAR4, SERVICE), b"x");
+    let pass = || {
+        (0..96).for_each(|_| meeting.bed.inject(&frame));
+        meeting.bed.advance(Duration::from_millis(1));
+    };
+    let mut events = Vec::new();
+    for _ in 0..16 {
+        (&client).write_all(b"x").unwrap();
+        meeting
+            .near
+            .wait(&mut events, Some(Duration::ZERO))
+            .unwrap();
+        pass();
+        meeting.far.wait(&mut events, Some(Duration::ZERO)).unwrap();
+        assert_eq!(events.len(), 1);
+    }
+    for _ in 0..16 {
+        pass();
+        (&server).write_all(b"x").unwrap();
+    }
+    let port = meeting.bed.link.port_counters(Side::B);
+    assert_eq!(port.device_full, 0);
+}
+
 #[test]
 fn a_full_backlog_lets_syns_die_in_the_driver() {
     let meeting = Meeting::with(ListenOptions {
