@@ -48,6 +48,14 @@ const CARRIED: [(i32, i32); 18] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
 ];
 
+/// Their values, of those that a socket has.
+pub(crate) type Defaults = [Option<Vec<u8>>; CARRIED.len()];
+
+/// Which buffers' sizes have been set: socket(7), of Linux 5.14, which the libc crate leaves out.
+const SO_BUF_LOCK: i32 = 72;
+const SOCK_SNDBUF_LOCK: i32 = 1;
+const SOCK_RCVBUF_LOCK: i32 = 2;
+
 /// The longest of their values.
 const VALUE_BYTES: usize = 16;
 
@@ -204,16 +212,26 @@ impl Posix {
         installed.map_err(errno)
     }
 
-    /// The options that differ from those of a socket that was just made.
+    /// The options that the program has set, as far as they differ from those of a socket that
+    /// was just made.
     fn carried(&self, socket: &OwnedFd, domain: i32, kind: i32) -> Result<State> {
         let mut state = State {
             options: Options::new(&self.stack().sysctl()),
             ..State::default()
         };
-        let fresh = kernel_socket(domain, kind).map_err(errno)?;
-        let defaults = CARRIED.map(|which| value_of(&fresh, which));
-        let fresh = OpenFile::from(fresh);
+        let defaults = self.defaults(domain, kind)?;
+        // Of an older kernel's socket both may have been set.
+        let buffers = tidewall_sys::option(socket, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(!0);
+        let mut file = None;
         for (which, default) in CARRIED.into_iter().zip(defaults) {
+            let is_set = match which {
+                (libc::SOL_SOCKET, libc::SO_SNDBUF) => buffers & SOCK_SNDBUF_LOCK != 0,
+                (libc::SOL_SOCKET, libc::SO_RCVBUF) => buffers & SOCK_RCVBUF_LOCK != 0,
+                _ => true,
+            };
+            if !is_set {
+                continue;
+            }
             let Some(mut value) = value_of(socket, which).filter(|it| Some(it) != default.as_ref())
             else {
                 continue;
@@ -224,10 +242,30 @@ impl Posix {
                 // What is read is twice what was set.
                 *bytes = (i32::from_ne_bytes(*bytes) / 2).to_ne_bytes();
             }
+            let file = match &file {
+                Some(file) => file,
+                None => file.insert(OpenFile::from(kernel_socket(domain, kind).map_err(errno)?)),
+            };
             // What the engine has not, the connection has not.
-            let _ = option::set(&mut state, &fresh, false, which, &value);
+            let _ = option::set(&mut state, file, false, which, &value);
         }
         Ok(state)
+    }
+
+    /// The options of a socket that was just made, looked at once: what an administrator has
+    /// changed since then is carried, as if the program had set it.
+    fn defaults(&self, domain: i32, kind: i32) -> Result<&Defaults> {
+        let known = match domain {
+            libc::AF_INET6 => &self.defaults[1],
+            _ => &self.defaults[0],
+        };
+        match known.get() {
+            Some(known) => Ok(known),
+            None => {
+                let fresh = kernel_socket(domain, kind).map_err(errno)?;
+                Ok(known.get_or_init(|| CARRIED.map(|which| value_of(&fresh, which))))
+            }
+        }
     }
 }
 

@@ -33,7 +33,7 @@ mod svc;
 mod transfer;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tidewall_socket::{Descriptors, OpenFile, Stack};
@@ -94,6 +94,8 @@ pub struct Posix {
     descriptors: Descriptors,
     config: PosixConfig,
     sockets: Mutex<Sockets>,
+    /// Of the kernel's streams, of IPv4 and of IPv6.
+    defaults: [OnceLock<adopt::Defaults>; 2],
 }
 
 impl core::fmt::Debug for Posix {
@@ -129,6 +131,7 @@ impl Posix {
             descriptors: Descriptors::new(stack, config.limit),
             config,
             sockets: Mutex::default(),
+            defaults: Default::default(),
         }
     }
 
