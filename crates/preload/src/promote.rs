@@ -3,6 +3,7 @@
 //! A socket is the kernel's until the process pays attention to it: who only makes, binds
 //! and hands on sockets gets no stack. The stack is made for the first that can be promoted.
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -40,6 +41,17 @@ static COPIED: AtomicBool = AtomicBool::new(false);
 /// Nobody promotes a socket meanwhile.
 pub(crate) fn hold() -> MutexGuard<'static, ()> {
     PROMOTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+thread_local! {
+    static MAKES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// As [`hold`], for a child that is about to be made; `None` in the thread that makes the
+/// stack, which has it, and has children of its own for that.
+pub(crate) fn hold_to_fork() -> Option<MutexGuard<'static, ()>> {
+    let makes = MAKES.try_with(Cell::get).unwrap_or(false);
+    (!makes).then(hold)
 }
 
 /// Where a stack may come from.
@@ -472,10 +484,12 @@ pub(crate) fn stack() -> Option<&'static Posix> {
 
 fn make(source: &Source) -> io::Result<&'static Posix> {
     let config = EmbeddedConfig::new(&source.interface).policy(policy());
+    let _ = MAKES.try_with(|makes| makes.set(true));
     let made = protecting(|| match &source.manager {
         Some(path) => Stack::managed(path, config),
         None => Stack::embedded(config),
     });
+    let _ = MAKES.try_with(|makes| makes.set(false));
     let stack = made.inspect_err(|error| record(Verdict::NoStack, "", &source.interface, error))?;
     // Its clock has just begun.
     let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

@@ -16,7 +16,7 @@ use crate::report;
 /// The locks that a child may take whose parent has no stack, in the order that they are
 /// taken in.
 type Guards = (
-    MutexGuard<'static, ()>,
+    Option<MutexGuard<'static, ()>>,
     Option<MutexGuard<'static, Vec<String>>>,
     MutexGuard<'static, Vec<Entry>>,
 );
@@ -32,7 +32,7 @@ thread_local! {
 /// take what is held.
 pub(super) extern "C" fn forks() {
     process::note_inside(true);
-    let guards = (promote::hold(), report::hold(), registered::hold());
+    let guards = (promote::hold_to_fork(), report::hold(), registered::hold());
     let _ = HELD.try_with(|held| held.set(Some(ManuallyDrop::new(guards))));
 }
 
