@@ -30,7 +30,7 @@ use tidewall_sys::netlink::Rtnetlink;
 use crate::XdpMode;
 use crate::daemon::journal::{ENTRY_BYTES, Entry};
 use crate::domains::programs::PairPrograms;
-use crate::program::{Traces, attach, load, random_bytes, xdp_named};
+use crate::program::{Traces, attach, load, random_bytes, read_no_btf, xdp_named};
 use crate::refusal::{check_generic, describe, native};
 
 const MAPS: [&str; 10] = [
@@ -211,6 +211,7 @@ impl PinnedProgram {
         begin: impl FnOnce(OwnedFd) -> io::Result<()>,
     ) -> io::Result<(Self, XdpMode)> {
         directory.empty()?;
+        read_no_btf();
         let mut loaded = load(programs::DEMUX)
             .map_err(|error| describe("load the driver program's maps", error))?;
         let xdp = xdp_named(&mut loaded, "demux")?;

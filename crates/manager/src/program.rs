@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -316,25 +316,31 @@ impl Program {
     }
 }
 
+/// Of the whole process, as each that is made reads the kernel's own BTF, whatever it is told
+/// after; that takes some 20 ms, and our programs do not refer to it.
+static LOADER: OnceLock<Mutex<EbpfLoader<'static>>> = OnceLock::new();
+
 /// Makes the maps of an object and reads its programs.
 pub(crate) fn load(object: &[u8]) -> Result<Ebpf, EbpfError> {
-    static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| Mutex::new(loader()));
-    let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
-    loader.load(object)
+    let loader = LOADER.get_or_init(|| Mutex::new(EbpfLoader::new()));
+    let mut loader = loader.lock().unwrap_or_else(PoisonError::into_inner);
+    loader.btf(None).load(object)
 }
 
-/// A loader reads the kernel's own BTF when it is made, whatever it is told after, which takes
-/// some 20 ms and which our programs do not refer to. A thread to which files are not there
-/// makes one that has read nothing; where there is no such thread, it takes those 20 ms.
-fn loader() -> EbpfLoader<'static> {
+/// Has [`load`] spare those 20 ms, in a process that is the manager's own: a thread to which
+/// files are not there makes a loader that has read nothing. In another's process a filter of
+/// system calls might be in the way of that, or its own of ours.
+pub(crate) fn read_no_btf() {
+    LOADER.get_or_init(|| Mutex::new(without_btf()));
+}
+
+fn without_btf() -> EbpfLoader<'static> {
     let made = thread::Builder::new().spawn(|| {
         let _ = find_no_files();
         EbpfLoader::new()
     });
     let made = made.ok().and_then(|thread| thread.join().ok());
-    let mut loader = made.unwrap_or_default();
-    loader.btf(None);
-    loader
+    made.unwrap_or_default()
 }
 
 /// Attaches a loaded program by a link, which ends with its descriptor.
@@ -425,7 +431,7 @@ mod tests {
     fn the_kernels_own_btf_is_not_read() {
         let whole = std::fs::metadata("/sys/kernel/btf/vmlinux").map_or(0, |file| file.len());
         let before = read_so_far();
-        let _loader = loader();
+        let _loader = without_btf();
         let read = read_so_far() - before;
         assert!(whole == 0 || read < whole / 2, "{read} of {whole} bytes");
     }
