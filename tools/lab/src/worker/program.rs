@@ -525,7 +525,8 @@ mod tests {
         };
         let text = squid.configuration(80, Path::new("/dev/shm/x"), 20_000);
         for line in [
-            "http_port 80 accel defaultsite=tidewall no-vhost",
+            "http_port 80 accel defaultsite=10.77.0.1 no-vhost",
+            "hosts_file /dev/shm/x/hosts",
             "refresh_pattern . 0 0% 0",
             "server_persistent_connections off",
             "access_log none",

@@ -66,8 +66,11 @@ pub(super) fn begin(
     if place.arguments.profile {
         counters.count_times();
     }
-    let reader =
-        Reader::open(&path).map_err(|error| Failure::io("reading the counters", &error))?;
+    let open = || Reader::open(&path).map_err(|error| Failure::io("reading the counters", &error));
+    let (reader, look) = (open()?, open()?);
+    // Nobody else reads them, and who is killed leaves no file that another user cannot write
+    // when the process's number comes again.
+    let _ = std::fs::remove_file(&path);
     let terminal = io::stderr().is_terminal();
     let begun = Instant::now();
     let ended = Arc::new(AtomicBool::new(false));
@@ -81,16 +84,12 @@ pub(super) fn begin(
         // Its panic, if any, has been reported; the totals below do not need it.
         let _ = watcher.join();
     }
-    let look = Reader::open(&path).ok();
-    if let Some(look) = look.as_ref().and_then(Look::at) {
+    if let Some(look) = Look::at(&look) {
         let totals = (words.totals)(&look, begun.elapsed());
         let _ = say_line(&(totals + &look.losses()));
     }
-    if let Some(times) = look
-        .filter(|_| place.arguments.profile)
-        .map(|look| look.times())
-    {
-        let _ = say_line(&parts(&times));
+    if place.arguments.profile {
+        let _ = say_line(&parts(&look.times()));
     }
     result.map_err(|error| Failure::io("serving", &error))
 }
