@@ -316,8 +316,9 @@ impl Program {
     }
 }
 
-/// Of the whole process, as each that is made reads the kernel's own BTF, whatever it is told
-/// after; that takes some 20 ms, and our programs do not refer to it.
+/// One for the whole process: making one reads the kernel's own BTF, even where `btf(None)`
+/// follows; that takes longer than all else of loading but the verifier, and our programs do
+/// not refer to it.
 static LOADER: OnceLock<Mutex<EbpfLoader<'static>>> = OnceLock::new();
 
 /// Makes the maps of an object and reads its programs.
@@ -327,9 +328,9 @@ pub(crate) fn load(object: &[u8]) -> Result<Ebpf, EbpfError> {
     loader.btf(None).load(object)
 }
 
-/// Has [`load`] spare those 20 ms, in a process that is the manager's own: a thread to which
-/// files are not there makes a loader that has read nothing. In another's process a filter of
-/// system calls might be in the way of that, or its own of ours.
+/// Has [`load`] do without reading BTF, in a process that is the manager's own: the loader is
+/// made in a thread whose openat(2) fails. An application's process may have a seccomp filter
+/// that forbids this, and libtidewall.so intercepts the calls for it.
 pub(crate) fn read_no_btf() {
     LOADER.get_or_init(|| Mutex::new(without_btf()));
 }

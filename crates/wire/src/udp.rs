@@ -66,6 +66,7 @@ impl<'a> Packet<'a> {
 
     /// Compares the checksum with the datagram and its addresses.
     #[must_use]
+    #[inline]
     pub fn checksum_state(&self, addresses: Addresses) -> ChecksumState {
         match self.checksum() {
             0 => ChecksumState::Absent,
