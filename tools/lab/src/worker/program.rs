@@ -20,7 +20,6 @@ use tidewall_manager::places;
 use super::child::scratch;
 use super::service::until_input_ends;
 use crate::command::{self, absolute};
-use crate::testbed::CLIENT;
 
 /// What a cache has, and where.
 pub(crate) const KEY: &str = "key:0000001";
@@ -123,8 +122,9 @@ impl Program {
     fn configuration(&self, port: u16, directory: &Path, files: u64) -> String {
         let directory = directory.display();
         match self {
-            // It asks a name server for the site's address and for its clients' names, for each
-            // request; walking through the queries without answers took a third of the processor.
+            // A client's name (`%>A`) in what helpers would be told has Squid ask a name server
+            // for it at each connection: walking through the queries without answers took a
+            // third of the processor.
             Program::Squid { origin } => format!(
                 "http_port {port} accel defaultsite={} no-vhost\n\
                  cache_peer {} parent {} 0 no-query no-digest originserver name=origin connect-timeout=5\n\
@@ -144,7 +144,8 @@ impl Program {
                  coredump_dir {directory}\n\
                  icon_directory {directory}\n\
                  mime_table {directory}/mime.conf\n\
-                 hosts_file {directory}/hosts\n\
+                 url_rewrite_extras \"%>a %un %>rm\"\n\
+                 store_id_extras \"%>a %un %>rm\"\n\
                  pinger_enable off\n\
                  visible_hostname tidewall\n\
                  forwarded_for delete\n\
@@ -395,7 +396,6 @@ pub(super) fn serve(
         program.configuration(port, &directory, files),
     )
     .and_then(|()| fs::write(directory.join("mime.conf"), ""))
-    .and_then(|()| fs::write(directory.join("hosts"), format!("{} client\n", CLIENT.0)))
     .and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)));
     let errors = fs::File::create(directory.join("errors"));
     let started = written
@@ -526,7 +526,8 @@ mod tests {
         let text = squid.configuration(80, Path::new("/dev/shm/x"), 20_000);
         for line in [
             "http_port 80 accel defaultsite=10.77.0.1 no-vhost",
-            "hosts_file /dev/shm/x/hosts",
+            "url_rewrite_extras \"%>a %un %>rm\"",
+            "store_id_extras \"%>a %un %>rm\"",
             "refresh_pattern . 0 0% 0",
             "server_persistent_connections off",
             "access_log none",
