@@ -48,6 +48,41 @@ const CARRIED: [(i32, i32); 18] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
 ];
 
+/// Which options a program may have set on a socket of the kernel's, as far as they are
+/// looked at when the socket comes here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionsSet(u32);
+
+impl OptionsSet {
+    /// The socket was just made.
+    pub const NONE: Self = OptionsSet(0);
+    /// Nobody has watched.
+    pub const ALL: Self = OptionsSet((1 << CARRIED.len()) - 1);
+    /// Bits of [`OptionsSet::bits`].
+    pub const BITS: u32 = CARRIED.len() as u32;
+
+    /// What an option changes: itself, or anything where it is none of those that are looked
+    /// at, since some have two names (SO_RCVBUFFORCE).
+    pub fn of(level: i32, name: i32) -> Self {
+        let place = CARRIED.iter().position(|&which| which == (level, name));
+        place.map_or(Self::ALL, |place| OptionsSet(1 << place))
+    }
+
+    /// To be kept as a number, of [`OptionsSet::from_bits`].
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Of [`OptionsSet::bits`].
+    pub fn from_bits(bits: u32) -> Self {
+        OptionsSet(bits & Self::ALL.0)
+    }
+
+    fn has(self, place: usize) -> bool {
+        self.0 >> place & 1 != 0
+    }
+}
+
 /// Their values, of those that a socket has.
 pub(crate) type Defaults = [Option<Vec<u8>>; CARRIED.len()];
 
@@ -79,7 +114,7 @@ impl Posix {
     /// then.
     pub fn adopt_listener(&self, fd: i32, socket: OwnedFd) -> Result<()> {
         let domain = domain_of(&socket)?;
-        let mut state = self.carried(&socket, domain, libc::SOCK_STREAM)?;
+        let mut state = self.carried(&socket, domain, OptionsSet::ALL)?;
         state.options.backlog = backlog_of(&socket).unwrap_or_default().max(1) + 1;
         let options = state.options.listen(&self.stack().sysctl());
         let listener = TcpListener::adopt(self.stack(), socket, options).map_err(errno)?;
@@ -118,7 +153,8 @@ impl Posix {
     /// Begins a connection for a number of the kernel's whose socket, of which the caller
     /// gives a duplicate, is not connected: as [`Posix::connect`] of a nonblocking stream, or
     /// of one that waits. False where the way to the address is not by the stack's interface:
-    /// nothing was done, and the number names nothing here.
+    /// nothing was done, and the number names nothing here. `set`: what the program may have
+    /// set, which is asked of the socket.
     ///
     /// # Errors
     /// As [`Posix::connect`]: with EINPROGRESS, or where the handshake failed, the number
@@ -129,9 +165,10 @@ impl Posix {
         socket: OwnedFd,
         address: SocketAddr,
         nonblocking: bool,
+        set: OptionsSet,
     ) -> Result<bool> {
         let domain = domain_of(&socket)?;
-        let mut state = self.carried(&socket, domain, libc::SOCK_STREAM)?;
+        let mut state = self.carried(&socket, domain, set)?;
         let options = tidewall_socket::ConnectOptions {
             stream: state.options.stream_options(),
             ..tidewall_socket::ConnectOptions::default()
@@ -212,18 +249,30 @@ impl Posix {
         installed.map_err(errno)
     }
 
-    /// The options that the program has set, as far as they differ from those of a socket that
-    /// was just made.
-    fn carried(&self, socket: &OwnedFd, domain: i32, kind: i32) -> Result<State> {
+    /// Of the options that the program may have `set`, those that differ from a TCP socket's
+    /// that was just made.
+    fn carried(&self, socket: &OwnedFd, domain: i32, set: OptionsSet) -> Result<State> {
         let mut state = State {
             options: Options::new(&self.stack().sysctl()),
             ..State::default()
         };
-        let defaults = self.defaults(domain, kind)?;
+        if set == OptionsSet::NONE {
+            return Ok(state);
+        }
+        let defaults = self.defaults(domain)?;
+        let asks_buffers = [libc::SO_SNDBUF, libc::SO_RCVBUF]
+            .iter()
+            .any(|&name| set.0 & OptionsSet::of(libc::SOL_SOCKET, name).0 != 0);
         // Of an older kernel's socket both may have been set.
-        let buffers = tidewall_sys::option(socket, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(!0);
-        let mut file = None;
-        for (which, default) in CARRIED.into_iter().zip(defaults) {
+        let buffers = asks_buffers
+            .then(|| tidewall_sys::option(socket, libc::SOL_SOCKET, SO_BUF_LOCK).ok())
+            .flatten()
+            .unwrap_or(!0);
+        let file = OpenFile::from(socket.try_clone().map_err(errno)?);
+        for (place, (which, default)) in CARRIED.into_iter().zip(defaults).enumerate() {
+            if !set.has(place) {
+                continue;
+            }
             let is_set = match which {
                 (libc::SOL_SOCKET, libc::SO_SNDBUF) => buffers & SOCK_SNDBUF_LOCK != 0,
                 (libc::SOL_SOCKET, libc::SO_RCVBUF) => buffers & SOCK_RCVBUF_LOCK != 0,
@@ -242,19 +291,15 @@ impl Posix {
                 // What is read is twice what was set.
                 *bytes = (i32::from_ne_bytes(*bytes) / 2).to_ne_bytes();
             }
-            let file = match &file {
-                Some(file) => file,
-                None => file.insert(OpenFile::from(kernel_socket(domain, kind).map_err(errno)?)),
-            };
-            // What the engine has not, the connection has not.
-            let _ = option::set(&mut state, file, false, which, &value);
+            // What the engine has not, the connection has not; the socket has it.
+            let _ = option::set(&mut state, &file, false, which, &value);
         }
         Ok(state)
     }
 
     /// The options of a socket that was just made, looked at once: what an administrator has
     /// changed since then is carried, as if the program had set it.
-    fn defaults(&self, domain: i32, kind: i32) -> Result<&Defaults> {
+    fn defaults(&self, domain: i32) -> Result<&Defaults> {
         let known = match domain {
             libc::AF_INET6 => &self.defaults[1],
             _ => &self.defaults[0],
@@ -262,7 +307,7 @@ impl Posix {
         match known.get() {
             Some(known) => Ok(known),
             None => {
-                let fresh = kernel_socket(domain, kind).map_err(errno)?;
+                let fresh = kernel_socket(domain, libc::SOCK_STREAM).map_err(errno)?;
                 Ok(known.get_or_init(|| CARRIED.map(|which| value_of(&fresh, which))))
             }
         }

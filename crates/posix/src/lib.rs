@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use tidewall_socket::{Descriptors, OpenFile, Stack};
 
-pub use adopt::Accepted;
+pub use adopt::{Accepted, OptionsSet};
 pub use atm::{PvcAddress, SO_ATMPVC, SO_ATMQOS, SO_SETCLP};
 pub use info::TcpInfo;
 pub use message::{ControlMessage, ExtendedError, Received, TCP_CM_INQ};

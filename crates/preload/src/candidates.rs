@@ -1,18 +1,26 @@
-//! Sockets of the kernel's that may become a stack's: a byte a number.
+//! Sockets of the kernel's that may become a stack's: a word a number.
 
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use tidewall_posix::OptionsSet;
 
 /// Numbers are below this; sockets above stay with the kernel. Pages that no number is in
 /// take no memory.
 pub(crate) const NUMBERS: usize = 1 << 20;
 
-static KINDS: [AtomicU8; NUMBERS] = [const { AtomicU8::new(0) }; NUMBERS];
+static KINDS: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 
 /// All that something is known of are below this.
 static END: AtomicUsize = AtomicUsize::new(0);
 
-/// The byte of an epoll set of the kernel's, which becomes no socket.
-const SET: u8 = 3;
+const STREAM: u32 = 1;
+const DATAGRAM: u32 = 2;
+/// An epoll set of the kernel's, which becomes no socket.
+const SET: u32 = 3;
+/// The bits of these. Above are the options that the program may have set.
+const KIND: u32 = 3;
+const KIND_BITS: u32 = KIND.count_ones();
+const _: () = assert!(KIND_BITS + OptionsSet::BITS <= u32::BITS);
 
 /// What a number may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,16 +31,16 @@ pub(crate) enum Kind {
     Datagram,
 }
 
-fn place(fd: i32) -> Option<&'static AtomicU8> {
+fn place(fd: i32) -> Option<&'static AtomicU32> {
     KINDS.get(usize::try_from(fd).ok()?)
 }
 
 /// What the number may become, if anything.
 #[inline]
 pub(crate) fn kind(fd: i32) -> Option<Kind> {
-    match place(fd)?.load(Ordering::Relaxed) {
-        1 => Some(Kind::Stream),
-        2 => Some(Kind::Datagram),
+    match place(fd)?.load(Ordering::Relaxed) & KIND {
+        STREAM => Some(Kind::Stream),
+        DATAGRAM => Some(Kind::Datagram),
         _ => None,
     }
 }
@@ -48,11 +56,11 @@ pub(crate) fn is_set(fd: i32) -> bool {
     place(fd).is_some_and(|place| place.load(Ordering::Relaxed) == SET)
 }
 
-fn store(fd: i32, byte: u8) {
+fn store(fd: i32, word: u32) {
     if let Some(place) = place(fd) {
-        place.store(byte, Ordering::Relaxed);
+        place.store(word, Ordering::Relaxed);
         let end = fd as usize + 1;
-        if byte != 0 && END.load(Ordering::Relaxed) < end {
+        if word != 0 && END.load(Ordering::Relaxed) < end {
             END.fetch_max(end, Ordering::Relaxed);
         }
     }
@@ -69,14 +77,46 @@ pub(crate) fn all() -> impl Iterator<Item = i32> {
     numbers.filter(|&fd| kind(fd).is_some())
 }
 
-/// Says what a number may become.
+/// Says what a number may become. Any option may have been set.
 pub(crate) fn set(fd: i32, kind: Option<Kind>) {
-    let byte = match kind {
-        None => 0,
-        Some(Kind::Stream) => 1,
-        Some(Kind::Datagram) => 2,
+    enter(fd, kind, OptionsSet::ALL);
+}
+
+/// As [`set`], of a socket that was just made.
+pub(crate) fn made(fd: i32, kind: Option<Kind>) {
+    enter(fd, kind, OptionsSet::NONE);
+}
+
+fn enter(fd: i32, kind: Option<Kind>, options: OptionsSet) {
+    let kind = match kind {
+        None => return store(fd, 0),
+        Some(Kind::Stream) => STREAM,
+        Some(Kind::Datagram) => DATAGRAM,
     };
-    store(fd, byte);
+    store(fd, kind | options.bits() << KIND_BITS);
+}
+
+/// An option is about to be set.
+pub(crate) fn note_option(fd: i32, level: i32, name: i32) {
+    if kind(fd).is_some()
+        && let Some(place) = place(fd)
+    {
+        let option = OptionsSet::of(level, name).bits() << KIND_BITS;
+        place.fetch_or(option, Ordering::Relaxed);
+    }
+}
+
+/// Options that may have been set.
+pub(crate) fn options(fd: i32) -> OptionsSet {
+    let word = place(fd).map_or(u32::MAX, |place| place.load(Ordering::Relaxed));
+    OptionsSet::from_bits(word >> KIND_BITS)
+}
+
+/// A child may set options of sockets that it shares with this process.
+pub(crate) fn share_all() {
+    for place in all().filter_map(place) {
+        place.fetch_or(OptionsSet::ALL.bits() << KIND_BITS, Ordering::Relaxed);
+    }
 }
 
 /// What the kernel has just made of the arguments of socket(2) may become.

@@ -362,7 +362,8 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
         Some((posix, copy, nonblocking))
     });
     let (posix, copy, nonblocking) = prepared?;
-    let result = inside(|| posix.adopt_connecting(fd, copy, to, nonblocking));
+    let set = candidates::options(fd);
+    let result = inside(|| posix.adopt_connecting(fd, copy, to, nonblocking, set));
     match result {
         Ok(false) => {
             inside(|| keep(fd, "connection", to, "another interface leads there"));

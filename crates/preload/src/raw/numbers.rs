@@ -38,6 +38,8 @@ fn copy(fd: c_int, number: c_int) {
         None if candidates::is_set(fd) => candidates::note_set(number),
         None => {
             if let kind @ Some(_) = candidates::kind(fd) {
+                // Options that are set by one number are the other's, too.
+                candidates::set(fd, kind);
                 candidates::set(number, kind);
                 promote::note_copy();
             }

@@ -8,6 +8,7 @@ use tidewall_socket::OpenFile;
 use tidewall_socket::readiness::Events;
 
 use super::{bytes, done, number, originals, room};
+use crate::candidates;
 use crate::process::{inside, ours};
 use crate::promote;
 
@@ -25,6 +26,7 @@ pub(super) unsafe extern "C" fn setsockopt(
     length: socklen_t,
 ) -> c_int {
     let Some(posix) = ours(fd) else {
+        candidates::note_option(fd, level, name);
         // SAFETY: the caller's.
         return unsafe { originals::setsockopt(fd, level, name, value, length) };
     };

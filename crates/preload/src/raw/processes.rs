@@ -8,6 +8,7 @@ use std::sync::MutexGuard;
 use tidewall_device::forked;
 
 use super::{originals, signals};
+use crate::candidates;
 use crate::process;
 use crate::promote;
 use crate::registered::{self, Entry};
@@ -32,6 +33,7 @@ thread_local! {
 /// take what is held.
 pub(super) extern "C" fn forks() {
     process::note_inside(true);
+    candidates::share_all();
     let guards = (promote::hold_to_fork(), report::hold(), registered::hold());
     let _ = HELD.try_with(|held| held.set(Some(ManuallyDrop::new(guards))));
 }

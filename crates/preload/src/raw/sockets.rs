@@ -24,7 +24,7 @@ pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
     // SAFETY: the caller's.
     let fd = unsafe { originals::socket(domain, kind, protocol) };
     if fd >= 0 && !is_inside() {
-        candidates::set(fd, candidates::of_call(domain, kind, protocol));
+        candidates::made(fd, candidates::of_call(domain, kind, protocol));
     }
     fd
 }

@@ -233,7 +233,31 @@ impl Subject {
                 data,
             );
         }
+        let options = [
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 9_000),
+        ];
+        // Also by another number, which is the same socket.
+        let copies = self.random.below(3) == 0;
+        let copy = if copies {
+            c::dup(number) as c_int
+        } else {
+            number
+        };
+        for (level, option, value) in options {
+            match self.random.below(3) {
+                0 => c::setsockopt(number, level, option, value),
+                1 => c::setsockopt(copy, level, option, value),
+                _ => 0,
+            };
+        }
+        if copies {
+            c::close(copy);
+        }
         let begun = c::connect(number, self.remote.1);
+        let kept = options.map(|(level, option, _)| c::getsockopt(number, level, option));
         let ready = c::poll(&mut [(number, libc::POLLOUT)], 10_000);
         let error = c::getsockopt(number, libc::SOL_SOCKET, libc::SO_ERROR);
         let again = c::connect(number, self.remote.1);
@@ -242,7 +266,7 @@ impl Subject {
         let peer = self.remote.0.accept();
         self.enter(fd, peer);
         self.note(format_args!(
-            "connect {begun} {ready:?} {error:?} {again} {third} {names:?}"
+            "connect {begun} {kept:?} {ready:?} {error:?} {again} {third} {names:?}"
         ));
     }
 
