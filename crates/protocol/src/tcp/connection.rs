@@ -60,7 +60,12 @@ impl Pending {
     /// What Nagle, cork or silly-window avoidance hold back has waited long
     /// enough.
     pub(super) const OVERRIDE: u8 = 32;
-    pub(super) const ALL: u8 = 63;
+    /// An acknowledgment is due that may wait for data to go with
+    /// ([`Connection::may_wait`]).
+    pub(super) const ACKNOWLEDGE_SOON: u8 = 64;
+    /// An acknowledgment is due.
+    pub(super) const ANY_ACKNOWLEDGMENT: u8 = Self::ACKNOWLEDGE | Self::ACKNOWLEDGE_SOON;
+    pub(super) const ALL: u8 = 127;
 
     pub(super) fn add(&mut self, what: u8) {
         self.0 |= what;
@@ -593,6 +598,17 @@ impl Connection {
             || self.receive.duplicate_acks > 0
             || self.plan().is_some()
             || self.needs_persist()
+    }
+
+    /// True when [`Connection::output`] would only acknowledge what came in order: nobody
+    /// needs that at once, and an application that is about to write, or to close, sends it
+    /// along.
+    #[inline]
+    pub fn may_wait(&self) -> bool {
+        self.pending.0 == Pending::ACKNOWLEDGE_SOON
+            && self.receive.duplicate_acks == 0
+            && self.plan().is_none()
+            && !self.needs_persist()
     }
 
     /// Sends all that may be sent now. `send` returns false when it has no room:

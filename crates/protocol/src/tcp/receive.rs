@@ -164,7 +164,7 @@ impl Connection {
             self.sample_handshake(now.saturating_sub(self.send.last_sent), now);
         }
         self.pending.clear(Pending::SYNCHRONIZE);
-        self.pending.add(Pending::ACKNOWLEDGE);
+        self.pending.add(Pending::ACKNOWLEDGE_SOON);
         self.take_window(header.sequence, self.send.una, header.window.into());
         self.establish(now, lost);
         self.resend_syn_data(now);
@@ -464,13 +464,12 @@ impl Connection {
                 }
                 let expected = self.receive.assembler.next();
                 let unacknowledged = expected.wrapping_sub(self.receive.last_ack_sent);
-                if filled
-                    || unacknowledged > u32::from(self.receive.mss)
-                    || self.receive.quick_acks > 0 && !self.receive.pingpong
-                {
+                if filled || unacknowledged > u32::from(self.receive.mss) {
                     // A hole was filled (RFC 5681 §4.2), or every second full
                     // segment (RFC 9293 §3.8.6.3).
                     self.pending.add(Pending::ACKNOWLEDGE);
+                } else if self.quick_ack() {
+                    self.pending.add(Pending::ACKNOWLEDGE_SOON);
                 } else if !self.timers.is_running(Timer::Acknowledge) {
                     let delay = self.config.delayed_ack.get();
                     self.timers.set(Timer::Acknowledge, now, delay);
@@ -511,9 +510,13 @@ impl Connection {
             return;
         }
         self.receive.finished = true;
+        if self.state == State::Established {
+            self.pending.add(Pending::ACKNOWLEDGE_SOON);
+            self.state = State::CloseWait;
+            return;
+        }
         self.pending.add(Pending::ACKNOWLEDGE);
         match self.state {
-            State::Established => self.state = State::CloseWait,
             State::FinWait1 => {
                 // Our FIN is not acknowledged, or this segment would have done it.
                 self.state = State::Closing;

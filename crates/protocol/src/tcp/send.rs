@@ -104,11 +104,11 @@ impl Connection {
 
     fn send_acknowledgments(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
         if matches!(self.state, State::Closed | State::SynSent) {
-            self.pending.clear(Pending::ACKNOWLEDGE);
+            self.pending.clear(Pending::ANY_ACKNOWLEDGMENT);
             self.receive.duplicate_acks = 0;
             return;
         }
-        while self.pending.has(Pending::ACKNOWLEDGE) || self.receive.duplicate_acks > 0 {
+        while self.pending.has(Pending::ANY_ACKNOWLEDGMENT) || self.receive.duplicate_acks > 0 {
             // The window must be the same in duplicates, or the peer does not
             // take them for such (RFC 5681 §2).
             let duplicates = self.receive.duplicate_acks;
@@ -264,8 +264,8 @@ impl Connection {
         if !self.give(header, (0, length), self.send.mss.into(), send) {
             return false;
         }
-        self.pending.clear(Pending::SYNCHRONIZE);
-        self.pending.clear(Pending::ACKNOWLEDGE);
+        self.pending
+            .clear(Pending::SYNCHRONIZE | Pending::ANY_ACKNOWLEDGMENT);
         self.syn_sent(length);
         if self.error_queue.is_some() {
             self.timestamp_sent(isn.wrapping_add(1 + length), now);
@@ -408,10 +408,10 @@ impl Connection {
     /// The segment that was just sent has carried an acknowledgment.
     #[inline]
     fn acknowledgment_sent(&mut self, header: &Header) {
-        if self.pending.has(Pending::ACKNOWLEDGE) && self.receive.quick_acks > 0 {
+        if self.pending.has(Pending::ANY_ACKNOWLEDGMENT) && self.receive.quick_acks > 0 {
             self.receive.quick_acks -= 1;
         }
-        self.pending.clear(Pending::ACKNOWLEDGE);
+        self.pending.clear(Pending::ANY_ACKNOWLEDGMENT);
         self.receive.assembler.duplicate_reported();
         self.receive.last_ack_sent = header.acknowledgment;
         self.receive.window_field = header.window;

@@ -18,6 +18,8 @@ use waiting::EventCost;
 
 mod waiting;
 
+pub(crate) use waiting::in_turn;
+
 /// Which calls a registration is for: they differ in what may be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interface {

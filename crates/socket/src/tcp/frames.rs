@@ -14,6 +14,7 @@ use tidewall_wire::udp::Addresses;
 
 use super::Tcp;
 use super::connection::flow_of;
+use super::sending::Hold;
 use crate::channel_frame::ChannelFrame;
 use crate::lock::lock;
 use crate::stack::Core;
@@ -253,7 +254,7 @@ impl Tcp {
         // gets there.
         self.dispatch(core, &segment, kernel_delivered.neighbour, 0, true);
         // The thread may be one that sends nothing of its own afterwards.
-        self.send(core, false);
+        self.send(core, Hold::Nothing);
     }
 
     /// Gives a segment to whom it belongs. No connection may be locked. `silent`: to nobody,

@@ -24,7 +24,7 @@ pub(crate) mod listener;
 pub(crate) mod memory;
 mod ports;
 mod selector;
-mod sending;
+pub(crate) mod sending;
 mod stream;
 mod time_wait;
 mod timers;
@@ -52,7 +52,7 @@ use helper::Helper;
 use listener::ListenerInner;
 use memory::Memory;
 use ports::Ports;
-use sending::Sending;
+use sending::{Hold, Sending};
 use time_wait::TimeWait;
 use timers::Timers;
 
@@ -400,7 +400,7 @@ impl Tcp {
     /// for it. True when there is more to send after the next round of receiving.
     pub(crate) fn before_sleep(&self, core: &Core, now: Duration) -> bool {
         self.run_timers(core, now);
-        self.send(core, false)
+        self.send(core, Hold::Nothing)
     }
 
     /// Sees to timers that have expired, to memory that is scarce, and to frames

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tidewall_device::queue::BURST;
 
@@ -24,6 +25,11 @@ pub(super) const QUANTUM: u32 = 10;
 /// meanwhile lets others send, and the caller is to come back.
 const FLUSH_MAX: u32 = 2048;
 
+/// How long an application that does not sleep lets acknowledgments wait for what it
+/// writes: an event loop may come round several times between what it is told of a
+/// connection and its answer. Linux's delayed acknowledgments wait 40 ms.
+pub(super) const COMPANY: Duration = Duration::from_millis(2);
+
 /// Connections that want to send, and queues whose doorbells must be rung.
 #[derive(Default)]
 pub(crate) struct Sending {
@@ -32,6 +38,18 @@ pub(crate) struct Sending {
     /// Queues with frames that the device has not heard of, or did not take, as
     /// bits.
     pending_doorbells: AtomicU32,
+}
+
+/// Which connections that want to send are left alone for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// None: the thread may sleep.
+    Nothing,
+    /// Those that have only an acknowledgment to send which may wait for what the
+    /// application will write, for [`COMPANY`] at most.
+    Acknowledgments,
+    /// Those, and those that were reported to the application, which will write to them.
+    Reported,
 }
 
 #[derive(Default)]
@@ -65,6 +83,8 @@ pub(super) enum Again {
     Later,
     /// Its queue had no room.
     Full,
+    /// Its acknowledgment waits for company.
+    Held,
 }
 
 impl Sending {
@@ -134,31 +154,33 @@ impl Tcp {
     /// more than [`FLUSH_MAX`] is left to a thread that sleeps, or to the helper.
     pub(crate) fn flush(&self, core: &Core) {
         for _ in 0..FLUSH_MAX / BURST {
-            if !self.send(core, false) || core.receiver.round(core, false).is_err() {
+            if !self.send(core, Hold::Nothing) || core.receiver.round(core, false).is_err() {
                 return;
             }
         }
     }
 
     /// Sends a burst of what connections want to send. True when there is more,
-    /// which is for after the next round of receiving. `defer_watched`: leaves those alone
-    /// that were reported to the application, which will write to them, so that what it
-    /// writes goes with the acknowledgment.
+    /// which is for after the next round of receiving.
     #[inline]
-    pub(crate) fn send(&self, core: &Core, defer_watched: bool) -> bool {
-        self.sending.is_due() && self.send_burst(core, defer_watched)
+    pub(crate) fn send(&self, core: &Core, hold: Hold) -> bool {
+        self.sending.is_due() && self.send_burst(core, hold)
     }
 
-    fn send_burst(&self, core: &Core, defer_watched: bool) -> bool {
+    fn send_burst(&self, core: &Core, hold: Hold) -> bool {
         let sending = &self.sending;
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         let mut full = 0u32;
         while let Some((connection, begins)) = sending.next() {
-            if defer_watched && connection.wait_queue.is_ready() {
+            if hold == Hold::Reported && connection.wait_queue.is_ready() {
                 kept.push(connection);
                 continue;
             }
-            let Emitted { queue, again } = connection.emit(core);
+            let Emitted { queue, again } = connection.emit(core, hold);
+            if again == Again::Held {
+                kept.push(connection);
+                continue;
+            }
             let Some(queue) = queue else {
                 continue;
             };
@@ -178,7 +200,7 @@ impl Tcp {
                         order.old.push_back(connection);
                     }
                 }),
-                Again::No => {}
+                Again::No | Again::Held => {}
             }
         }
         let more = sending.len() > 0 || !refused.is_empty();

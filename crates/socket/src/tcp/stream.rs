@@ -11,6 +11,7 @@ use super::connection::{ConnectionInner, State, Waiting, error};
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
 use crate::readiness::Events;
+use crate::readiness::poll_context::in_turn;
 use crate::stack::Stack;
 use crate::timeout::Timeout;
 
@@ -361,21 +362,15 @@ impl TcpStream {
         }
     }
 
-    /// Sends what was written, unless the selector's next wait will.
+    /// Sends what may be sent, unless the selector's next wait will, or the calling thread's.
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
         let core = self.stack.core();
-        let later = connection.wait_queue.is_sent_later();
+        let later = in_turn(core) || connection.wait_queue.is_sent_later();
         if !later || core.tcp.sending.len() >= super::MANY_DIRTY {
             core.tcp.flush(core);
         } else {
             core.tcp.helper.wake();
         }
-    }
-
-    /// Sends what may be sent now.
-    fn send_now(&self) {
-        let core = self.stack.core();
-        core.tcp.flush(core);
     }
 
     // ---- Ends ---------------------------------------------------------------
@@ -512,7 +507,7 @@ impl TcpStream {
         let core = self.stack.core();
         let linger = self.linger();
         connection.close(core, linger);
-        core.tcp.flush(core);
+        self.send_unless_later(connection);
         let Some(time) = linger.filter(|time| !time.is_zero()) else {
             return;
         };

@@ -81,10 +81,11 @@ impl Meeting {
     }
 
     /// As [`Meeting::pump`], where something is ready all the time: then the device is
-    /// polled each sixteenth time.
+    /// polled each sixteenth time, and acknowledgments wait for what is written.
     fn pump_while_ready(&self) {
         for _ in 0..3 {
             self.pump();
+            self.bed.advance(Duration::from_millis(2));
         }
     }
 
@@ -204,6 +205,41 @@ fn the_question_rides_with_its_acknowledgment_home() {
     meeting.far.wait(&mut events, Some(Duration::ZERO)).unwrap();
     // A question and an answer: no acknowledgment went alone.
     assert_eq!(tap.take().len(), 2);
+}
+
+/// An event loop may look at others before it answers, or closes.
+#[test]
+fn an_acknowledgment_waits_while_an_event_loop_comes_round() {
+    let meeting = Meeting::new();
+    let clients = [1, 2].map(|token| meeting.connect(token));
+    meeting.pump();
+    let servers = [1, 2].map(|token| meeting.accept(token).unwrap());
+    meeting.pump();
+    let tap = meeting.bed.far_tap();
+    let wait = |selector: &Selector| {
+        let mut events = Vec::new();
+        selector.wait(&mut events, Some(Duration::ZERO)).unwrap();
+        events.len()
+    };
+    let answers = || tap.take().iter().filter(|it| it.from == Side::B).count();
+    let [client, other] = clients;
+    let [server, _silent] = servers;
+    drop(client);
+    wait(&meeting.near);
+    assert_eq!([0; 3].map(|_| wait(&meeting.far)), [1; 3]);
+    assert_eq!(answers(), 0);
+    assert_eq!((&server).read(&mut [0; 16]).unwrap(), 0);
+    // Its FIN acknowledges the client's.
+    drop(server);
+    wait(&meeting.far);
+    assert_eq!(answers(), 1);
+    (&other).write_all(b"x").unwrap();
+    wait(&meeting.near);
+    assert_eq!([0; 3].map(|_| wait(&meeting.far)), [1; 3]);
+    assert_eq!(answers(), 0);
+    meeting.bed.advance(Duration::from_millis(3));
+    wait(&meeting.far);
+    assert_eq!(answers(), 1);
 }
 
 /// Who answers all that a turn has brought is away from its selector for longer than the ring

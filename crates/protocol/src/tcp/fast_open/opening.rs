@@ -140,7 +140,7 @@ impl Connection {
     /// The acknowledgment of the SYN-ACK waits for data, if any will come.
     pub(in crate::tcp) fn await_writer(&mut self, now: Time) {
         if self.fast_open_take(FastOpenState::WRITER_WAITS) && self.send.una == self.send.nxt {
-            self.pending.clear(Pending::ACKNOWLEDGE);
+            self.pending.clear(Pending::ANY_ACKNOWLEDGMENT);
             self.receive.pingpong = true;
             let delay = self.config.delayed_ack.get();
             self.timers.set(Timer::Acknowledge, now, delay);

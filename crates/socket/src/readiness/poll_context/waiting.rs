@@ -1,5 +1,6 @@
 //! How threads wait in a context, and what they do for all before they look.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -7,10 +8,22 @@ use std::time::Duration;
 use super::PollContext;
 use crate::readiness::SignalSet;
 use crate::stack::Core;
+use crate::tcp::sending::Hold;
 use crate::wait_queue::CURRENT_CONTEXT;
 
 /// Waits after which the device is looked after in any case.
 const LOOK_EVERY: u32 = 16;
+
+thread_local! {
+    /// The stack, as an address, whose events the calling thread deals with; 0: none.
+    static TURN: Cell<usize> = const { Cell::new(0) };
+}
+
+/// True when the calling thread was given events by a wait and has not waited since: its next
+/// wait sends what it leaves to be sent. Where it stays away, the helper does.
+pub(crate) fn in_turn(core: &Core) -> bool {
+    TURN.get() == std::ptr::from_ref(core).addr()
+}
 
 /// A thread is in a context; it leaves when this is dropped.
 pub(crate) struct Inside<'a> {
@@ -92,7 +105,7 @@ impl PollContext {
     /// ENETDOWN and what else the device reports.
     fn begin_wait(&self, core: &Core) -> io::Result<()> {
         core.tcp.helper.application_is_here();
-        let more = core.tcp.send(core, false);
+        let more = core.tcp.send(core, Hold::Acknowledgments);
         core.tcp.run_timers(core, core.now());
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
         let busy = more || core.receiver.is_polling() && !core.receiver.device_polls();
@@ -126,11 +139,15 @@ impl PollContext {
         collect: &mut dyn FnMut(bool) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let inside = self.enter();
+        TURN.set(0);
         self.cost.measure(core);
         let result = self.wait_inside(core, timeout, signals, collect);
         drop(inside);
         let events = *result.as_ref().unwrap_or(&0);
         self.cost.note_return(core, events);
+        if events > 0 && core.tcp.helper.is_allowed() {
+            TURN.set(std::ptr::from_ref(core).addr());
+        }
         result
     }
 
@@ -148,7 +165,12 @@ impl PollContext {
         loop {
             self.process(core);
             let found = collect(polled)?;
-            core.tcp.send(core, true);
+            let hold = if found > 0 || self.has_ready() {
+                Hold::Reported
+            } else {
+                Hold::Nothing
+            };
+            core.tcp.send(core, hold);
             if found > 0 {
                 return Ok(found);
             }

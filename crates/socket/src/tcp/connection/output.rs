@@ -11,7 +11,7 @@ use super::{ConnectionInner, State};
 use crate::lock::lock;
 use crate::stack::Core;
 use crate::tcp::frames::Deferred;
-use crate::tcp::sending::{Again, Emitted, QUANTUM};
+use crate::tcp::sending::{Again, COMPANY, Emitted, Hold, QUANTUM};
 
 /// How long a neighbour's address is used without asking.
 const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(1);
@@ -38,10 +38,15 @@ impl ConnectionInner {
     }
 
     /// Sends what may be sent in one turn: into frames of its queue, which the
-    /// caller makes the device send.
-    pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core) -> Emitted {
+    /// caller makes the device send. An acknowledgment that may wait for
+    /// company does, unless all is to be sent.
+    pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core, hold: Hold) -> Emitted {
         self.dirty.store(false, Ordering::Release);
         self.with(core, |state, deferred| {
+            if hold != Hold::Nothing && state.waits_for_company(core) {
+                let again = self.again(Again::Held);
+                return Emitted { queue: None, again };
+            }
             self.emit_locked(core, state, deferred)
         })
     }
@@ -53,6 +58,7 @@ impl ConnectionInner {
         deferred: &mut Deferred,
     ) -> Emitted {
         let mut emitted = Emitted::default();
+        state.held_since = 0;
         if state.detached || state.opening.awaits_syn_data || !state.connection.wants_output() {
             return emitted;
         }
@@ -121,6 +127,19 @@ impl ConnectionInner {
 }
 
 impl State {
+    /// True while an acknowledgment that is all it has to send may wait.
+    fn waits_for_company(&mut self, core: &Core) -> bool {
+        if !self.connection.may_wait() {
+            return false;
+        }
+        let now = core.now().as_micros() as u32;
+        if self.held_since == 0 {
+            self.held_since = now.max(1);
+        }
+        let waited = now.wrapping_sub(self.held_since) as i32;
+        waited < COMPANY.as_micros() as i32
+    }
+
     fn find_neighbour(&mut self, core: &Core, now: Duration) -> Option<MacAddress> {
         if nanoseconds(now) < self.path.neighbour_until && self.path.neighbour.is_some() {
             return self.path.neighbour;

@@ -295,8 +295,8 @@ impl TcpStream {
             // The connection is a user of the port now, or nobody is.
             core.tcp.ports.leave(&core.netdev.owner, port);
             if let Some(connection) = opened {
-                let stream = Self::own(connection, stack.clone(), false);
-                stream.send_now();
+                let stream = Self::own(connection.clone(), stack.clone(), false);
+                stream.send_unless_later(&connection);
                 return Ok(Some(stream));
             }
         }
