@@ -211,14 +211,20 @@ pub fn markdown(directory: &Path) -> anyhow::Result<String> {
     );
     for result in read(directory)? {
         let environment = &result.environment;
-        let quick = if result.quick { " --quick" } else { "" };
+        let mut options = String::new();
+        if result.quick {
+            options += " --quick";
+        }
+        if let Some(rounds) = result.rounds {
+            options += &format!(" --rounds {rounds}");
+        }
         let load: Vec<String> = environment
             .load_average
             .iter()
             .map(f64::to_string)
             .collect();
         text += &format!(
-            "\n## {name} ({paper})\n`tidewall lab run {name}{quick}`, {date}, Linux {kernel}, \
+            "\n## {name} ({paper})\n`tidewall lab run {name}{options}`, {date}, Linux {kernel}, \
              {cpus} CPUs, load average {load}, commit {commit}.\n\n\
              | claim | measured | 95 % interval | bound | verdict |\n|---|---|---|---|---|\n",
             name = result.experiment,

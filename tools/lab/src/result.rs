@@ -25,6 +25,9 @@ pub struct ResultFile {
     pub paper: String,
     /// True for a run with fewer points.
     pub quick: bool,
+    /// Runs of each point, where they were asked for (`--rounds`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<u32>,
     /// Where and how it ran.
     pub environment: Environment,
     /// What `bare` took when the run began, where loads are shares of it.
@@ -438,6 +441,7 @@ pub(crate) mod tests {
             experiment: "lrp-overload".into(),
             paper: "LRP, Figure 3".into(),
             quick: true,
+            rounds: None,
             environment: Environment::default(),
             bare: None,
             axes: Axes {

@@ -362,10 +362,16 @@ impl TcpStream {
         }
     }
 
-    /// Sends what may be sent, unless the selector's next wait will, or the calling thread's.
+    /// Sends what may be sent, unless the selector's next wait will, or the event loop's that
+    /// the calling thread is: who has a stream that blocks may wait elsewhere.
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
+        let nonblocking = self.nonblocking.load(Ordering::Relaxed);
+        let turns = nonblocking && in_turn(self.stack.core());
+        self.send_unless(turns || connection.wait_queue.is_sent_later());
+    }
+
+    fn send_unless(&self, later: bool) {
         let core = self.stack.core();
-        let later = in_turn(core) || connection.wait_queue.is_sent_later();
         if !later || core.tcp.sending.len() >= super::MANY_DIRTY {
             core.tcp.flush(core);
         } else {

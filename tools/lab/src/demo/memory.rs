@@ -112,6 +112,7 @@ pub(super) fn run(progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
         experiment: "demo-memory".to_owned(),
         paper: "after LRP, Figure 3".to_owned(),
         quick: true,
+        rounds: None,
         environment: Environment {
             senders: vec!["a thread of this process, onto the in-memory link".to_owned()],
             qdisc: "none".to_owned(),

@@ -304,6 +304,7 @@ impl Experiment {
             experiment: self.name.to_owned(),
             paper: self.paper.to_owned(),
             quick: options.quick,
+            rounds: options.rounds,
             environment,
             bare: run.capacity.map(|probed| probed.capacity),
             axes: Axes {

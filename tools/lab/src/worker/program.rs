@@ -339,7 +339,8 @@ fn fill_unbound(configuration: &Path) -> anyhow::Result<()> {
 struct Running {
     child: Child,
     directory: PathBuf,
-    /// It is `tidewall run`, which puts the interface back before it ends.
+    /// It is `tidewall run`, which puts the interface back before it ends, or Squid, which
+    /// leaves shared memory behind otherwise.
     in_order: bool,
 }
 
@@ -419,7 +420,7 @@ pub(super) fn serve(
     let mut running = Running {
         child,
         directory,
-        in_order: interface.is_some(),
+        in_order: interface.is_some() || matches!(program, Program::Squid { .. }),
     };
     let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
     let connection = running.until(program, stop, "does not listen", |_| {

@@ -18,6 +18,7 @@ use crate::ip::routes::Neighbour;
 use crate::kernel_calls;
 use crate::lock::lock;
 use crate::readiness::Events;
+use crate::readiness::poll_context::in_turn;
 use crate::stack::{Core, Stack};
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::Tcp;
@@ -295,8 +296,9 @@ impl TcpStream {
             // The connection is a user of the port now, or nobody is.
             core.tcp.ports.leave(&core.netdev.owner, port);
             if let Some(connection) = opened {
-                let stream = Self::own(connection.clone(), stack.clone(), false);
-                stream.send_unless_later(&connection);
+                let stream = Self::own(connection, stack.clone(), false);
+                // Who waits for it sends before that.
+                stream.send_unless(in_turn(core));
                 return Ok(Some(stream));
             }
         }
