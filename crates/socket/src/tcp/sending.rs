@@ -46,7 +46,7 @@ pub(crate) enum Hold {
     /// None: the thread may sleep.
     Nothing,
     /// Those that have only an acknowledgment to send which may wait for what the
-    /// application will write, for [`COMPANY`] at most.
+    /// application will write, for [`COMPANY`] at most, while they are few.
     Acknowledgments,
     /// Those, and those that were reported to the application, which will write to them.
     Reported,
@@ -169,6 +169,8 @@ impl Tcp {
 
     fn send_burst(&self, core: &Core, hold: Hold) -> bool {
         let sending = &self.sending;
+        // Each turn looks at all that wait.
+        let holds = hold != Hold::Nothing && sending.len() <= super::MANY_DIRTY;
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         let mut full = 0u32;
         while let Some((connection, begins)) = sending.next() {
@@ -176,7 +178,7 @@ impl Tcp {
                 kept.push(connection);
                 continue;
             }
-            let Emitted { queue, again } = connection.emit(core, hold);
+            let Emitted { queue, again } = connection.emit(core, holds);
             if again == Again::Held {
                 kept.push(connection);
                 continue;

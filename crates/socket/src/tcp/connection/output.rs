@@ -11,7 +11,7 @@ use super::{ConnectionInner, State};
 use crate::lock::lock;
 use crate::stack::Core;
 use crate::tcp::frames::Deferred;
-use crate::tcp::sending::{Again, COMPANY, Emitted, Hold, QUANTUM};
+use crate::tcp::sending::{Again, COMPANY, Emitted, QUANTUM};
 
 /// How long a neighbour's address is used without asking.
 const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(1);
@@ -38,12 +38,12 @@ impl ConnectionInner {
     }
 
     /// Sends what may be sent in one turn: into frames of its queue, which the
-    /// caller makes the device send. An acknowledgment that may wait for
-    /// company does, unless all is to be sent.
-    pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core, hold: Hold) -> Emitted {
+    /// caller makes the device send. `holds`: an acknowledgment that may
+    /// wait for company does.
+    pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core, holds: bool) -> Emitted {
         self.dirty.store(false, Ordering::Release);
         self.with(core, |state, deferred| {
-            if hold != Hold::Nothing && state.waits_for_company(core) {
+            if holds && state.waits_for_company(core) {
                 let again = self.again(Again::Held);
                 return Emitted { queue: None, again };
             }
