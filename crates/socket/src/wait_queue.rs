@@ -69,6 +69,9 @@ pub(crate) trait Waitable {
     /// The descriptor was readable.
     fn kernel_has_input(&self) {}
 
+    /// A sleep on the descriptor has ended, and it was not readable.
+    fn kernel_has_none(&self) {}
+
     /// A thread that slept on it does so no more.
     fn leave(&self, waker: &Arc<Waker>) {
         self.wait_queue().leave(waker);

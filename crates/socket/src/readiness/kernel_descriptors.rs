@@ -78,6 +78,8 @@ pub(super) struct KernelDescriptors {
     kernel_only: AtomicUsize,
     /// Somebody has said that some are ready, and nobody has looked since.
     ready: AtomicBool,
+    /// A sleep that has just ended has found none ready: who asks once more learns nothing.
+    none: AtomicBool,
     /// The waker of the thread that polls `epoll`, as an address.
     watcher: Role,
 }
@@ -120,6 +122,16 @@ impl KernelDescriptors {
     /// The kernel has said so, or somebody wants it asked.
     pub(super) fn note_ready(&self) {
         self.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// A sleep on them has ended, and none was ready.
+    pub(super) fn note_none(&self) {
+        self.none.store(true, Ordering::Relaxed);
+    }
+
+    /// A wait begins: it must see what is ready by now.
+    pub(super) fn begin_wait(&self) {
+        self.none.store(false, Ordering::Relaxed);
     }
 
     // ---- What is in it ------------------------------------------------------
@@ -220,7 +232,8 @@ impl KernelDescriptors {
     }
 
     /// Asks the kernel which descriptors are ready, `most` of them: when it has said
-    /// that some are, every so many waits, and if `insist`. Those that only the
+    /// that some are, every so many waits, and if `insist`, but not just after a sleep on
+    /// them. Those that only the
     /// kernel knows about are given to `each`, with what they are ready for; sockets
     /// that it has a part in are notified.
     ///
@@ -239,8 +252,11 @@ impl KernelDescriptors {
             self.ready.store(false, Ordering::Relaxed);
             return Ok(());
         }
-        if !self.is_noted_ready() && !insist && !wait.is_multiple_of(POLL_EVERY) {
-            return Ok(());
+        if !self.is_noted_ready() {
+            let known = self.none.swap(false, Ordering::Relaxed);
+            if known || !insist && !wait.is_multiple_of(POLL_EVERY) {
+                return Ok(());
+            }
         }
         let Some(epoll) = self.epoll.get() else {
             return Ok(());

@@ -462,6 +462,10 @@ impl Waitable for PollContext {
         self.kernel.note_ready();
     }
 
+    fn kernel_has_none(&self) {
+        self.kernel.note_none();
+    }
+
     fn leave(&self, waker: &Arc<Waker>) {
         self.wait_queue.leave(waker);
         self.kernel.leave(waker, &self.wait_queue);

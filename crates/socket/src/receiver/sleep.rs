@@ -261,6 +261,13 @@ impl Receiver {
                     socket.kernel_has_input();
                 }
             }
+            for ((place, descriptor), socket) in
+                descriptors.iter().enumerate().skip(kernel).zip(sockets)
+            {
+                if *descriptor >= 0 && !fired.contains(&place) {
+                    socket.kernel_has_none();
+                }
+            }
             if sleeper.leads {
                 self.collect(core);
             } else {

@@ -105,6 +105,7 @@ impl PollContext {
     /// ENETDOWN and what else the device reports.
     fn begin_wait(&self, core: &Core) -> io::Result<()> {
         core.tcp.helper.application_is_here();
+        self.kernel.begin_wait();
         let more = core.tcp.send(core, Hold::Acknowledgments);
         core.tcp.run_timers(core, core.now());
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
