@@ -47,10 +47,12 @@ impl Host {
             "mount -t bpf bpf /sys/fs/bpf && mount -t tmpfs tmpfs /run \
              && echo 3 > /sys/class/net/{0}/napi_defer_hard_irqs \
              && echo 70000 > /sys/class/net/{0}/gro_flush_timeout \
-             && echo ready && exec sleep 600",
+             && echo ready && exec cat",
             bed.interface
         );
         let mut keeper = Bed::other(&bed.server, "sh", &["-c", &script])
+            // It ends with the test.
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
