@@ -260,22 +260,16 @@ impl Posix {
             return Ok(state);
         }
         let defaults = self.defaults(domain)?;
-        let asks_buffers = [libc::SO_SNDBUF, libc::SO_RCVBUF]
-            .iter()
-            .any(|&name| set.0 & OptionsSet::of(libc::SOL_SOCKET, name).0 != 0);
         // Of an older kernel's socket both may have been set.
-        let buffers = asks_buffers
-            .then(|| tidewall_sys::option(socket, libc::SOL_SOCKET, SO_BUF_LOCK).ok())
-            .flatten()
-            .unwrap_or(!0);
+        let buffers = || tidewall_sys::option(socket, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(!0);
         let file = OpenFile::from(socket.try_clone().map_err(errno)?);
         for (place, (which, default)) in CARRIED.into_iter().zip(defaults).enumerate() {
             if !set.has(place) {
                 continue;
             }
             let is_set = match which {
-                (libc::SOL_SOCKET, libc::SO_SNDBUF) => buffers & SOCK_SNDBUF_LOCK != 0,
-                (libc::SOL_SOCKET, libc::SO_RCVBUF) => buffers & SOCK_RCVBUF_LOCK != 0,
+                (libc::SOL_SOCKET, libc::SO_SNDBUF) => buffers() & SOCK_SNDBUF_LOCK != 0,
+                (libc::SOL_SOCKET, libc::SO_RCVBUF) => buffers() & SOCK_RCVBUF_LOCK != 0,
                 _ => true,
             };
             if !is_set {

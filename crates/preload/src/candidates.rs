@@ -112,7 +112,8 @@ pub(crate) fn options(fd: i32) -> OptionsSet {
     OptionsSet::from_bits(word >> KIND_BITS)
 }
 
-/// A child may set options of sockets that it shares with this process.
+/// A child is about to be made, which may set options of sockets that it shares with this
+/// process. Async-signal-safe.
 pub(crate) fn share_all() {
     for place in all().filter_map(place) {
         place.fetch_or(OptionsSet::ALL.bits() << KIND_BITS, Ordering::Relaxed);

@@ -69,6 +69,7 @@ pub(super) fn left_alone(shares_files: bool) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _Fork() -> libc::pid_t {
+    candidates::share_all();
     // SAFETY: the caller's.
     let child = unsafe { originals::_Fork() };
     if child == 0 {
@@ -140,6 +141,8 @@ pub(super) unsafe extern "C" fn clone(
     let place = (&raw mut beginning).cast();
     if is_vfork {
         process::note_vfork(true);
+    } else {
+        candidates::share_all();
     }
     // SAFETY: the caller's, but for the function, which calls the caller's.
     let child = unsafe {

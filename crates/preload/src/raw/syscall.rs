@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_long};
 
 use super::{copying, data, numbers, options, originals, processes, readiness, sandbox, sockets};
+use crate::candidates;
 use crate::promote;
 
 /// Calls with the arguments that a system call of that number has.
@@ -99,6 +100,9 @@ fn unsafe_otherwise(
         // SAFETY: as above.
         return unsafe { readiness::epoll_pwait(a as _, b as _, c as _, d as _, e as _) }.into();
     }
+    if may_fork(number) {
+        candidates::share_all();
+    }
     // SAFETY: as above.
     let result = unsafe { originals::syscall(number, a, b, c, d, e, f) };
     if result == 0
@@ -108,6 +112,14 @@ fn unsafe_otherwise(
         processes::left_alone(flags & libc::CLONE_FILES as u64 != 0);
     }
     result
+}
+
+fn may_fork(number: c_long) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if number == libc::SYS_fork {
+        return true;
+    }
+    matches!(number, libc::SYS_clone | libc::SYS_clone3)
 }
 
 /// The flags of a call that returns in a child with memory of its own.

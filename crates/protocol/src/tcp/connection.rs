@@ -60,8 +60,8 @@ impl Pending {
     /// What Nagle, cork or silly-window avoidance hold back has waited long
     /// enough.
     pub(super) const OVERRIDE: u8 = 32;
-    /// An acknowledgment is due that may wait for data to go with
-    /// ([`Connection::may_wait`]).
+    /// An acknowledgment is due that may be piggybacked
+    /// ([`Connection::may_piggyback`]).
     pub(super) const ACKNOWLEDGE_SOON: u8 = 64;
     /// An acknowledgment is due.
     pub(super) const ANY_ACKNOWLEDGMENT: u8 = Self::ACKNOWLEDGE | Self::ACKNOWLEDGE_SOON;
@@ -600,11 +600,11 @@ impl Connection {
             || self.needs_persist()
     }
 
-    /// True when [`Connection::output`] would only acknowledge what came in order: nobody
-    /// needs that at once, and an application that is about to write, or to close, sends it
-    /// along.
+    /// True when [`Connection::output`] would only acknowledge what came in order, which the
+    /// peer does not need at once: an application that is about to write, or to close, may
+    /// piggyback it (RFC 1122 §4.2.3.2).
     #[inline]
-    pub fn may_wait(&self) -> bool {
+    pub fn may_piggyback(&self) -> bool {
         self.pending.0 == Pending::ACKNOWLEDGE_SOON
             && self.receive.duplicate_acks == 0
             && self.plan().is_none()

@@ -86,9 +86,8 @@ pub(crate) struct State {
     detached: bool,
     /// Output was refused, and waits for its timer.
     held_up: bool,
-    /// When its acknowledgment began to wait for company, in microseconds that wrap; 0:
-    /// none waits.
-    held_since: u32,
+    /// Since when its acknowledgment is delayed, in microseconds that wrap; 0: it is not.
+    delayed_since: u32,
     opening: Opening,
     /// Somebody has found no space to write (Linux's SOCK_NOSPACE): they are notified
     /// once there is some.
@@ -584,7 +583,7 @@ impl Tcp {
                     orphan: false,
                     detached: false,
                     held_up: false,
-                    held_since: 0,
+                    delayed_since: 0,
                     opening: Opening {
                         awaits_syn_data,
                         fast,

@@ -25,10 +25,10 @@ pub(super) const QUANTUM: u32 = 10;
 /// meanwhile lets others send, and the caller is to come back.
 const FLUSH_MAX: u32 = 2048;
 
-/// How long an application that does not sleep lets acknowledgments wait for what it
-/// writes: an event loop may come round several times between what it is told of a
-/// connection and its answer. Linux's delayed acknowledgments wait 40 ms.
-pub(super) const COMPANY: Duration = Duration::from_millis(2);
+/// How long an acknowledgment is delayed, while the application does not sleep, to be sent
+/// with data or a FIN: an event loop may wait several times between an event and its answer.
+/// Linux's delayed acknowledgments wait 40 ms.
+pub(super) const PIGGYBACK: Duration = Duration::from_millis(2);
 
 /// Connections that want to send, and queues whose doorbells must be rung.
 #[derive(Default)]
@@ -40,13 +40,14 @@ pub(crate) struct Sending {
     pending_doorbells: AtomicU32,
 }
 
-/// Which connections that want to send are left alone for now.
+/// Which connections that want to send a burst leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
     /// None: the thread may sleep.
     Nothing,
-    /// Those that have only an acknowledgment to send which may wait for what the
-    /// application will write, for [`COMPANY`] at most, while they are few.
+    /// Those that have only an acknowledgment to send which may be piggybacked
+    /// ([`tidewall_protocol::tcp::Connection::may_piggyback`]), for [`PIGGYBACK`] at most,
+    /// while they are few.
     Acknowledgments,
     /// Those, and those that were reported to the application, which will write to them.
     Reported,
@@ -83,8 +84,8 @@ pub(super) enum Again {
     Later,
     /// Its queue had no room.
     Full,
-    /// Its acknowledgment waits for company.
-    Held,
+    /// Its acknowledgment is delayed.
+    Delayed,
 }
 
 impl Sending {
@@ -170,7 +171,7 @@ impl Tcp {
     fn send_burst(&self, core: &Core, hold: Hold) -> bool {
         let sending = &self.sending;
         // Each turn looks at all that wait.
-        let holds = hold != Hold::Nothing && sending.len() <= super::MANY_DIRTY;
+        let delays = hold != Hold::Nothing && sending.len() <= super::MANY_DIRTY;
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         let mut full = 0u32;
         while let Some((connection, begins)) = sending.next() {
@@ -178,8 +179,8 @@ impl Tcp {
                 kept.push(connection);
                 continue;
             }
-            let Emitted { queue, again } = connection.emit(core, holds);
-            if again == Again::Held {
+            let Emitted { queue, again } = connection.emit(core, delays);
+            if again == Again::Delayed {
                 kept.push(connection);
                 continue;
             }
@@ -202,7 +203,7 @@ impl Tcp {
                         order.old.push_back(connection);
                     }
                 }),
-                Again::No | Again::Held => {}
+                Again::No | Again::Delayed => {}
             }
         }
         let more = sending.len() > 0 || !refused.is_empty();

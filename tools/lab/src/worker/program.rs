@@ -122,9 +122,9 @@ impl Program {
     fn configuration(&self, port: u16, directory: &Path, files: u64) -> String {
         let directory = directory.display();
         match self {
-            // A client's name (`%>A`) in what helpers would be told has Squid ask a name server
-            // for it at each connection: walking through the queries without answers took a
-            // third of the processor.
+            // The default `..._extras` have the client's name (`%>A`), for which Squid asks a
+            // name server at each connection: walking through the queries without answers took
+            // a third of the processor.
             Program::Squid { origin } => format!(
                 "http_port {port} accel defaultsite={} no-vhost\n\
                  cache_peer {} parent {} 0 no-query no-digest originserver name=origin connect-timeout=5\n\

@@ -11,7 +11,7 @@ use super::{ConnectionInner, State};
 use crate::lock::lock;
 use crate::stack::Core;
 use crate::tcp::frames::Deferred;
-use crate::tcp::sending::{Again, COMPANY, Emitted, QUANTUM};
+use crate::tcp::sending::{Again, Emitted, PIGGYBACK, QUANTUM};
 
 /// How long a neighbour's address is used without asking.
 const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(1);
@@ -38,13 +38,13 @@ impl ConnectionInner {
     }
 
     /// Sends what may be sent in one turn: into frames of its queue, which the
-    /// caller makes the device send. `holds`: an acknowledgment that may
-    /// wait for company does.
-    pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core, holds: bool) -> Emitted {
+    /// caller makes the device send. `delays`: an acknowledgment that may be
+    /// piggybacked is not sent yet.
+    pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core, delays: bool) -> Emitted {
         self.dirty.store(false, Ordering::Release);
         self.with(core, |state, deferred| {
-            if holds && state.waits_for_company(core) {
-                let again = self.again(Again::Held);
+            if delays && state.delays_acknowledgment(core) {
+                let again = self.again(Again::Delayed);
                 return Emitted { queue: None, again };
             }
             self.emit_locked(core, state, deferred)
@@ -58,7 +58,7 @@ impl ConnectionInner {
         deferred: &mut Deferred,
     ) -> Emitted {
         let mut emitted = Emitted::default();
-        state.held_since = 0;
+        state.delayed_since = 0;
         if state.detached || state.opening.awaits_syn_data || !state.connection.wants_output() {
             return emitted;
         }
@@ -127,17 +127,17 @@ impl ConnectionInner {
 }
 
 impl State {
-    /// True while an acknowledgment that is all it has to send may wait.
-    fn waits_for_company(&mut self, core: &Core) -> bool {
-        if !self.connection.may_wait() {
+    /// True while an acknowledgment, which is all that it has to send, is delayed.
+    fn delays_acknowledgment(&mut self, core: &Core) -> bool {
+        if !self.connection.may_piggyback() {
             return false;
         }
         let now = core.now().as_micros() as u32;
-        if self.held_since == 0 {
-            self.held_since = now.max(1);
+        if self.delayed_since == 0 {
+            self.delayed_since = now.max(1);
         }
-        let waited = now.wrapping_sub(self.held_since) as i32;
-        waited < COMPANY.as_micros() as i32
+        let waited = now.wrapping_sub(self.delayed_since) as i32;
+        waited < PIGGYBACK.as_micros() as i32
     }
 
     fn find_neighbour(&mut self, core: &Core, now: Duration) -> Option<MacAddress> {

@@ -297,7 +297,7 @@ impl TcpStream {
             core.tcp.ports.leave(&core.netdev.owner, port);
             if let Some(connection) = opened {
                 let stream = Self::own(connection, stack.clone(), false);
-                // Who waits for it sends before that.
+                // A connect that blocks sends it before it sleeps.
                 stream.send_unless(in_turn(core));
                 return Ok(Some(stream));
             }
