@@ -220,8 +220,10 @@ fn start(
     log: &mut Log,
 ) -> io::Result<Server> {
     remove_ephemeral(&arguments.interface)?;
-    // Before the socket: who has the directory has that, too.
+    // Before the socket: who has the directory has that, too. And the socket before the device:
+    // where it cannot be made, nothing is attached.
     let directory = PinDirectory::take(pins)?;
+    let listener = listener(&socket_path(arguments)?, passed)?;
     let mut device = DirectDevice::open(directory, &arguments.interface, arguments.xdp, false)?;
     if !arguments.private.is_empty() {
         device.offer_private()?;
@@ -237,7 +239,6 @@ fn start(
         ("mode", &device.mode().name()),
     ];
     log.write(Level::Info, "began", &values);
-    let listener = listener(&socket_path(arguments)?, passed)?;
     let mut server = Server::new(limits(arguments), device, listener, std::mem::take(log))?;
     if let (Some(next_hop), Some(number)) = (arguments.atm_next_hop, arguments.atm_number) {
         server.set_atm(AtmConfig {

@@ -62,6 +62,11 @@ fn only_four_capabilities_are_kept() {
     }
 }
 
+#[test]
+fn without_a_socket_nothing_is_attached() {
+    run("without_a_socket_nothing_is_attached");
+}
+
 /// A daemon to which systemd passes a socket, with a path of its own.
 fn passed(listener: &impl AsFd, path: &Path) -> Command {
     let own = command();
@@ -452,6 +457,18 @@ mod inside {
         }
         // Also what gives everything back.
         assert!(command().arg("--remove").status().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn without_a_socket_nothing_is_attached() {
+        let mut command = Command::new(DAEMON);
+        command.args(["--interface", INTERFACE]);
+        command.arg("--pins").arg(pins());
+        let text = refused(command.args(["--socket", "/nonexistent/socket"]));
+        // Whoever reads that it began may connect.
+        assert!(!text.contains("event=began"), "{text}");
+        assert!(!is_attached(INTERFACE));
     }
 
     #[test]
