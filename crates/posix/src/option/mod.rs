@@ -1,0 +1,257 @@
+//! The options of a socket, and what its connections begin with.
+
+mod calls;
+mod set;
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidewall_protocol::tcp::{FastOpenKeys, Framing, Keepalive, StreamOptions, Sysctl};
+use tidewall_socket::{ListenOptions, TcpStream};
+
+use crate::{Result, message};
+
+pub(crate) use set::{between, int, set, timeval};
+
+/// `linux/tcp.h`, where the libc crate lacks them.
+mod name {
+    pub(super) const TCP_NOTSENT_LOWAT: i32 = 25;
+    pub(super) const TCP_FASTOPEN_KEY: i32 = 33;
+    pub(super) const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
+    pub(super) const TCP_INQ: i32 = 36;
+    pub(super) const TCP_CC_INFO: i32 = 26;
+    pub(super) const SO_MEMINFO: i32 = 55;
+}
+
+/// Flags of `tcp_fastopen` (`Documentation/networking/ip-sysctl.rst`).
+pub(crate) const SYSCTL_FAST_OPEN_CLIENT: u32 = 1;
+const SYSCTL_FAST_OPEN_SERVER: u32 = 2;
+pub(crate) const SYSCTL_FAST_OPEN_NO_COOKIE: u32 = 4;
+const SYSCTL_FAST_OPEN_SERVER_NO_COOKIE: u32 = 0x200;
+/// Every listener has it, with its backlog for a queue.
+const SYSCTL_FAST_OPEN_EVERY_LISTENER: u32 = 0x400;
+
+/// The options of a socket: what its connections begin with, and what is read back.
+///
+/// In place are those that receiving looks at, those that programs set on each connection, and
+/// those that no connection has of its listener. The others are one memory for a listener and all
+/// that it has accepted, until one of them is set.
+#[derive(Clone, Default)]
+pub(crate) struct Options {
+    rare: Arc<Rare>,
+    keepalive: KeepaliveSeconds,
+    keepalive_on: bool,
+    nodelay: bool,
+    cork: bool,
+    /// Without `TCP_QUICKACK`, which sockets begin with.
+    delayed_ack: bool,
+    /// `TCP_INQ`.
+    pub(crate) inquires: bool,
+    /// `SOF_TIMESTAMPING_…`
+    pub(crate) timestamping: u32,
+    pub(crate) backlog: u32,
+    /// `TCP_FASTOPEN`.
+    fast_open_queue: Option<u32>,
+}
+
+/// See [`Options`].
+#[derive(Clone, Default, PartialEq)]
+pub(crate) struct Rare {
+    /// Without those that are in [`Options`].
+    stream: StreamOptions,
+    pub(crate) reuse_address: bool,
+    pub(crate) only_v6: bool,
+    linger: Option<Duration>,
+    pub(crate) read_timeout: Option<Duration>,
+    write_timeout: Option<Duration>,
+    zero_copy: bool,
+    fast_open_keys: Option<FastOpenKeys>,
+    fast_open_no_cookie: bool,
+    pub(crate) fast_open_connect: bool,
+}
+
+/// [`Keepalive`] as it is set and read.
+#[derive(Clone, Copy, Default)]
+struct KeepaliveSeconds {
+    idle: u32,
+    interval: u32,
+    count: u8,
+}
+
+impl Deref for Options {
+    type Target = Rare;
+
+    fn deref(&self) -> &Rare {
+        &self.rare
+    }
+}
+
+impl Options {
+    pub(crate) fn new(sysctl: &Sysctl) -> Self {
+        let Keepalive {
+            idle,
+            interval,
+            count,
+        } = sysctl.keepalive;
+        Self {
+            keepalive: KeepaliveSeconds {
+                idle: idle.as_secs() as u32,
+                interval: interval.as_secs() as u32,
+                count,
+            },
+            ..Self::default()
+        }
+    }
+
+    /// Changes what it may share with others.
+    fn change<R>(&mut self, change: impl FnOnce(&mut Rare) -> Result<R>) -> Result<R> {
+        let mut rare = Rare::clone(&self.rare);
+        let changed = change(&mut rare)?;
+        if rare != *self.rare {
+            self.rare = Arc::new(rare);
+        }
+        Ok(changed)
+    }
+
+    /// SO_RCVTIMEO of what is no stream.
+    pub(crate) fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.change(|rare| {
+            rare.read_timeout = timeout;
+            Ok(())
+        })
+    }
+
+    /// What connections begin with.
+    pub(crate) fn stream_options(&self) -> StreamOptions {
+        let KeepaliveSeconds {
+            idle,
+            interval,
+            count,
+        } = self.keepalive;
+        StreamOptions {
+            nodelay: self.nodelay,
+            keepalive: self.keepalive_on.then_some(Keepalive {
+                idle: Duration::from_secs(idle.into()),
+                interval: Duration::from_secs(interval.into()),
+                count,
+            }),
+            ..self.stream
+        }
+    }
+
+    /// SOCK_SEQPACKET.
+    pub(crate) fn carry_frames(&mut self) {
+        Arc::make_mut(&mut self.rare).stream.framing = Framing::Acp;
+    }
+
+    /// What a listener is given.
+    pub(crate) fn listen(&self, sysctl: &Sysctl) -> ListenOptions {
+        let has = |flag| sysctl.fast_open & flag != 0;
+        let queue = match self.fast_open_queue {
+            None if has(SYSCTL_FAST_OPEN_EVERY_LISTENER) => self.backlog.saturating_sub(1),
+            own => own.unwrap_or(0),
+        };
+        ListenOptions {
+            backlog: self.backlog.max(1),
+            fast_open: if has(SYSCTL_FAST_OPEN_SERVER) {
+                queue
+            } else {
+                0
+            },
+            fast_open_keys: self.fast_open_keys.or(sysctl.fast_open_keys),
+            fast_open_without_cookie: self.fast_open_no_cookie
+                || has(SYSCTL_FAST_OPEN_SERVER_NO_COOKIE),
+            reuse_address: self.reuse_address,
+            reuse_port: false,
+            only_v6: self.only_v6,
+            stream: self.stream_options(),
+        }
+    }
+
+    /// Those of an accepted connection.
+    pub(crate) fn inherited(&self) -> Self {
+        Self {
+            backlog: 0,
+            fast_open_queue: None,
+            ..self.clone()
+        }
+    }
+
+    /// Gives a new stream what it does not begin with. What a stream refuses it has not,
+    /// as one of the kernel's zero copy.
+    pub(crate) fn begin(&self, stream: &TcpStream) {
+        if self.cork {
+            let _ = stream.set_cork(true);
+        }
+        if self.zero_copy {
+            let _ = stream.set_zero_copy(true);
+        }
+        if let Some(flags) = message::timestamping(self.timestamping, true)
+            && self.timestamping != 0
+        {
+            let _ = stream.set_timestamping(flags);
+        }
+        if self.linger.is_some() {
+            let _ = stream.set_linger(self.linger);
+        }
+        if self.delayed_ack {
+            let _ = stream.set_quick_ack(false);
+        }
+        let _ = stream.set_read_timeout(self.read_timeout);
+        let _ = stream.set_write_timeout(self.write_timeout);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidewall_socket::OpenFile;
+
+    use crate::Errno;
+    use crate::socket::{Socket, State, kernel_socket};
+
+    fn shares(one: &State, other: &State) -> bool {
+        Arc::ptr_eq(&one.options.rare, &other.options.rare)
+    }
+
+    /// Bytes of an idle connection beside the stack's.
+    #[test]
+    fn connections_share_what_their_program_does_not_set_of_each() {
+        let file = kernel_socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
+        let file = OpenFile::from(file);
+        let set = |state: &mut State, which, value: &[i32]| {
+            let bytes: Vec<u8> = value.iter().flat_map(|it| it.to_ne_bytes()).collect();
+            set(state, &file, false, which, &bytes)
+        };
+        let lingers = (libc::SOL_SOCKET, libc::SO_LINGER);
+        let mut listener = State::default();
+        set(&mut listener, lingers, &[1, 5]).unwrap();
+        let mut connection = listener.accepted();
+        // What redis, nginx and haproxy set.
+        for which in [
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
+            (libc::IPPROTO_TCP, libc::TCP_CORK),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+        ] {
+            set(&mut connection, which, &[100]).unwrap();
+        }
+        set(&mut connection, lingers, &[1, 5]).unwrap();
+        let refused = set(&mut connection, (libc::IPPROTO_TCP, libc::TCP_MAXSEG), &[1]);
+        assert_eq!(refused, Err(Errno::INVAL));
+        assert!(shares(&connection, &listener));
+        let stream = connection.options.stream_options();
+        assert!(stream.nodelay);
+        assert_eq!(stream.keepalive.unwrap().idle, Duration::from_secs(100));
+        assert!(!listener.options.stream_options().nodelay);
+        set(&mut connection, lingers, &[1, 7]).unwrap();
+        assert!(!shares(&connection, &listener));
+        assert_eq!(connection.options.linger, Some(Duration::from_secs(7)));
+        assert_eq!(listener.options.linger, Some(Duration::from_secs(5)));
+        assert!(size_of::<Socket>() <= 120, "{}", size_of::<Socket>());
+    }
+}
