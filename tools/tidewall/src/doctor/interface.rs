@@ -85,16 +85,16 @@ fn links(json: &str) -> Vec<Link> {
     serde_json::from_str(json).unwrap_or_default()
 }
 
-/// Everything about an interface of this network namespace.
-pub fn check(name: &str, live: &[StackSnapshot]) -> Vec<Finding> {
-    let owner = live.iter().find(|stack| stack.interface == name);
-    if let Some(elsewhere) = owner.filter(|stack| !same_namespace(stack.process)) {
+/// Everything about an interface of this network namespace: one that was `named`, or that of a
+/// live stack, which may be in another.
+pub fn check(name: &str, live: &[StackSnapshot], named: bool) -> Vec<Finding> {
+    let (owner, elsewhere) = stacks_of(name, live, same_namespace);
+    if let (None, Some(process), false) = (owner, elsewhere, named) {
         return vec![Finding::unknown(
             "interface",
             format!(
-                "{name} of process {} is in another network namespace; look there: nsenter -t {} -m -n tidewall \
-                 doctor --interface {name}",
-                elsewhere.process, elsewhere.process
+                "{name} of process {process} is in another network namespace; look there: \
+                 nsenter -t {process} -m -n tidewall doctor --interface {name}"
             ),
         )];
     }
@@ -149,6 +149,20 @@ pub fn check(name: &str, live: &[StackSnapshot]) -> Vec<Finding> {
     findings.push(queues::napi(name, link.kind(), napis.as_deref()));
     findings.extend(control::check(name, link.ifindex, link.kind()));
     findings
+}
+
+/// The stack that has an interface of this network namespace, and a process that has one of that
+/// name in another.
+fn stacks_of<'a>(
+    name: &str,
+    live: &'a [StackSnapshot],
+    is_here: impl Fn(u32) -> bool,
+) -> (Option<&'a StackSnapshot>, Option<u32>) {
+    let (here, elsewhere): (Vec<_>, Vec<_>) = (live.iter())
+        .filter(|stack| stack.interface == name)
+        .partition(|stack| is_here(stack.process));
+    let first = |stacks: &[&'a StackSnapshot]| stacks.first().copied();
+    (first(&here), first(&elsewhere).map(|stack| stack.process))
 }
 
 /// True when a process lives in this process's network namespace; on doubt too.

@@ -42,11 +42,10 @@ pub fn check<'a>(interfaces: impl Iterator<Item = &'a str>) -> Vec<Finding> {
         let daemon = pins(&places::pins(interface));
         let ephemeral = pins(&places::ephemeral_pins(interface));
         let answers = asked.is_ok();
-        findings.extend(manager(interface, asked, daemon, socket.exists()));
-        findings.extend(run(interface, ephemeral));
-        if answers {
-            findings.push(polling(interface));
-        }
+        let found = (manager(interface, asked, daemon, socket.exists()).into_iter())
+            .chain(run(interface, ephemeral))
+            .chain(answers.then(|| polling(interface)));
+        findings.extend(found.map(|finding| finding.of(interface)));
     }
     findings
 }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tidewall_socket::snapshot::StackSnapshot;
 
 use crate::end::{Failure, Outcome, check_interface, say, say_json};
-use crate::stat::pairs;
+use crate::stat::{Pair, pairs};
 use crate::table::wrap;
 
 /// Check kernel, privileges, interface and firewall, and say what mends what is wrong.
@@ -66,6 +66,8 @@ pub enum Severity {
 pub struct Finding {
     /// What was looked at: a few words, the same every time.
     pub check: &'static str,
+    /// The interface that was looked at, where it was one.
+    pub interface: Option<String>,
     /// How bad it is.
     pub severity: Severity,
     /// What was found.
@@ -78,6 +80,7 @@ impl Finding {
     fn new(check: &'static str, severity: Severity, text: impl Into<String>) -> Self {
         Finding {
             check,
+            interface: None,
             severity,
             text: text.into(),
             mend: None,
@@ -86,6 +89,12 @@ impl Finding {
 
     fn mended_by(mut self, command: impl Into<String>) -> Self {
         self.mend = Some(command.into());
+        self
+    }
+
+    /// Of an interface.
+    pub fn of(mut self, interface: &str) -> Self {
+        self.interface = Some(interface.to_owned());
         self
     }
 
@@ -136,9 +145,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
     interfaces.extend(arguments.interface.as_deref());
     all.extend(manager::check(interfaces.iter().copied()));
     for interface in &interfaces {
-        all.extend(interface::check(interface, &live));
+        let named = arguments.interface.as_deref() == Some(interface);
+        let found = interface::check(interface, &live, named);
+        all.extend(found.into_iter().map(|finding| finding.of(interface)));
     }
-    all.extend(pairs.iter().filter_map(interface::unseen));
+    let unseen = |pair: &Pair| Some(interface::unseen(pair)?.of(&pair.now.interface));
+    all.extend(pairs.iter().filter_map(unseen));
     if arguments.json {
         say_json(&all)?;
     } else {
@@ -167,7 +179,11 @@ fn text(findings: &[Finding]) -> String {
             Severity::Warning => "WARNING",
             Severity::Problem => "PROBLEM",
         };
-        let lines = wrap(&format!("{}: {}", finding.check, finding.text), 9, 98);
+        let check = match &finding.interface {
+            Some(interface) => format!("{interface}: {}", finding.check),
+            None => finding.check.to_owned(),
+        };
+        let lines = wrap(&format!("{check}: {}", finding.text), 9, 98);
         text.push_str(mark);
         text.push_str(lines.get(mark.len()..).unwrap_or(&lines));
         for line in finding.mend.iter().flat_map(|mend| mend.lines()) {

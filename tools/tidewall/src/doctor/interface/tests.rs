@@ -19,6 +19,19 @@ fn ethtool_s_listing_is_read() {
     );
 }
 
+/// Two containers may have an `eth0` each.
+#[test]
+fn a_stack_of_another_namespace_owns_no_interface_here() {
+    let live = [1, 2].map(|process| stack(process, "ni-lrp", "0.0.0.0:7"));
+    let of = |name: &str, here: u32| {
+        let (owner, elsewhere) = stacks_of(name, &live, |process| process == here);
+        (owner.map(|stack| stack.process), elsewhere)
+    };
+    assert_eq!(of("tw-x", 2), (Some(2), Some(1)));
+    assert_eq!(of("tw-x", 3), (None, Some(1)));
+    assert_eq!(of("tw-y", 2), (None, None));
+}
+
 #[test]
 fn the_link_s_state_and_program_are_read_from_ip() {
     let json = r#"[{"ifindex":5,"link_index":4,"ifname":"tw-b","flags":["BROADCAST","UP","LOWER_UP"],"mtu":1500,
