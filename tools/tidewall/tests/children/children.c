@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -109,9 +110,11 @@ static int closes(void *none)
 	_exit(wrong);
 }
 
+static int (*does)(void *) = closes;
+
 static int closed(pid_t child)
 {
-	return child == 0 ? closes(0) : ended(child);
+	return child == 0 ? does(0) : ended(child);
 }
 
 static int by_fork_and_close(void)
@@ -145,7 +148,44 @@ static char stack[1 << 16] __attribute__((aligned(16)));
 
 static int by_clone(void)
 {
-	return ended(clone(closes, stack + sizeof stack, SIGCHLD, 0));
+	return ended(clone(does, stack + sizeof stack, SIGCHLD, 0));
+}
+
+// A socket whose options children set before it becomes the stack's.
+static int shared;
+
+static int sets(void *none)
+{
+	int seconds = 77;
+
+	alarm(5);
+	_exit(setsockopt(shared, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds) != 0);
+}
+
+static int by_options(void)
+{
+	int (*makers[])(void) = {
+		by_fork_and_close, by_fork_of_signals, by_number_of_fork, by_number_of_clone,
+		by_number_of_clone3, by_clone,
+	};
+	struct sockaddr_in peer = { .sin_family = AF_INET, .sin_port = htons(9),
+				    .sin_addr = { inet_addr("10.99.0.1") } };
+	int wrong = 0;
+
+	does = sets;
+	for (unsigned i = 0; i < sizeof makers / sizeof *makers; i++) {
+		int seconds = 0;
+		socklen_t length = sizeof seconds;
+
+		shared = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+		wrong |= makers[i]() != 0
+			|| connect(shared, (void *)&peer, sizeof peer) != -1 || errno != EINPROGRESS
+			|| getsockopt(shared, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, &length)
+			|| seconds != 77 ? 1 << i : 0;
+		close(shared);
+	}
+	does = closes;
+	return wrong;
 }
 
 static int executes(void *none)
@@ -264,6 +304,7 @@ static const struct {
 	{ "_Fork, close", by_fork_of_signals }, { "SYS_fork, close", by_number_of_fork },
 	{ "SYS_clone, close", by_number_of_clone }, { "SYS_clone3, close", by_number_of_clone3 },
 	{ "clone, close", by_clone }, { "clone, exec", by_clone_and_exec },
+	{ "options", by_options },
 	{ "vfork", by_vfork }, { "vfork, close", by_vfork_and_close }, { "vfork, handle", by_vfork_and_handle },
 	{ "spawn", by_spawn }, { "system", by_system }, { "popen", by_popen },
 };
