@@ -13,6 +13,9 @@ use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+
 /// The program.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_tidewall");
 
@@ -65,6 +68,20 @@ pub fn signal(name: &str, child: &Running) {
     assert!(killed.success());
 }
 
+/// As [`BufRead::read_line`], of a process that says something within a minute.
+fn read_line(lines: &mut BufReader<ChildStdout>, line: &mut String) -> usize {
+    if lines.buffer().is_empty() {
+        let minute = Timespec {
+            tv_sec: 60,
+            tv_nsec: 0,
+        };
+        let mut waits = [PollFd::new(lines.get_ref(), PollFlags::IN)];
+        let ready = retry_on_intr(|| poll(&mut waits, Some(&minute))).unwrap();
+        assert_eq!(ready, 1, "it says nothing");
+    }
+    lines.read_line(line).unwrap()
+}
+
 /// A `tidewall serve` that runs.
 pub struct Service {
     pub process: Running,
@@ -81,7 +98,7 @@ impl Service {
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         let process = Running(child);
         let mut first = String::new();
-        lines.read_line(&mut first).unwrap();
+        read_line(&mut lines, &mut first);
         Service {
             process,
             lines,
@@ -93,7 +110,7 @@ impl Service {
     pub fn line_with(&mut self, part: &str) {
         while !self.first.contains(part) {
             self.first.clear();
-            let got = self.lines.read_line(&mut self.first).unwrap();
+            let got = read_line(&mut self.lines, &mut self.first);
             assert!(got > 0, "it ended without {part}");
         }
     }
