@@ -88,6 +88,11 @@ fn haproxy() {
     .check();
 }
 
+/// Until then requests are led to a server that there is not.
+const HEALTH: &str = "say() { echo 'show stat' | nc -NU $DIR/haproxy.sock; }
+until say | grep -q '^remote,none,.*DOWN'; do sleep 0.05; done
+until say | grep -q '^remote,b,.*UP'; do sleep 0.05; done; say | cut -d, -f1,2,18 | grep ^remote";
+
 /// As Debian's own configuration has it, which leads into an empty directory.
 #[test]
 fn haproxy_in_a_root_directory_of_its_own() {
@@ -102,12 +107,7 @@ fn haproxy_in_a_root_directory_of_its_own() {
         beside: &[LOCAL_WEB, REMOTE_WEB],
         ports: &[8000, 8001],
         asks: &[
-            ask_locally(
-                "health checks",
-                "say() { echo 'show stat' | nc -NU $DIR/haproxy.sock; }
-                 until say | grep -q '^remote,none,.*DOWN'; do sleep 0.05; done
-                 until say | grep -q '^remote,b,.*UP'; do sleep 0.05; done; say | cut -d, -f1,2,18 | grep ^remote",
-            ),
+            ask_locally("health checks", HEALTH),
             ask(
                 "HTTP proxy to loopback and beyond the wire: files of 0 B to 8 MB",
                 "for file in 0k 1k 100k large; do for at in '' remote/; do curl -sS http://$SERVER:8000/$at$file | md5sum; done; done",
@@ -132,12 +132,13 @@ fn haproxy_with_a_listener_for_each_thread() {
     Program {
         name: "haproxy, shards",
         package: "haproxy",
-        needs: &["haproxy", "ab"],
+        needs: &["haproxy", "ab", "nc"],
         files: &[("haproxy.cfg", &configuration)],
         server: "haproxy -db -q -f $DIR/haproxy.cfg",
         beside: &[LOCAL_WEB, REMOTE_WEB],
         ports: &[8000, 8001],
         asks: &[
+            ask_locally("health checks", HEALTH),
             ask(
                 "HTTP proxy to loopback and beyond the wire: files of 0 B to 8 MB",
                 "for file in 0k 1k 100k large; do for at in '' remote/; do curl -sS http://$SERVER:8000/$at$file | md5sum; done; done",
