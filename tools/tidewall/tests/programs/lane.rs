@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::bed::Bed;
@@ -154,13 +155,10 @@ impl Program<'_> {
     }
 
     fn run(&self, on: Stack, library: &Path) -> Option<Answers> {
-        let tag: String = self
-            .name
-            .chars()
-            .filter(char::is_ascii_alphanumeric)
-            .take(3)
-            .collect();
-        let host = Host::or_skip(self.name, &format!("{tag}{}", on as u8))?;
+        // Tests run side by side, and the names of interfaces are short.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let tag = format!("p{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let host = Host::or_skip(self.name, &tag)?;
         let mut place = Place::new(&format!("program-{tag}"));
         let directory = place.name("");
         let directory = directory.trim_end_matches('/');
