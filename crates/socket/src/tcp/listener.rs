@@ -31,6 +31,7 @@ use crate::udp::{specified, to_v6};
 use crate::wait_queue::{WaitQueue, Waitable};
 
 mod bind;
+mod opened;
 mod protocol;
 mod sharing;
 #[cfg(test)]
@@ -39,6 +40,7 @@ mod waiting;
 
 pub use bind::ListenOptions;
 use bind::hold;
+use opened::Opened;
 
 /// Frames that may wait for a listener, a queue, beside its backlog.
 pub(super) const CHANNEL_LIMIT: u32 = 256;
@@ -112,6 +114,8 @@ struct State {
     origin: Origin,
     /// Connections that were put into the accept queue.
     established: u32,
+    /// A queue each.
+    opened: Box<[Opened]>,
 }
 
 /// Where a segment came from.
@@ -193,6 +197,7 @@ impl TcpListener {
         let id = core.channels.allocate()?;
         let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
         let set = core.channels.open(&core.receiver.queues, id, limit)?;
+        let opened = set.channels.iter().map(|_| Opened::new(limit)).collect();
         // IPv6 peers get 20 bytes less.
         let config = options.stream.apply(core.tcp.config(true));
         let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
@@ -220,6 +225,7 @@ impl TcpListener {
                     armed: Duration::MAX,
                     origin: Origin::default(),
                     established: 0,
+                    opened,
                 }),
                 accepted: Mutex::default(),
                 waiting: AtomicUsize::new(0),

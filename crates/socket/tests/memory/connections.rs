@@ -685,3 +685,67 @@ fn a_blast_on_a_half_open_flow_keeps_nobody_from_connecting() {
     assert!(meeting.bed.driver(Counter::OverShare) > 1000);
     assert_eq!(meeting.bed.driver(Counter::ChannelFull), 0);
 }
+
+/// What a client that had to wait sends again must not be taken for another's beginning once
+/// its connection is over: its acknowledgment of a cookie makes a connection each time.
+fn each_client_is_served_once(server_closes_first: bool) {
+    const CLIENTS: u8 = 12;
+    let meeting = Meeting::with(ListenOptions {
+        backlog: 1,
+        ..ListenOptions::default()
+    });
+    let connecting = (0..CLIENTS).map(|number| Some(meeting.connect(number.into())));
+    let mut clients: Vec<_> = connecting.collect();
+    let mut asked = [false; CLIENTS as usize];
+    let (mut served, mut accepted) = (Vec::new(), 0);
+    let mut servers = Vec::new();
+    for step in 0..1500 {
+        meeting.pump();
+        meeting.bed.advance(Duration::from_millis(20));
+        for (number, place) in clients.iter_mut().enumerate() {
+            let Some(mut client) = place.as_ref() else {
+                continue;
+            };
+            if !asked[number] {
+                asked[number] = client.write(&[number as u8]).is_ok();
+            }
+            // It has its answer, or the end of its connection.
+            if client.read(&mut [0]).is_ok() {
+                *place = None;
+            }
+        }
+        // So seldom that those who wait send what they have several times.
+        if step % 50 == 0
+            && let Some(server) = meeting.accept(u64::from(CLIENTS) + step)
+        {
+            accepted += 1;
+            servers.push(server);
+        }
+        servers.retain(|mut server| {
+            let mut byte = [0];
+            match server.read(&mut byte) {
+                Ok(1) => {
+                    served.push(byte[0]);
+                    server.write_all(b"y").unwrap();
+                    !server_closes_first
+                }
+                Ok(_) => false,
+                Err(error) => error.kind() == ErrorKind::WouldBlock,
+            }
+        });
+    }
+    assert!(asked.iter().all(|&asked| asked));
+    served.sort_unstable();
+    assert_eq!(served, Vec::from_iter(0..CLIENTS));
+    assert_eq!(accepted, CLIENTS);
+}
+
+#[test]
+fn who_waited_for_room_is_served_once_where_the_server_closes_first() {
+    each_client_is_served_once(true);
+}
+
+#[test]
+fn who_waited_for_room_is_served_once_where_the_client_closes_first() {
+    each_client_is_served_once(false);
+}

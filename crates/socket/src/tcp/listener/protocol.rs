@@ -63,9 +63,15 @@ impl ListenerInner {
             }
             let shared = channel.shared().clone();
             let mut done = Done::default();
-            while !self.is_held_back()
-                && let Some(frame) = channel.remove()
-            {
+            while !self.is_held_back() {
+                let Some(opened) = state.opened.get_mut(queue) else {
+                    break;
+                };
+                let Some(frame) = channel.remove() else {
+                    opened.clear();
+                    break;
+                };
+                opened.take_one();
                 total += 1;
                 match core.tcp.parse(core, &shared, &frame, set.id, deferred) {
                     Content::Segment(segment, _) => {
@@ -165,6 +171,7 @@ impl ListenerInner {
         protocol.set_accept_queue(accepting.waiting.load(Ordering::SeqCst), accepting.backlog);
         protocol.set_origin(origin.to_bits());
         let origin = *origin;
+        let may_come_again = !begins && protocol.takes_cookies();
         // Kept until the driver knows what it answers: another thread may have the device
         // send at any time, and what comes back before is the kernel's, which resets it.
         let mut answer = None;
@@ -183,11 +190,22 @@ impl ListenerInner {
                 // Where there is no room for it, there is none for the connection.
                 core.tcp.enter_flow(core, &flow, id, Part::HalfOpen);
             }
+            Reaction::Established(handshake)
+                if may_come_again && state.has_opened(&handshake.flow) =>
+            {
+                core.causes.protocol(DropReason::TcpNoConnection);
+            }
             Reaction::Established(handshake) => {
                 // Of a SYN that opens it: before what the connection sends.
                 let answer = answer.take();
                 let opened = self.open(core, state, &handshake, segment, answer, deferred);
                 let another = sharer.filter(|it| !Arc::ptr_eq(it, self));
+                if may_come_again
+                    && opened.is_some()
+                    && let Some(opened) = state.opened.get_mut(origin.queue)
+                {
+                    opened.enter(handshake.flow);
+                }
                 if let Some(connection) = opened
                     && !another.is_some_and(|it| it.take_over(&connection))
                 {
@@ -353,5 +371,13 @@ impl ListenerInner {
             .protocol
             .close(&mut |flow: &FourTuple| half_open.push(*flow));
         (state.channel.take(), half_open)
+    }
+}
+
+impl State {
+    /// True for a flow whose connection a copy of the segment has opened that is being processed.
+    fn has_opened(&self, flow: &FourTuple) -> bool {
+        let of_queue = self.opened.get(self.origin.queue);
+        of_queue.is_some_and(|opened| opened.contains(flow))
     }
 }
