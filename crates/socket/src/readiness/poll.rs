@@ -181,6 +181,11 @@ impl Call for Poll<'_> {
     fn found(&self, _thread: &ThreadState) -> usize {
         self.ready
     }
+
+    fn all_asked(&self, each: &mut dyn FnMut(usize) -> bool) -> bool {
+        let mut numbers = self.list.iter().flat_map(|it| usize::try_from(it.fd));
+        numbers.all(each)
+    }
 }
 
 /// Notes where each number is in a list. What is in `places` from before is

@@ -81,6 +81,8 @@ pub(crate) struct PollContext {
     /// Waits that have begun.
     waits: AtomicU32,
     cost: EventCost,
+    /// Who waits here is an event loop: it will wait again for what it was given.
+    loops: AtomicBool,
     closed: AtomicBool,
     helper: Arc<Helper>,
 }
@@ -113,6 +115,7 @@ impl PollContext {
             // Never the wait that a new registration remembers.
             waits: AtomicU32::new(1),
             cost: EventCost::default(),
+            loops: AtomicBool::new(true),
             closed: AtomicBool::new(false),
             helper: core.tcp.helper.clone(),
         });
@@ -131,6 +134,17 @@ impl PollContext {
         drop(self.unprocessed.take());
         self.kernel.close();
         self.wait_queue.close();
+    }
+
+    /// Says whether who waits here is an event loop, which a thread is not that waits for a
+    /// single socket: its next wait may be for something else, and elsewhere.
+    pub(super) fn set_loops(&self, loops: bool) {
+        self.loops.store(loops, Ordering::Relaxed);
+    }
+
+    /// Whether what is left to be sent leaves with the next wait here.
+    pub(crate) fn loops(&self) -> bool {
+        self.loops.load(Ordering::Relaxed)
     }
 
     /// True once it is closed.

@@ -122,4 +122,9 @@ impl Call for Select<'_> {
     fn found(&self, thread: &ThreadState) -> usize {
         thread.found.len()
     }
+
+    fn all_asked(&self, each: &mut dyn FnMut(usize) -> bool) -> bool {
+        let mut one = |number, _| each(number).then_some(()).ok_or(());
+        self.selecting.each(&mut one).is_ok()
+    }
 }

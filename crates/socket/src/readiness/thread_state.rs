@@ -52,6 +52,11 @@ impl ByNumber {
         self.kernel_only > 0
     }
 
+    /// True for a registration of something that is not the kernel's alone.
+    fn is_own(&self, number: usize) -> bool {
+        self.get(number).is_some_and(|it| !it.is_kernel_only())
+    }
+
     pub(super) fn insert(&mut self, number: usize, registration: Arc<Registration>) {
         if number >= self.registrations.len() {
             // As a vector grows by itself, which `resize` does not.
@@ -249,6 +254,10 @@ pub(super) trait Call {
 
     /// Descriptors that were found ready.
     fn found(&self, thread: &ThreadState) -> usize;
+
+    /// Calls `each` with the numbers that are asked about, as long as it is true of them;
+    /// whether it was of all.
+    fn all_asked(&self, each: &mut dyn FnMut(usize) -> bool) -> bool;
 }
 
 impl ThreadState {
@@ -282,7 +291,15 @@ impl ThreadState {
                 let mut files = self.gather(&polled, descriptors, false, false)?;
                 call.examine_changed(self, &mut files)?;
             }
-            Ok(call.found(self))
+            let found = call.found(self);
+            if found > 0 {
+                let (by_number, mut first) = (polled.lock(), None);
+                let is_one = call.all_asked(&mut |number| {
+                    !by_number.is_own(number) || *first.get_or_insert(number) == number
+                });
+                context.set_loops(!is_one);
+            }
+            Ok(found)
         })?;
         // A signal that is pending ends a call that does not wait, too, if it is not
         // blocked for its time.

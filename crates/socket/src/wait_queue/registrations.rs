@@ -151,10 +151,10 @@ impl WaitQueue {
         self.any(Registration::is_ready)
     }
 
-    /// True when the next wait of a context will send what is written now. Not while
+    /// True when the next wait of an event loop will send what is written now. Not while
     /// a thread is in one: it may sleep.
     pub(crate) fn is_sent_later(&self) -> bool {
-        self.is_polled() && !self.has_thread_in_context()
+        self.any(|registration| registration.context.loops()) && !self.has_thread_in_context()
     }
 
     /// True when a thread is in a context that polls it, or in one above that.

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tidewall_device::memory::{Side, Tap};
 use tidewall_device::queue::BURST;
+use tidewall_socket::descriptor::{Descriptors, Flags};
+use tidewall_socket::readiness::{DescriptorSet, Events, PollFd};
 use tidewall_socket::tcp::{Event, Interest};
 use tidewall_socket::{Selector, TcpListener, TcpStream};
 
@@ -128,4 +130,48 @@ fn connections_take_turns_and_a_burst_is_answered_before_the_next() {
     let sent = senders(&tap);
     assert_eq!(sent[0], port, "{sent:?}");
     meeting.arrive(&bed, bytes + 5);
+}
+
+/// A thread that waits by `poll` or `select` for one connection alone may do something else
+/// after its answer; who waits for several comes back.
+#[test]
+fn an_answer_leaves_at_once_but_for_an_event_loop() {
+    const AT_ONCE: Option<Duration> = Some(Duration::ZERO);
+    let bed = Bed::new();
+    let mut meeting = Meeting::new(&bed, 2);
+    let table = Descriptors::new(&bed.far, 16);
+    let servers = meeting.servers.drain(..);
+    let numbers: Vec<i32> = servers
+        .map(|server| table.open(server, Flags::NONBLOCK).unwrap())
+        .collect();
+    let tap = bed.far_tap();
+    let mut answers_before_the_next_wait = |count: usize, selects: bool| {
+        for client in meeting.clients.iter_mut().take(count) {
+            client.write_all(b"question").unwrap();
+        }
+        wait(&meeting.near);
+        let numbers = &numbers[..count];
+        let ready = if selects {
+            let mut read: DescriptorSet = numbers.iter().copied().collect();
+            table.select(read.nfds(), Some(&mut read), None, None, AT_ONCE)
+        } else {
+            let list = numbers.iter().map(|&fd| PollFd::new(fd, Events::IN));
+            table.poll(&mut list.collect::<Vec<_>>(), AT_ONCE)
+        };
+        assert_eq!(ready.unwrap(), count);
+        tap.take();
+        for &fd in numbers {
+            table.read(fd, &mut [0; 64]).unwrap();
+            table.write(fd, b"answer").unwrap();
+        }
+        let sent = tap.take();
+        // What is left leaves, and lets the clients ask again.
+        table.poll(&mut [], AT_ONCE).unwrap();
+        wait(&meeting.near);
+        sent.iter().filter(|frame| frame.from == Side::B).count()
+    };
+    for selects in [false, true] {
+        assert_eq!(answers_before_the_next_wait(1, selects), 1);
+        assert_eq!(answers_before_the_next_wait(2, selects), 0);
+    }
 }

@@ -19,7 +19,7 @@ thread_local! {
     static TURN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// True when the calling thread was given events by a wait and has not waited since: its next
+/// True when the calling thread was given events by an event loop's wait and has not waited since: its next
 /// wait sends what it leaves to be sent. Where it stays away, the helper does.
 pub(crate) fn in_turn(core: &Core) -> bool {
     TURN.get() == std::ptr::from_ref(core).addr()
@@ -146,7 +146,7 @@ impl PollContext {
         drop(inside);
         let events = *result.as_ref().unwrap_or(&0);
         self.cost.note_return(core, events);
-        if events > 0 && core.tcp.helper.is_allowed() {
+        if events > 0 && self.loops() && core.tcp.helper.is_allowed() {
             TURN.set(std::ptr::from_ref(core).addr());
         }
         result
