@@ -90,3 +90,48 @@ fn every_name_of_a_function_is_taken_that_is_one_of_a_taken_function() {
     assert!(missing.is_empty(), "not taken: {missing:?}");
     assert!(theirs.len() > 1000, "{}", theirs.len());
 }
+
+/// Takes a function of the C library's, as Erlang does: what the library has under the names of
+/// the next one must not come back here.
+const OWN_SIGACTION: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+static int depth;
+int sigaction(int signal, const struct sigaction *action, struct sigaction *old) {
+    int (*next)(int, const struct sigaction *, struct sigaction *) = dlsym(RTLD_NEXT, "__sigaction");
+    if (depth++) return fprintf(stderr, "called again\n"), 1;
+    int done = next(signal, action, old);
+    depth--;
+    return done;
+}
+int close(int number) { return fprintf(stderr, "closes %d\n", number); }
+int main(void) {
+    struct sigaction ignored = {.sa_handler = SIG_IGN}, kept;
+    if (sigaction(SIGUSR1, &ignored, 0) || sigaction(SIGUSR1, 0, &kept)) return 2;
+    return kept.sa_handler == SIG_IGN && raise(SIGUSR1) == 0 ? 0 : 3;
+}
+"#;
+
+#[test]
+fn the_library_calls_no_function_of_the_programs_by_a_name_of_its_own() {
+    let test = "the_library_calls_no_function_of_the_programs_by_a_name_of_its_own";
+    if !tidewall_skip::has_programs(test, &["cc"]) {
+        return;
+    }
+    let directory = std::env::temp_dir().join(format!("tw-own-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let (source, program) = (directory.join("own.c"), directory.join("own"));
+    std::fs::write(&source, OWN_SIGACTION).unwrap();
+    let compiled = Command::new("cc")
+        .args(["-rdynamic", "-o"])
+        .args([&program, &source])
+        .status();
+    assert!(compiled.unwrap().success());
+    let output = Command::new(&program).env("LD_PRELOAD", library()).output();
+    std::fs::remove_dir_all(&directory).unwrap();
+    let output = output.unwrap();
+    assert_eq!(text(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0), "{}", output.status);
+}
