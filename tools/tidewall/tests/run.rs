@@ -182,6 +182,7 @@ fn a_run_ends_as_its_program_does() {
     };
     assert_eq!(host.ends(&[], &["true"]), (Some(0), String::new()));
     assert_eq!(host.ends(&[], &["sh", "-c", "exit 7"]).0, Some(7));
+    assert_eq!(host.ends(&["--report"], &["true"]).0, Some(0));
     assert_eq!(
         host.ends(&[], &["sh", "-c", "kill -TERM $$"]).0,
         Some(128 + 15)

@@ -24,6 +24,7 @@ use tidewall_manager::daemon::{Limits, Trust};
 use tidewall_manager::pinned::PinDirectory;
 use tidewall_manager::places;
 use tidewall_manager::view::View;
+use tidewall_socket::control;
 use tidewall_socket::tuning::PolicyKind;
 
 use crate::end::{Failure, Outcome, check_interface};
@@ -287,6 +288,8 @@ fn manage(
         Err(error) => Err(not_started(&launch.command, &error)),
     };
     let _ = fs::remove_file(socket);
+    // What `tidewall stat` asks of the program's processes is left by those that were killed.
+    let _ = control::live();
     result
 }
 

@@ -61,6 +61,12 @@ impl Report {
     }
 }
 
+impl Drop for Report {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 /// Lines of the form process, program, verdict, what it is, address, reason
 /// (docs/preload.md); those that differ by their process alone are one row.
 fn text(lines: &str, obstacle: Option<&str>) -> String {

@@ -109,7 +109,7 @@ impl Host {
         assert!(!link.contains("xdp"), "{link}");
         let pins = self.output("ls", &["/sys/fs/bpf/tidewall-run"]);
         assert_eq!(pins, "");
-        let sockets = self.output("sh", &["-c", "ls /run/tidewall | grep manager"]);
+        let sockets = self.output("sh", &["-c", "ls /run/tidewall | grep -v restore"]);
         assert_eq!(sockets, "");
         let script = format!(
             "cd /sys/class/net/{interface}; echo $(cat napi_defer_hard_irqs gro_flush_timeout)"
