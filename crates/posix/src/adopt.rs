@@ -27,7 +27,7 @@ pub enum Accepted {
 }
 
 /// Options that a program may have set before a socket came here.
-const CARRIED: [(i32, i32); 18] = [
+const CARRIED: [(i32, i32); 21] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
@@ -44,7 +44,10 @@ const CARRIED: [(i32, i32); 18] = [
     (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
     (libc::IPPROTO_TCP, libc::TCP_LINGER2),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
     (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IP, libc::IP_TTL),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
 ];
 

@@ -12,7 +12,7 @@ use crate::socket::Socket;
 use crate::{ControlMessage, Errno, Posix, Received, Result, errno, lock};
 
 /// Default of `net.ipv4.ip_default_ttl` and `net.ipv6.conf.*.hop_limit`, which −1 asks for.
-const HOPS: u8 = 64;
+pub(crate) const HOPS: u8 = 64;
 
 /// Options that have a control message come with each datagram, and its kind, which has the
 /// option's level; in the order that the messages come in.
@@ -219,16 +219,21 @@ impl Posix {
     }
 }
 
+/// IP_TTL and IPV6_UNICAST_HOPS; `None` for the default.
+pub(crate) fn hops_of(value: &[u8]) -> Result<Option<u8>> {
+    match int(value)? {
+        -1 => Ok(None),
+        hops => between(hops, 1, 255).map(|hops| Some(hops as u8)),
+    }
+}
+
 fn set(datagrams: &UdpSocket, socket: &Socket, which: (i32, i32), value: &[u8]) -> Result<()> {
     match which {
         (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
             datagrams.set_tos(int(value)? as u8).map_err(errno)
         }
         (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
-            let hops = match int(value)? {
-                -1 => HOPS,
-                hops => between(hops, 1, 255)? as u8,
-            };
+            let hops = hops_of(value)?.unwrap_or(HOPS);
             datagrams.set_ttl(hops).map_err(errno)
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {

@@ -11,6 +11,7 @@ use super::name::{
 use super::set::{apply, set, timeval, timeval_bytes};
 use super::{Options, SYSCTL_FAST_OPEN_CLIENT};
 use crate::atm::circuit_of;
+use crate::datagram::HOPS;
 use crate::socket::stream_of;
 use crate::{Errno, Posix, Result, TcpInfo, errno, lock};
 
@@ -190,9 +191,19 @@ impl Posix {
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 own.traffic_class.into()
             }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
+                options.hops.unwrap_or(HOPS).into()
+            }
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => options.only_v6.into(),
-            (libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6, _) => {
-                return Err(Errno(libc::ENOPROTOOPT));
+            which @ (
+                libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6,
+                _,
+            ) => {
+                let kept = match &*file {
+                    OpenFile::Listener(_) => None,
+                    _ => options.kept.get(which),
+                };
+                kept.ok_or(Errno(libc::ENOPROTOOPT))?
             }
             // A level that nobody has; setting there is ENOPROTOOPT.
             _ => return Err(Errno(libc::EOPNOTSUPP)),

@@ -1,6 +1,7 @@
 //! The options of a socket, and what its connections begin with.
 
 mod calls;
+mod kept;
 mod set;
 
 use std::ops::Deref;
@@ -12,6 +13,7 @@ use tidewall_socket::{ListenOptions, TcpStream};
 
 use crate::{Result, message};
 
+use kept::Kept;
 pub(crate) use set::{between, int, set, timeval};
 
 /// `linux/tcp.h`, where the libc crate lacks them.
@@ -69,6 +71,9 @@ pub(crate) struct Rare {
     fast_open_keys: Option<FastOpenKeys>,
     fast_open_no_cookie: bool,
     pub(crate) fast_open_connect: bool,
+    /// IP_TTL, IPV6_UNICAST_HOPS.
+    hops: Option<u8>,
+    kept: Kept,
 }
 
 /// [`Keepalive`] as it is set and read.
@@ -194,6 +199,9 @@ impl Options {
         }
         if self.linger.is_some() {
             let _ = stream.set_linger(self.linger);
+        }
+        if let Some(hops) = self.hops {
+            let _ = stream.set_ttl(hops);
         }
         if self.delayed_ack {
             let _ = stream.set_quick_ack(false);

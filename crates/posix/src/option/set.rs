@@ -7,6 +7,7 @@ use tidewall_socket::{OpenFile, TcpStream};
 
 use super::name::{TCP_FASTOPEN_KEY, TCP_FASTOPEN_NO_COOKIE, TCP_INQ, TCP_NOTSENT_LOWAT};
 use super::{Options, Rare};
+use crate::datagram::{HOPS, hops_of};
 use crate::socket::State;
 use crate::{Errno, Result, message};
 
@@ -194,8 +195,13 @@ fn set_rare(
         (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
             stream.traffic_class = int(value)? as u8 & !3;
         }
+        (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
+            options.hops = hops_of(value)?;
+        }
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => options.only_v6 = int(value)? != 0,
-        _ => return Err(Errno(libc::ENOPROTOOPT)),
+        // Of a listener the socket that holds its port has them.
+        _ if matches!(file, OpenFile::Listener(_)) => return Err(Errno(libc::ENOPROTOOPT)),
+        which => options.kept.set(which, value)?,
     }
     Ok(())
 }
@@ -250,6 +256,9 @@ pub(super) fn apply(
         },
         (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
             stream.set_tos(own.traffic_class)
+        }
+        (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
+            stream.set_ttl(options.hops.unwrap_or(HOPS))
         }
         _ => Ok(()),
     }

@@ -6,6 +6,7 @@ mod abuse;
 mod common;
 mod messages;
 mod names;
+mod options;
 
 use std::time::{Duration, Instant};
 
