@@ -235,7 +235,7 @@ fn promote_listener(fd: i32) {
     let Some(local) = local_address(socket) else {
         return candidates::set(fd, None);
     };
-    if let Err(why) = reaches(local.ip()) {
+    if let Err(why) = reaches(local.ip()).and_then(|()| waits_otherwise(socket)) {
         return keep(fd, "listener", local, why);
     }
     adopt(fd, socket, "listener", local, |posix, copy| {
@@ -254,7 +254,7 @@ fn promote_datagrams(fd: i32) {
         // Nothing can come.
         return;
     }
-    if let Err(why) = reaches(local.ip()) {
+    if let Err(why) = reaches(local.ip()).and_then(|()| waits_otherwise(socket)) {
         return keep(fd, "datagrams", local, why);
     }
     if let Some(name) = asks_for_messages(socket) {
@@ -352,6 +352,10 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
             return None;
         }
         let socket = raw::borrow(fd)?;
+        if let Err(why) = waits_otherwise(socket) {
+            keep(fd, "connection", to, why);
+            return None;
+        }
         let Some(posix) = stack() else {
             keep(fd, "connection", to, "there is no stack");
             return None;
@@ -400,6 +404,16 @@ fn reaches(local: IpAddr) -> core::result::Result<(), String> {
     match raw::addresses(interface).contains(&local) {
         true => Ok(()),
         false => Err(format!("it is no address of {interface}")),
+    }
+}
+
+/// A program that has signals tell it of a socket does not hear of what the stack has.
+fn waits_otherwise(socket: BorrowedFd<'_>) -> core::result::Result<(), String> {
+    match fcntl_getfl(socket) {
+        Ok(flags) if flags.bits() as i32 & libc::O_ASYNC != 0 => {
+            Err("it asks for signals (O_ASYNC)".to_owned())
+        }
+        _ => Ok(()),
     }
 }
 

@@ -14,7 +14,7 @@ use tidewall_socket::OpenFile;
 use super::signals::restarting;
 use super::{address, answer, bytes, originals, put_address, room};
 use crate::candidates::{self, Kind};
-use crate::process::{inside, is_inside, ours};
+use crate::process::{inside, is_inside, ours, posix};
 use crate::promote::{attended, inherited, may_promote};
 
 /// Most elements of a vector (UIO_MAXIOV).
@@ -214,6 +214,38 @@ unsafe fn look_for_sockets(message: *const msghdr) {
     if !may_promote() || is_inside() {
         return;
     }
+    // SAFETY: the caller's.
+    unsafe { each_handed_over(message, &mut |fd| inherited(fd)) };
+}
+
+/// Whether a message hands over a connection of the stack's, which another process would have
+/// nothing of: it does not leave.
+///
+/// # Safety
+/// As sendmsg(2) has it.
+unsafe fn hands_connection_over(message: *const msghdr) -> bool {
+    let Some(posix) = posix().filter(|_| !is_inside()) else {
+        return false;
+    };
+    // SAFETY: the caller's.
+    if unsafe { message.as_ref() }.is_none_or(|message| message.msg_controllen == 0) {
+        return false;
+    }
+    let mut found = false;
+    let mut look = |fd| {
+        let file = posix.descriptors().file(fd);
+        found |= file.is_ok_and(|file| matches!(&*file, OpenFile::Stream(_)));
+    };
+    // SAFETY: the caller's.
+    inside(|| unsafe { each_handed_over(message, &mut look) });
+    found
+}
+
+/// Calls `each` with the numbers that a message hands over (SCM_RIGHTS).
+///
+/// # Safety
+/// As of sendmsg(2), or as recvmsg(2) leaves it.
+unsafe fn each_handed_over(message: *const msghdr, each: &mut dyn FnMut(c_int)) {
     // SAFETY: the caller's: headers and their data are inside the message's memory.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
@@ -222,7 +254,7 @@ unsafe fn look_for_sockets(message: *const msghdr) {
                 let bytes = found.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
                 let numbers = libc::CMSG_DATA(header).cast::<c_int>();
                 for at in 0..bytes / size_of::<c_int>() {
-                    inherited(numbers.add(at).read_unaligned());
+                    each(numbers.add(at).read_unaligned());
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);
@@ -339,7 +371,11 @@ pub(super) unsafe extern "C" fn sendmsg(
 ) -> ssize_t {
     let Some(posix) = sending(fd) else {
         // SAFETY: the caller's.
-        return unsafe { originals::sendmsg(fd, message, flags) };
+        return match unsafe { hands_connection_over(message) } {
+            true => answer::<usize>(Err(Errno(libc::EOPNOTSUPP))),
+            // SAFETY: the caller's.
+            false => unsafe { originals::sendmsg(fd, message, flags) },
+        };
     };
     // SAFETY: the caller's.
     let Some(header) = (unsafe { message.as_ref() }) else {

@@ -144,6 +144,10 @@ fn control(posix: &Posix, fd: c_int, command: c_int, argument: usize) -> c_int {
                 }),
             )
         }
+        // Nobody would send them.
+        libc::F_SETFL if !is_set() && argument as c_int & libc::O_ASYNC != 0 => {
+            done(Err(Errno(libc::EINVAL)))
+        }
         libc::F_SETFL if !is_set() => {
             let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
             let set = inside(|| posix.descriptors().set_nonblocking(fd, nonblocking));
@@ -173,6 +177,13 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usi
             let set = inside(|| posix.descriptors().set_nonblocking(fd, nonblocking != 0));
             done(set.map_err(errno))
         }
+        // SAFETY: the caller's.
+        libc::FIOASYNC => match unsafe { place.as_ref() } {
+            None => done(Err(Errno(libc::EFAULT))),
+            Some(0) => 0,
+            // As of a file that has no signals.
+            Some(_) => done(Err(Errno(libc::ENOTTY))),
+        },
         libc::FIONREAD => {
             // What has come is to be seen, as it is in the kernel.
             let now = &mut [PollFd::new(fd, Events::IN)];

@@ -73,3 +73,53 @@ fn until(server: &Preloaded, record: [&str; 3]) {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+/// What nobody would do for it later is refused when it is asked for.
+const REFUSED: &str = r#"
+import errno, fcntl, os, socket, struct, termios
+def listening(port, asynchronous):
+    made = socket.create_server(('0.0.0.0', port))
+    if asynchronous: fcntl.fcntl(made, fcntl.F_SETFL, os.O_ASYNC)
+    return made
+listeners = listening(8190, False), listening(8191, True)
+for listener in listeners:
+    flags = fcntl.fcntl(listener, fcntl.F_GETFL)
+    fcntl.fcntl(listener, fcntl.F_SETFL, flags | os.O_NONBLOCK)
+    try: listener.accept()
+    except BlockingIOError: pass
+    fcntl.fcntl(listener, fcntl.F_SETFL, flags)
+def attempt(call, *arguments):
+    try: return call(*arguments)
+    except OSError as error: return errno.errorcode[error.errno]
+near, far = socket.socketpair()
+def send(number):
+    sent = attempt(socket.send_fds, near, [b'x'], [number])
+    if sent == 1: [os.close(fd) for fd in socket.recv_fds(far, 1, 1)[1]]
+    return sent
+while True:
+    for listener in listeners:
+        connection, _ = listener.accept()
+        flags = attempt(fcntl.fcntl, connection, fcntl.F_SETFL, os.O_ASYNC)
+        asked = [attempt(fcntl.ioctl, connection, termios.FIOASYNC, struct.pack('i', on)) for on in (0, 1)]
+        words = [send(connection.fileno()), send(listener.fileno()), flags]
+        words += [it if type(it) is str else 'done' for it in asked]
+        connection.sendall(' '.join(map(str, words)).encode())
+        connection.close()
+"#;
+
+#[test]
+fn what_would_not_happen_is_refused() {
+    let test = "what_would_not_happen_is_refused";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "pn") else {
+        return;
+    };
+    let server = Preloaded::start(host, &["python3", "-c", REFUSED]);
+    until(&server, ["promoted", "listener", "0.0.0.0:8190"]);
+    until(&server, ["kernel", "listener", "0.0.0.0:8191"]);
+    let said = ["8190", "8191"].map(|port| server.answered("python3", &["-c", CLIENT, HERE, port]));
+    assert_eq!(said[0].trim(), "ENOTSUP 1 EINVAL done ENOTTY");
+    assert_eq!(said[1].trim(), "1 1 0 done done");
+}
