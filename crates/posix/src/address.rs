@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use tidewall_sys::RawAddress;
+
 use crate::{Errno, Result};
 
 /// An address as the protocol knows it: IPv4-mapped ones are IPv4.
@@ -25,6 +27,42 @@ pub(crate) fn wildcard(domain: i32) -> IpAddr {
         Ipv6Addr::UNSPECIFIED.into()
     } else {
         Ipv4Addr::UNSPECIFIED.into()
+    }
+}
+
+/// The address argument of a call that sends a datagram by a socket of a family; `None` for one
+/// that leaves it to the peer.
+pub(crate) fn of_datagram(bytes: &[u8], domain: i32) -> Result<Option<SocketAddr>> {
+    let invalid = Errno(libc::EINVAL);
+    let family = bytes.first_chunk().ok_or(invalid)?;
+    let (family, least) = match (domain, u16::from_ne_bytes(*family).into()) {
+        (libc::AF_INET6, libc::AF_UNSPEC) => return Ok(None),
+        // RFC 2133's structure has no scope.
+        (libc::AF_INET6, libc::AF_INET6) => (libc::AF_INET6, 24),
+        (libc::AF_INET, libc::AF_INET | libc::AF_UNSPEC) | (libc::AF_INET6, libc::AF_INET) => {
+            (libc::AF_INET, size_of::<libc::sockaddr_in>())
+        }
+        (libc::AF_INET, _) if bytes.len() >= size_of::<libc::sockaddr_in>() => {
+            return Err(Errno(libc::EAFNOSUPPORT));
+        }
+        _ => return Err(invalid),
+    };
+    if bytes.len() < least {
+        return Err(invalid);
+    }
+    let mut whole = [0; size_of::<libc::sockaddr_in6>()];
+    for (place, byte) in whole.iter_mut().zip(bytes) {
+        *place = *byte;
+    }
+    whole[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+    Ok(RawAddress::parse(&whole))
+}
+
+/// Checks that a datagram socket of a family may be given an address: one of IPv6 takes both.
+pub(crate) fn check_datagram_family(address: SocketAddr, domain: i32) -> Result<()> {
+    match (domain, address) {
+        (libc::AF_INET6, SocketAddr::V4(_)) => Ok(()),
+        _ => check_family(address, domain),
     }
 }
 

@@ -192,7 +192,7 @@ impl Posix {
             return Err(Errno(libc::EINPROGRESS));
         }
         let socket = self.socket_of(fd)?;
-        self.finish_connect(fd, &socket, -1).map(|()| true)
+        self.wait_connected(fd, &socket).map(|()| true)
     }
 
     /// `accept4(2)` for a number of the kernel's, which names nothing yet.

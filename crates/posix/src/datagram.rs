@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tidewall_socket::{OpenFile, UdpSocket};
 
-use crate::address::{canonical, check_family, shown};
+use crate::address::{canonical, check_datagram_family, of_datagram, shown};
 use crate::option::{between, int, timeval};
 use crate::socket::Socket;
 use crate::{ControlMessage, Errno, Posix, Received, Result, errno, lock};
@@ -178,6 +178,15 @@ impl Posix {
         messages.collect()
     }
 
+    /// What a call that sends says where to, as bytes of C's, of a datagram socket; `None` for
+    /// its peer.
+    ///
+    /// # Errors
+    /// EINVAL for one that is cut short, EAFNOSUPPORT for another family.
+    pub fn destination(&self, fd: i32, bytes: &[u8]) -> Result<Option<SocketAddr>> {
+        of_datagram(bytes, self.socket_of(fd)?.domain)
+    }
+
     /// As [`Posix::sendmsg`] of a datagram, from an address of this host (IP_PKTINFO,
     /// IPV6_PKTINFO); from the unspecified one it is the same.
     ///
@@ -197,7 +206,7 @@ impl Posix {
         };
         let to = match to {
             Some(to) => {
-                check_family(to, self.socket_of(fd)?.domain)?;
+                check_datagram_family(to, self.socket_of(fd)?.domain)?;
                 canonical(to)
             }
             None => datagrams

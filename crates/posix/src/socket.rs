@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_socket::descriptor::Flags;
@@ -12,7 +13,7 @@ use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::tcp::State as Phase;
 use tidewall_socket::{BindOptions, ConnectOptions, OpenFile, TcpListener, TcpStream, UdpSocket};
 
-use crate::address::{canonical, check_family, shown, wildcard};
+use crate::address::{canonical, check_datagram_family, check_family, shown, wildcard};
 use crate::atm::AtmState;
 use crate::option::{Options, SYSCTL_FAST_OPEN_CLIENT, SYSCTL_FAST_OPEN_NO_COOKIE};
 use crate::{Errno, Posix, Result, errno, lock};
@@ -339,13 +340,14 @@ impl Posix {
         let socket = self.socket_of(fd)?;
         let file = self.file(fd)?;
         if socket.kind == libc::SOCK_DGRAM {
-            check_family(address, socket.domain)?;
+            check_datagram_family(address, socket.domain)?;
             if matches!(&*file, OpenFile::Kernel(_)) {
                 self.bind(fd, SocketAddr::new(wildcard(socket.domain), 0))?;
             }
             let peer = canonical(address);
             return self.file(fd)?.connect(peer).map_err(errno);
         }
+        let began = matches!(&*file, OpenFile::Kernel(_));
         match &*file {
             OpenFile::Kernel(_) => {
                 check_family(address, socket.domain)?;
@@ -366,8 +368,50 @@ impl Posix {
         }
         match self.file(fd)?.is_nonblocking().map_err(errno)? {
             true => Err(Errno(libc::EINPROGRESS)),
-            false => self.finish_connect(fd, &socket, -1),
+            false if began => self.wait_connected(fd, &socket),
+            false => self.finish_connect(fd, &socket, self.connect_limit(fd)),
         }
+    }
+
+    /// Waits for a connection that has just begun. Where that takes too long (SO_SNDTIMEO) it
+    /// goes on, as in a call that does not wait.
+    pub(crate) fn wait_connected(&self, fd: i32, socket: &Socket) -> Result<()> {
+        let connected = self.finish_connect(fd, socket, self.connect_limit(fd));
+        connected.map_err(|error| match error {
+            Errno(libc::EALREADY) => Errno(libc::EINPROGRESS),
+            error => error,
+        })
+    }
+
+    /// `connect(2)` with AF_UNSPEC: a datagram socket has no peer any more, a connection is
+    /// reset, and its socket may be connected again.
+    ///
+    /// # Errors
+    /// EINVAL for a listener.
+    pub fn disconnect(&self, fd: i32) -> Result<()> {
+        let socket = self.socket_of(fd)?;
+        match &*self.file(fd)? {
+            OpenFile::Kernel(_) => return Ok(()),
+            OpenFile::Datagram(datagrams) => return datagrams.disconnect().map_err(errno),
+            OpenFile::Stream(stream) => {
+                stream.set_linger(Some(Duration::ZERO)).map_err(errno)?;
+            }
+            _ => return Err(Errno(libc::EINVAL)),
+        }
+        {
+            let mut state = lock(&socket.state);
+            state.connecting = false;
+            state.bound = None;
+        }
+        let unconnected = kernel_socket(socket.domain, socket.kind).map_err(errno)?;
+        self.replace(fd, unconnected.into())
+    }
+
+    /// How long `connect` waits, in milliseconds (SO_SNDTIMEO).
+    fn connect_limit(&self, fd: i32) -> i32 {
+        self.write_timeout(fd).map_or(-1, |it| {
+            i32::try_from(it.as_millis()).unwrap_or(i32::MAX).max(1)
+        })
     }
 
     /// Sends the SYN of a connection, with Fast Open if so. False when it waits for

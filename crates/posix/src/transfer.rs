@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tidewall_socket::tcp::{Notification, State as Phase};
 use tidewall_socket::{OpenFile, TcpStream};
 
-use crate::address::{canonical, check_family, shown};
+use crate::address::{canonical, check_datagram_family, check_family, shown};
 use crate::option::SYSCTL_FAST_OPEN_CLIENT;
 use crate::socket::{Socket, stream_of};
 use crate::{Errno, ExtendedError, Posix, Received, Result, errno, lock};
@@ -47,6 +47,16 @@ impl Posix {
                 }),
             };
         };
+        if flags & libc::MSG_OOB != 0 {
+            // What is urgent is received in line.
+            return Err(Errno(libc::EINVAL));
+        }
+        if !stream.is_framed() && buffers.iter().all(|buffer| buffer.is_empty()) {
+            // It waits for something to come, and leaves it.
+            let peeking = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
+            receive(&file, &mut [IoSliceMut::new(&mut [0])], peeking)?;
+            return Ok(Received::default());
+        }
         if stream.awaits_first_write() && does_not_wait(&file, flags)? {
             // Reading would have the SYN leave without data.
             return Err(Errno(libc::EAGAIN));
@@ -134,7 +144,10 @@ impl Posix {
         }
         if socket.is_udp() {
             if let Some(to) = to {
-                check_family(to, socket.domain)?;
+                check_datagram_family(to, socket.domain)?;
+            }
+            if flags & libc::MSG_OOB != 0 {
+                return Err(Errno(libc::EOPNOTSUPP));
             }
             if matches!(&*file, OpenFile::Kernel(_)) {
                 let to = to.ok_or(Errno(libc::EDESTADDRREQ))?;

@@ -257,8 +257,8 @@ fn promote_datagrams(fd: i32) {
     if let Err(why) = reaches(local.ip()).and_then(|()| waits_otherwise(socket)) {
         return keep(fd, "datagrams", local, why);
     }
-    if let Some(name) = asks_for_messages(socket) {
-        let why = format!("it asks for control messages ({name})");
+    if let Some(name) = asks_for_unknown(socket) {
+        let why = format!("it asks for {name}");
         return keep(fd, "datagrams", local, why);
     }
     let sharing = sharing_port(socket, local);
@@ -378,6 +378,9 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
                 candidates::set(fd, None);
                 inside(|| {
                     registered::move_over(posix, fd);
+                    if let Some(socket) = raw::borrow(fd) {
+                        take_copies(posix, fd, socket);
+                    }
                     record(Verdict::Promoted, "connections", "", "");
                 });
             }
@@ -453,8 +456,9 @@ fn sharing_port(socket: BorrowedFd<'_>, address: SocketAddr) -> Vec<i32> {
     candidates::all().filter(shares).collect()
 }
 
-/// Options that have control messages come with each datagram, which the stack has not.
-const MESSAGES: [(i32, i32, &str); 9] = [
+/// Options by which datagrams come with control messages that the stack has not, or are cut and
+/// put together as it does not.
+const UNKNOWN: [(i32, i32, &str); 11] = [
     (libc::IPPROTO_IP, libc::IP_RECVERR, "IP_RECVERR"),
     (
         libc::IPPROTO_IP,
@@ -472,19 +476,21 @@ const MESSAGES: [(i32, i32, &str); 9] = [
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPING, "SO_TIMESTAMPING"),
     (libc::SOL_SOCKET, libc::SO_RXQ_OVFL, "SO_RXQ_OVFL"),
     (libc::SOL_UDP, libc::UDP_GRO, "UDP_GRO"),
+    (libc::SOL_UDP, libc::UDP_SEGMENT, "UDP_SEGMENT"),
+    (libc::SOL_UDP, libc::UDP_CORK, "UDP_CORK"),
 ];
 
-/// Whether an option asks for control messages.
-pub(crate) fn is_of_messages(level: i32, name: i32) -> bool {
-    MESSAGES.iter().any(|it| (it.0, it.1) == (level, name))
+/// Whether an option is one of them.
+pub(crate) fn is_unknown(level: i32, name: i32) -> bool {
+    UNKNOWN.iter().any(|it| (it.0, it.1) == (level, name))
 }
 
 /// One of them that a socket has.
-fn asks_for_messages(socket: BorrowedFd<'_>) -> Option<&'static str> {
+fn asks_for_unknown(socket: BorrowedFd<'_>) -> Option<&'static str> {
     let is_on = |(level, name, _): &(i32, i32, &str)| {
         option(socket, *level, *name).is_ok_and(|value| value != 0)
     };
-    MESSAGES.into_iter().find(is_on).map(|(_, _, name)| name)
+    UNKNOWN.into_iter().find(is_on).map(|(_, _, name)| name)
 }
 
 /// The stack, made if there is none yet; `None` where none can be.

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::net::{SocketFlags, SocketType, bind};
+use rustix::net::{SocketFlags, SocketType, bind, connect_unspec};
 use tidewall_device::forked::Unshared;
 use tidewall_sys::{Message, option, receive_message, send_message, set_option};
 
@@ -116,6 +116,16 @@ impl PortReservation {
 
     pub(crate) fn connect(&self, peer: SocketAddr) -> io::Result<()> {
         self.socket.connect(peer)
+    }
+
+    /// Takes the peer away. The port stays: `bound` to it, as before.
+    pub(crate) fn disconnect(&self, bound: SocketAddr) -> io::Result<()> {
+        connect_unspec(self.socket.as_fd())?;
+        match self.local_addr()?.port() {
+            // Linux gives up a port that it has chosen.
+            0 => Ok(bind(self.socket.as_fd(), &bound)?),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn descriptor(&self) -> i32 {

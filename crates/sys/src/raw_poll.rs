@@ -50,6 +50,18 @@ impl SignalSet {
         Ok(())
     }
 
+    /// As the kernel has it, signal 1 lowest.
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Of [`SignalSet::bits`].
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Self {
+        SignalSet(bits)
+    }
+
     /// True when a signal is in it.
     pub fn contains(&self, signal: i32) -> bool {
         Self::bit(signal).is_ok_and(|bit| self.0 & bit != 0)

@@ -87,6 +87,11 @@ pub(crate) fn set(
     which: (i32, i32),
     value: &[u8],
 ) -> Result<()> {
+    let (level, name) = which;
+    let is_text = level == libc::IPPROTO_TCP && name == libc::TCP_CONGESTION;
+    if level != libc::IPPROTO_IP && !is_text && value.len() < size_of::<i32>() {
+        return Err(Errno::INVAL);
+    }
     let options = &mut state.options;
     match which {
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive_on = int(value)? != 0,

@@ -41,7 +41,12 @@ unsafe extern "C" fn sendfile64(
 
 fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -> Result<usize> {
     let file = super::borrow(from).ok_or(Errno(libc::EBADF))?;
-    let position = || rustix::fs::tell(file).map_err(|_| Errno(libc::EINVAL));
+    let position = || {
+        rustix::fs::tell(file).map_err(|error| match error {
+            rustix::io::Errno::BADF => Errno(libc::EBADF),
+            _ => Errno(libc::EINVAL),
+        })
+    };
     let start = match &offset {
         Some(offset) => u64::try_from(**offset).map_err(|_| Errno(libc::EINVAL))?,
         None => position()?,
@@ -57,7 +62,10 @@ fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -
             Ok(0) => break,
             Ok(read) => piece.get(..read).unwrap_or_default(),
             Err(error) => {
-                ended = Err(Errno(error.raw_os_error()));
+                ended = Err(match error {
+                    rustix::io::Errno::ISDIR => Errno(libc::EINVAL),
+                    error => Errno(error.raw_os_error()),
+                });
                 break;
             }
         };

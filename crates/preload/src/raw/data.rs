@@ -12,10 +12,10 @@ use tidewall_posix::{Errno, Posix, Received, Result};
 use tidewall_socket::OpenFile;
 
 use super::signals::restarting;
-use super::{address, answer, bytes, originals, put_address, room};
+use super::{answer, bytes, length_of, originals, put_address, room};
 use crate::candidates::{self, Kind};
 use crate::process::{inside, is_inside, ours, posix};
-use crate::promote::{attended, inherited, may_promote};
+use crate::promote::{address_of, attended, inherited, may_promote};
 
 /// Most elements of a vector (UIO_MAXIOV).
 const VECTOR_MAX: usize = 1024;
@@ -68,34 +68,101 @@ fn sent(
     let sent = restarting(posix, fd, Posix::write_timeout, || {
         posix.sendmsg(fd, buffers, flags, to)
     });
-    if sent == Err(Errno(libc::EPIPE)) && flags & libc::MSG_NOSIGNAL == 0 {
+    // Of datagrams Linux says it without a signal.
+    if sent == Err(Errno(libc::EPIPE))
+        && flags & libc::MSG_NOSIGNAL == 0
+        && !is_datagrams(posix, fd)
+    {
         // SAFETY: sends the calling thread a signal.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
     }
     sent
 }
 
+/// What an element of a vector is to be: memory, or nothing of no length.
+///
+/// # Errors
+/// EINVAL for more elements than there may be, and a length that is negative to the kernel,
+/// EFAULT for one of no memory.
+///
+/// # Safety
+/// As readv(2) has its vector.
+unsafe fn checked<'a>(vector: *const iovec, count: usize) -> Result<(&'a [iovec], bool)> {
+    let vector = match (count, vector.is_null()) {
+        (0, _) => &[],
+        (VECTOR_MAX.., _) if count > VECTOR_MAX => return Err(Errno(libc::EINVAL)),
+        (_, true) => return Err(Errno(libc::EFAULT)),
+        // SAFETY: the caller's.
+        _ => unsafe { slice::from_raw_parts(vector, count) },
+    };
+    let mut gaps = false;
+    for element in vector {
+        if isize::try_from(element.iov_len).is_err() {
+            return Err(Errno(libc::EINVAL));
+        }
+        match (element.iov_base.is_null(), element.iov_len) {
+            (true, 1..) => return Err(Errno(libc::EFAULT)),
+            (is_null, _) => gaps |= is_null,
+        }
+    }
+    Ok((vector, gaps))
+}
+
 /// # Safety
 /// As readv(2) has it.
-unsafe fn places<'a>(vector: *const iovec, count: usize) -> Result<&'a mut [IoSliceMut<'a>]> {
-    match (count, vector.is_null()) {
-        (0, _) => Ok(&mut []),
-        (VECTOR_MAX.., _) if count > VECTOR_MAX => Err(Errno(libc::EINVAL)),
-        (_, true) => Err(Errno(libc::EFAULT)),
-        // SAFETY: the caller's; an IoSliceMut is an iovec.
-        _ => Ok(unsafe { slice::from_raw_parts_mut(vector.cast_mut().cast(), count) }),
+unsafe fn places<'a>(
+    vector: *const iovec,
+    count: usize,
+    kept: &'a mut Vec<IoSliceMut<'a>>,
+) -> Result<&'a mut [IoSliceMut<'a>]> {
+    // SAFETY: the caller's.
+    let (elements, gaps) = unsafe { checked(vector, count) }?;
+    if !gaps {
+        // SAFETY: the caller's; an IoSliceMut is an iovec, none of which is null.
+        return Ok(unsafe {
+            slice::from_raw_parts_mut(elements.as_ptr().cast_mut().cast(), count)
+        });
     }
+    let present = elements.iter().filter(|it| !it.iov_base.is_null());
+    // SAFETY: the caller's.
+    let place = |it: &iovec| unsafe { slice::from_raw_parts_mut(it.iov_base.cast(), it.iov_len) };
+    kept.extend(present.map(|it| IoSliceMut::new(place(it))));
+    Ok(kept)
 }
 
 /// # Safety
 /// As writev(2) has it.
-unsafe fn pieces<'a>(vector: *const iovec, count: usize) -> Result<&'a [IoSlice<'a>]> {
-    match (count, vector.is_null()) {
-        (0, _) => Ok(&[]),
-        (VECTOR_MAX.., _) if count > VECTOR_MAX => Err(Errno(libc::EINVAL)),
-        (_, true) => Err(Errno(libc::EFAULT)),
-        // SAFETY: the caller's; an IoSlice is an iovec.
-        _ => Ok(unsafe { slice::from_raw_parts(vector.cast(), count) }),
+unsafe fn pieces<'a>(
+    vector: *const iovec,
+    count: usize,
+    kept: &'a mut Vec<IoSlice<'a>>,
+) -> Result<&'a [IoSlice<'a>]> {
+    // SAFETY: the caller's.
+    let (elements, gaps) = unsafe { checked(vector, count) }?;
+    if !gaps {
+        // SAFETY: the caller's; an IoSlice is an iovec, none of which is null.
+        return Ok(unsafe { slice::from_raw_parts(elements.as_ptr().cast(), count) });
+    }
+    let present = elements.iter().filter(|it| !it.iov_base.is_null());
+    // SAFETY: the caller's.
+    let piece = |it: &iovec| unsafe { slice::from_raw_parts(it.iov_base.cast(), it.iov_len) };
+    kept.extend(present.map(|it| IoSlice::new(piece(it))));
+    Ok(kept)
+}
+
+/// The vector of a message may not be as long as it says.
+fn of_message<T>(vector: Result<T>, count: usize) -> Result<T> {
+    match count {
+        0..=VECTOR_MAX => vector,
+        _ => Err(Errno(libc::EMSGSIZE)),
+    }
+}
+
+/// The length of a message's address.
+fn check_name(header: &msghdr) -> Result<()> {
+    match header.msg_name.is_null() {
+        true => Ok(()),
+        false => length_of(header.msg_namelen).map(drop),
     }
 }
 
@@ -107,6 +174,8 @@ fn elements(count: c_int) -> usize {
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: usize) -> ssize_t {
     match attended(fd) {
+        // Nothing is received by it, as `recv` would.
+        Some(_) if length == 0 => 0,
         // SAFETY: the caller's.
         Some(posix) => unsafe { receive_into(posix, fd, buffer, length, 0) },
         // SAFETY: the caller's.
@@ -150,11 +219,45 @@ pub(super) unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_
     match attended(fd) {
         Some(posix) => {
             // SAFETY: the caller's.
-            let places = unsafe { places(vector, elements(count)) };
-            answer(receive(posix, fd, places, 0).map(|received| received.bytes))
+            answer(unsafe { read_vector(posix, fd, vector, count, 0) })
         }
         // SAFETY: the caller's.
         None => unsafe { originals::readv(fd, vector, count) },
+    }
+}
+
+/// # Safety
+/// As readv(2) has it.
+unsafe fn read_vector(
+    posix: &Posix,
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    flags: c_int,
+) -> Result<usize> {
+    let mut kept = Vec::new();
+    // SAFETY: the caller's.
+    let places = unsafe { places(vector, elements(count), &mut kept) }?;
+    if places.iter().all(|place| place.is_empty()) {
+        return Ok(0);
+    }
+    receive(posix, fd, Ok(places), flags).map(|received| received.bytes)
+}
+
+/// # Safety
+/// As writev(2) has it.
+unsafe fn write_vector(
+    posix: &Posix,
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    flags: c_int,
+) -> isize {
+    let mut kept = Vec::new();
+    // SAFETY: the caller's.
+    match unsafe { pieces(vector, elements(count), &mut kept) } {
+        Ok(pieces) if pieces.iter().all(|piece| piece.is_empty()) => 0,
+        pieces => transmit(posix, fd, pieces, flags, None),
     }
 }
 
@@ -175,10 +278,10 @@ pub(super) unsafe extern "C" fn recvfrom(
     let place = unsafe { room(buffer, length) };
     let received =
         place.and_then(|place| receive(posix, fd, Ok(&mut [IoSliceMut::new(place)]), flags));
-    answer(received.map(|received| {
+    answer(received.and_then(|received| {
         match received.from {
             // SAFETY: the caller's.
-            Some(address) => unsafe { put_address(address, from, from_length) },
+            Some(address) => unsafe { put_address(address, from, from_length) }?,
             // SAFETY: the caller's: as of a stream, nobody is named.
             None => unsafe {
                 if !from.is_null() && !from_length.is_null() {
@@ -186,7 +289,7 @@ pub(super) unsafe extern "C" fn recvfrom(
                 }
             },
         }
-        received.bytes
+        Ok(received.bytes)
     }))
 }
 
@@ -272,9 +375,11 @@ unsafe fn receive_message(
 ) -> Result<usize> {
     // SAFETY: the caller's.
     let header = unsafe { message.as_mut() }.ok_or(Errno(libc::EFAULT))?;
+    check_name(header)?;
+    let mut kept = Vec::new();
     // SAFETY: the caller's.
-    let places = unsafe { places(header.msg_iov, header.msg_iovlen) };
-    let received = receive(posix, fd, places, flags)?;
+    let places = unsafe { places(header.msg_iov, header.msg_iovlen, &mut kept) };
+    let received = receive(posix, fd, of_message(places, header.msg_iovlen), flags)?;
     let (name, mut length) = (header.msg_name, header.msg_namelen);
     // SAFETY: a Message is a msghdr, whose pointers are the caller's.
     let message = unsafe { &mut *message.cast::<Message>() };
@@ -283,7 +388,7 @@ unsafe fn receive_message(
         && !name.is_null()
     {
         // SAFETY: the caller's.
-        unsafe { put_address(from, name.cast(), &raw mut length) };
+        unsafe { put_address(from, name.cast(), &raw mut length) }?;
         header.msg_namelen = length;
     }
     Ok(received.bytes)
@@ -325,11 +430,35 @@ pub(super) unsafe extern "C" fn sendto(
 ) -> ssize_t {
     match sending(fd) {
         // SAFETY: the caller's.
-        Some(posix) => unsafe {
-            transmit_from(posix, fd, buffer, length, flags, address(to, to_length))
+        Some(posix) => match unsafe { destination(posix, fd, to, to_length) } {
+            // SAFETY: the caller's.
+            Ok(to) => unsafe { transmit_from(posix, fd, buffer, length, flags, to) },
+            Err(error) => answer::<usize>(Err(error)),
         },
         // SAFETY: the caller's.
         None => unsafe { originals::sendto(fd, buffer, length, flags, to, to_length) },
+    }
+}
+
+/// Where what is sent is to go, if the caller says it.
+///
+/// # Safety
+/// As sendto(2) has it.
+unsafe fn destination(
+    posix: &Posix,
+    fd: c_int,
+    to: *const sockaddr,
+    length: socklen_t,
+) -> Result<Option<SocketAddr>> {
+    if to.is_null() {
+        return Ok(None);
+    }
+    let length = length_of(length)?;
+    // SAFETY: the caller's.
+    let bytes = unsafe { bytes(to.cast(), length) }?;
+    match is_datagrams(posix, fd) {
+        true => inside(|| posix.destination(fd, bytes)),
+        false => Ok(address_of(bytes)),
     }
 }
 
@@ -353,11 +482,8 @@ unsafe fn transmit_from(
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     match sending(fd) {
-        Some(posix) => {
-            // SAFETY: the caller's.
-            let pieces = unsafe { pieces(vector, elements(count)) };
-            transmit(posix, fd, pieces, 0, None)
-        }
+        // SAFETY: the caller's.
+        Some(posix) => unsafe { write_vector(posix, fd, vector, count, 0) },
         // SAFETY: the caller's.
         None => unsafe { originals::writev(fd, vector, count) },
     }
@@ -381,10 +507,19 @@ pub(super) unsafe extern "C" fn sendmsg(
     let Some(header) = (unsafe { message.as_ref() }) else {
         return answer::<usize>(Err(Errno(libc::EFAULT)));
     };
+    let mut kept = Vec::new();
     // SAFETY: the caller's.
-    let pieces = unsafe { pieces(header.msg_iov, header.msg_iovlen) };
+    let pieces = unsafe { pieces(header.msg_iov, header.msg_iovlen, &mut kept) };
+    let pieces = of_message(pieces, header.msg_iovlen);
+    let name = match header.msg_namelen {
+        0 => std::ptr::null(),
+        _ => header.msg_name.cast_const(),
+    };
     // SAFETY: the caller's.
-    let to = unsafe { address(header.msg_name.cast(), header.msg_namelen) };
+    let to = match unsafe { destination(posix, fd, name.cast(), header.msg_namelen) } {
+        Ok(to) => to,
+        Err(error) => return answer::<usize>(Err(error)),
+    };
     // SAFETY: a Message is a msghdr, whose pointers are the caller's.
     let source = unsafe { &*message.cast::<Message>() }.source();
     if source == Source::Any || !is_datagrams(posix, fd) {
@@ -446,7 +581,10 @@ pub(super) unsafe extern "C" fn recvmmsg(
     };
     let begun = Instant::now();
     // SAFETY: the caller's.
-    let limit = unsafe { timeout.as_ref() }.map(super::readiness::duration);
+    let limit = match unsafe { super::readiness::limit(timeout) } {
+        Ok(limit) => limit,
+        Err(error) => return answer::<usize>(Err(error)) as c_int,
+    };
     let mut received = 0;
     for message in messages {
         let waits = received == 0 || flags & WAIT_FOR_ONE == 0;
@@ -519,6 +657,7 @@ fn flags_of(offset: off_t, flags: c_int) -> Result<c_int> {
         (-1, _) if flags & !RWF_KNOWN != 0 => Err(Errno(libc::EOPNOTSUPP)),
         (-1, 0) => Ok(0),
         (-1, _) => Ok(libc::MSG_DONTWAIT),
+        (..-1, _) => Err(Errno(libc::EINVAL)),
         _ => Err(Errno(libc::ESPIPE)),
     }
 }
@@ -533,10 +672,10 @@ pub(super) unsafe extern "C" fn preadv2(
 ) -> ssize_t {
     match attended(fd) {
         // SAFETY: the caller's.
-        Some(posix) => answer(flags_of(offset, flags).and_then(|flags| unsafe {
-            let places = places(vector, elements(count));
-            receive(posix, fd, places, flags).map(|received| received.bytes)
-        })),
+        Some(posix) => answer(
+            flags_of(offset, flags)
+                .and_then(|flags| unsafe { read_vector(posix, fd, vector, count, flags) }),
+        ),
         // SAFETY: the caller's.
         None => unsafe { originals::preadv2(fd, vector, count, offset, flags) },
     }
@@ -552,11 +691,8 @@ pub(super) unsafe extern "C" fn pwritev2(
 ) -> ssize_t {
     match sending(fd) {
         Some(posix) => match flags_of(offset, flags) {
-            Ok(flags) => {
-                // SAFETY: the caller's.
-                let pieces = unsafe { pieces(vector, elements(count)) };
-                transmit(posix, fd, pieces, flags, None)
-            }
+            // SAFETY: the caller's.
+            Ok(flags) => unsafe { write_vector(posix, fd, vector, count, flags) },
             Err(error) => answer::<usize>(Err(error)),
         },
         // SAFETY: the caller's.

@@ -181,18 +181,33 @@ unsafe fn address(address: *const sockaddr, length: socklen_t) -> Option<SocketA
 
 /// Writes an address as far as there is room, and its length, where the caller asks for it.
 ///
+/// # Errors
+/// EFAULT without a length, EINVAL for a negative one.
+///
 /// # Safety
 /// As accept(2) has it.
-unsafe fn put_address(from: SocketAddr, to: *mut sockaddr, length: *mut socklen_t) {
-    if to.is_null() || length.is_null() {
-        return;
+unsafe fn put_address(from: SocketAddr, to: *mut sockaddr, length: *mut socklen_t) -> Result<()> {
+    if to.is_null() {
+        return Ok(());
     }
+    // SAFETY: the caller's.
+    let length = unsafe { length.as_mut() }.ok_or(Errno(libc::EFAULT))?;
     let (raw, used) = RawAddress::new(from);
-    // SAFETY: the caller's: as many bytes as the length says, which is not null.
-    unsafe {
-        let room = (*length).min(used) as usize;
-        ptr::copy_nonoverlapping(raw.0.as_ptr(), to.cast(), room);
-        *length = used;
+    let room = length_of(*length)?.min(used as usize);
+    // SAFETY: the caller's: as many bytes as the length says.
+    unsafe { ptr::copy_nonoverlapping(raw.0.as_ptr(), to.cast(), room) };
+    *length = used;
+    Ok(())
+}
+
+/// A length argument, which the kernel takes for an int.
+///
+/// # Errors
+/// EINVAL for a negative one.
+fn length_of(length: socklen_t) -> Result<usize> {
+    match length.cast_signed() {
+        0.. => Ok(length as usize),
+        _ => Err(Errno(libc::EINVAL)),
     }
 }
 

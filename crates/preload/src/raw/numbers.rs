@@ -104,7 +104,7 @@ unsafe fn replace(fd: c_int, number: c_int, call: impl FnOnce() -> c_int) -> c_i
 pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // Other flags close nothing, or are EINVAL.
     let closes = flags as c_uint & !libc::CLOSE_RANGE_UNSHARE == 0 && first <= last;
-    if is_inside() || !closes || !(process::posix().is_some() || crate::protected::is_any()) {
+    if is_inside() || !closes {
         // SAFETY: the caller's.
         return unsafe { originals::close_range(first, last, flags) };
     }
@@ -113,6 +113,10 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
         .map(|fd| fd as c_int)
         .filter(known)
         .for_each(forget);
+    if process::posix().is_none() && !crate::protected::is_any() {
+        // SAFETY: the caller's.
+        return unsafe { originals::close_range(first, last, flags) };
+    }
     // The stack's own are not the program's, who does not know of them.
     let mut ranges = between(first, last).map(|(first, last)| {
         // SAFETY: the caller has all of them closed.

@@ -7,7 +7,7 @@ use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
 use tidewall_socket::OpenFile;
 use tidewall_socket::readiness::Events;
 
-use super::{bytes, done, number, originals, room};
+use super::{bytes, done, length_of, number, originals, room};
 use crate::candidates;
 use crate::process::{inside, ours};
 use crate::promote;
@@ -30,8 +30,8 @@ pub(super) unsafe extern "C" fn setsockopt(
         // SAFETY: the caller's.
         return unsafe { originals::setsockopt(fd, level, name, value, length) };
     };
-    if is_of_messages(posix, fd, level, name) {
-        // The stack has set them on the socket that holds the port, for itself.
+    if is_unknown(posix, fd, level, name) {
+        // Some the stack has set on the socket that holds the port, for itself.
         // SAFETY: the caller's.
         let value = unsafe { bytes(value, length as usize) };
         return done(
@@ -42,7 +42,8 @@ pub(super) unsafe extern "C" fn setsockopt(
         );
     }
     // SAFETY: the caller's.
-    let set = unsafe { bytes(value, length as usize) }
+    let set = length_of(length)
+        .and_then(|length| unsafe { bytes(value, length) })
         .and_then(|value| inside(|| posix.setsockopt(fd, level, name, value)));
     match set {
         // The socket that holds the port has what the stack has not.
@@ -66,7 +67,7 @@ pub(super) unsafe extern "C" fn getsockopt(
         // SAFETY: the caller's.
         return unsafe { originals::getsockopt(fd, level, name, value, length) };
     };
-    let found = match is_of_messages(posix, fd, level, name) {
+    let found = match is_unknown(posix, fd, level, name) {
         true => Ok(0i32.to_ne_bytes().to_vec()),
         false => inside(|| posix.getsockopt(fd, level, name)),
     };
@@ -88,7 +89,7 @@ unsafe fn put_option(found: &[u8], value: *mut c_void, length: *mut socklen_t) -
     // SAFETY: the caller's.
     let length = unsafe { length.as_mut() }.ok_or(Errno(libc::EFAULT))?;
     // SAFETY: the caller's.
-    let place = unsafe { room(value, *length as usize) }?;
+    let place = unsafe { room(value, length_of(*length)?) }?;
     let used = place.len().min(found.len());
     if let (Some(place), Some(found)) = (place.get_mut(..used), found.get(..used)) {
         place.copy_from_slice(found);
@@ -97,9 +98,10 @@ unsafe fn put_option(found: &[u8], value: *mut c_void, length: *mut socklen_t) -
     Ok(())
 }
 
-/// An option of a datagram socket that would have control messages come, which do not.
-fn is_of_messages(posix: &Posix, fd: c_int, level: c_int, name: c_int) -> bool {
-    promote::is_of_messages(level, name) && super::data::is_datagrams(posix, fd)
+/// An option of a datagram socket that the stack has not, and the kernel's part may not have
+/// alone.
+fn is_unknown(posix: &Posix, fd: c_int, level: c_int, name: c_int) -> bool {
+    promote::is_unknown(level, name) && super::data::is_datagrams(posix, fd)
 }
 
 /// True where the kernel has a socket of the program's under the number.
@@ -190,6 +192,7 @@ pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usi
             let _ = inside(|| posix.poll(now, 0));
             let unread = inside(|| match &*posix.descriptors().file(fd).ok()? {
                 OpenFile::Stream(stream) => Some(stream.unread()?.0),
+                OpenFile::Datagram(datagrams) => Some(datagrams.next_length() as u32),
                 _ => None,
             });
             match unread {

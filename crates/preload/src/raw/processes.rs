@@ -7,7 +7,7 @@ use std::sync::MutexGuard;
 
 use tidewall_device::forked;
 
-use super::{originals, signals};
+use super::{originals, readiness, signals};
 use crate::candidates;
 use crate::process;
 use crate::promote;
@@ -56,6 +56,7 @@ pub(super) extern "C" fn has_forked() {
 pub(super) extern "C" fn has_been_forked() {
     release();
     signals::forget_waiting();
+    readiness::forget_table();
     process::forget(false);
 }
 
@@ -63,6 +64,7 @@ pub(super) extern "C" fn has_been_forked() {
 /// takes none, and all its sockets are the kernel's. Async-signal-safe.
 pub(super) fn left_alone(shares_files: bool) {
     signals::forget_waiting();
+    readiness::forget_table();
     process::forget(true);
     forked::note_child(shares_files);
 }

@@ -1,6 +1,7 @@
 //! Waiting for several at once.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, ptr, slice};
@@ -92,7 +93,7 @@ fn made(set: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+pub(super) unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: the caller's.
     made(unsafe { originals::epoll_create(size) })
 }
@@ -137,7 +138,7 @@ pub(super) unsafe extern "C" fn epoll_pwait(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_pwait2(
+pub(super) unsafe extern "C" fn epoll_pwait2(
     set: c_int,
     events: *mut epoll_event,
     count: c_int,
@@ -146,7 +147,10 @@ unsafe extern "C" fn epoll_pwait2(
 ) -> c_int {
     // SAFETY: the caller's.
     unsafe {
-        let timeout = time.as_ref().map(duration);
+        let timeout = match limit(time) {
+            Ok(timeout) => timeout,
+            Err(error) => return done(Err(error)),
+        };
         wait_anywhere(set, events, count, timeout, signals, || {
             originals::epoll_pwait2(set, events, count, time, signals)
         })
@@ -312,10 +316,22 @@ unsafe fn wait(
     answer(result) as c_int
 }
 
-/// Negative is no time.
-pub(super) fn duration(time: &timespec) -> Duration {
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+/// How long a call waits; `None` for ever.
+///
+/// # Errors
+/// EINVAL for a negative time, and for a part of a second that is none.
+///
+/// # Safety
+/// Null, or a time.
+pub(super) unsafe fn limit(time: *const timespec) -> Result<Option<Duration>> {
+    // SAFETY: the caller's.
+    let Some(time) = (unsafe { time.as_ref() }) else {
+        return Ok(None);
+    };
+    match (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {
+        (Ok(seconds), Ok(nanos @ 0..1_000_000_000)) => Ok(Some(Duration::new(seconds, nanos))),
+        _ => Err(Errno(libc::EINVAL)),
+    }
 }
 
 // ---- poll ----------------------------------------------------------------------
@@ -342,6 +358,14 @@ pub(crate) fn sleep_on_kernel(
     tidewall_sys::ppoll(list, timeout, signals).map_err(errno)
 }
 
+/// A list that the kernel does not look at (EINVAL), so that it may be shorter than it says.
+fn is_too_long(count: nfds_t) -> bool {
+    /// As long as no limit is lower.
+    const ANY: nfds_t = 1024;
+    let most = || rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    count > ANY && most().is_some_and(|most| count > most)
+}
+
 /// The stack, if something in a list is its.
 ///
 /// # Safety
@@ -350,7 +374,7 @@ unsafe fn listed<'a>(
     list: *mut pollfd,
     count: nfds_t,
 ) -> Option<(&'static Posix, &'a mut [PollFd])> {
-    if list.is_null() || count == 0 {
+    if list.is_null() || count == 0 || is_too_long(count) {
         return None;
     }
     // SAFETY: the caller's; a PollFd is a pollfd.
@@ -394,7 +418,7 @@ unsafe fn poll_in_kernel(
     signals: *const sigset_t,
     kernel: impl FnOnce() -> c_int,
 ) -> c_int {
-    let given = match list.is_null() {
+    let given = match list.is_null() || is_too_long(count) {
         true => &[],
         // SAFETY: the caller's.
         false => unsafe { slice::from_raw_parts(list, count as usize) },
@@ -448,7 +472,7 @@ fn asleep_in(sets: &[c_int], kernel: impl FnOnce() -> c_int) -> Option<c_int> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ppoll(
+pub(super) unsafe extern "C" fn ppoll(
     list: *mut pollfd,
     count: nfds_t,
     time: *const timespec,
@@ -459,12 +483,13 @@ unsafe extern "C" fn ppoll(
         // SAFETY: the caller's.
         Some((posix, list)) => unsafe {
             let signals = signal_set(signals);
-            let time = time.as_ref().map(duration);
-            answer(mixed::poll(posix, list, time, signals.as_ref())) as c_int
+            let found =
+                limit(time).and_then(|limit| mixed::poll(posix, list, limit, signals.as_ref()));
+            answer(found) as c_int
         },
         // SAFETY: the caller's.
         None => unsafe {
-            let timeout = time.as_ref().map(duration);
+            let timeout = limit(time).unwrap_or(Some(Duration::ZERO));
             poll_in_kernel(list, count, timeout, signals, || {
                 originals::ppoll(list, count, time, signals)
             })
@@ -513,6 +538,56 @@ const ASKED: [(i16, i16); 3] = [
     (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
     (libc::POLLPRI, libc::POLLPRI),
 ];
+
+/// Numbers that there is room for in the process's table, at least: it grows.
+static TABLE: AtomicI32 = AtomicI32::new(LEAST);
+/// As many have room in a set of `fd_set`.
+const LEAST: c_int = libc::FD_SETSIZE as c_int;
+
+/// In a child that was forked: its table may be smaller.
+pub(super) fn forget_table() {
+    TABLE.store(LEAST, Ordering::Relaxed);
+}
+
+/// How many numbers select(2) looks at where a program names `count`: as many as the table
+/// has room for, whatever is behind sets that are shorter than the program says.
+fn looked_at(count: c_int) -> c_int {
+    let known = TABLE.load(Ordering::Relaxed);
+    if count <= known || !has_room(known) {
+        return count.min(known);
+    }
+    let (mut low, mut high) = (known, count.saturating_add(63) & !63);
+    while low < high {
+        let middle = (low + (high - low) / 2) & !63;
+        match has_room(middle) {
+            true => low = middle + 64,
+            false => high = middle,
+        }
+    }
+    TABLE.fetch_max(low, Ordering::Relaxed);
+    count.min(low)
+}
+
+/// Whether the table has room for a number: of one behind its end select(2) leaves the bit
+/// as it is.
+fn has_room(number: c_int) -> bool {
+    let (at, bit) = (number as usize / 64, 1 << (number % 64));
+    let mut set = vec![0u64; at + 1];
+    if let Some(word) = set.get_mut(at) {
+        *word = bit;
+    }
+    let place = set.as_mut_ptr().cast();
+    let (none, mut now) = (
+        ptr::null_mut(),
+        timeval {
+            tv_sec: 0,
+            tv_usec: 0,
+        },
+    );
+    // SAFETY: a set that is long enough, for a call that does not wait.
+    let found = unsafe { originals::select(number + 1, place, none, none, &raw mut now) };
+    found != 0 || set.get(at) != Some(&bit)
+}
 
 /// The sets of select(2), as words.
 type Sets<'a> = [&'a mut [u64]; 3];
@@ -582,9 +657,10 @@ unsafe fn selected<'a>(
     count: c_int,
     given: [*mut fd_set; 3],
 ) -> core::result::Result<(&'static Posix, Vec<PollFd>, Sets<'a>), Vec<PollFd>> {
-    if crate::process::posix().is_none() && !may_promote() {
+    if is_inside() || crate::process::posix().is_none() && !may_promote() {
         return Err(Vec::new());
     }
+    let count = looked_at(count);
     // SAFETY: the caller's.
     let sets = unsafe { sets(count, given) };
     let list = list_of(count, &sets);
@@ -621,10 +697,18 @@ pub(super) unsafe extern "C" fn select(
     time: *mut timeval,
 ) -> c_int {
     // SAFETY: the caller's.
-    let limit = unsafe { time.as_ref() }.map(|time| {
-        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-        Duration::from_secs(seconds) + Duration::from_micros(time.tv_usec.max(0) as u64)
+    let given = unsafe { time.as_ref() };
+    let limit = given.map(|time| {
+        let parts = (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec));
+        let (Ok(seconds), Ok(micros)) = parts else {
+            return Err(Errno(libc::EINVAL));
+        };
+        Ok(Duration::from_secs(seconds) + Duration::from_micros(micros))
     });
+    let limit = match limit.transpose() {
+        Ok(limit) => limit,
+        Err(error) => return done(Err(error)),
+    };
     // SAFETY: the caller's.
     let (posix, list, sets) = match unsafe { selected(count, [read, write, except]) } {
         Ok(found) => found,
@@ -648,6 +732,24 @@ pub(super) unsafe extern "C" fn select(
     answer(result) as c_int
 }
 
+/// pselect6(2), whose last argument is a mask and its length.
+///
+/// # Safety
+/// As the system call has it.
+pub(super) unsafe fn pselect6(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    time: *const timespec,
+    signals: *const *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's.
+    let signals = unsafe { signals.as_ref() }.map_or(ptr::null(), |it| *it);
+    // SAFETY: the caller's.
+    unsafe { pselect(count, read, write, except, time, signals) }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pselect(
     count: c_int,
@@ -658,7 +760,10 @@ unsafe extern "C" fn pselect(
     signals: *const sigset_t,
 ) -> c_int {
     // SAFETY: the caller's.
-    let limit = unsafe { time.as_ref() }.map(duration);
+    let limit = match unsafe { limit(time) } {
+        Ok(limit) => limit,
+        Err(error) => return done(Err(error)),
+    };
     // SAFETY: the caller's.
     match unsafe { selected(count, [read, write, except]) } {
         Ok((posix, list, sets)) => {

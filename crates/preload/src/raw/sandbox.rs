@@ -21,7 +21,7 @@ pub(super) unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
 /// A server that forbids itself to make threads, as HAProxy does, attends to its sockets
 /// afterwards, too.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn setrlimit(resource: c_uint, limit: *const libc::rlimit) -> c_int {
+pub(super) unsafe extern "C" fn setrlimit(resource: c_uint, limit: *const libc::rlimit) -> c_int {
     if resource == libc::RLIMIT_NPROC {
         confinement::before();
     }

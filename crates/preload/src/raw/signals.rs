@@ -1,13 +1,16 @@
 //! Handlers of signals: one that finds its thread inside the stack, whose locks it may
 //! hold, waits until the thread is out.
+//!
+//! Meanwhile its signal is blocked, as far as the thread has not blocked it itself: more of
+//! the same wait in the kernel, which knows how many there are, and in which order.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use libc::{sigaction as Action, sighandler_t, siginfo_t};
+use libc::{sigaction as Action, sighandler_t, siginfo_t, ucontext_t};
 use tidewall_posix::{Errno, Posix, Result};
 use tidewall_socket::readiness::{SignalSet, interrupt_sleep, take_interruption};
 
@@ -17,8 +20,7 @@ use crate::promote;
 
 /// Numbers of signals are below this.
 const SIGNALS: usize = 65;
-/// Signals that may wait in a thread; of what comes beyond, one with the same number is
-/// enough, as of signals that are blocked.
+/// Signals that may wait in a thread, each of another number.
 const WAITING_MAX: usize = 8;
 
 /// A program's handler.
@@ -26,19 +28,29 @@ struct Handler {
     function: AtomicUsize,
     /// `sa_flags`.
     flags: AtomicI32,
+    /// `sa_mask`.
+    mask: AtomicU64,
 }
 
 static HANDLERS: [Handler; SIGNALS] = [const {
     Handler {
         function: AtomicUsize::new(0),
         flags: AtomicI32::new(0),
+        mask: AtomicU64::new(0),
     }
 }; SIGNALS];
 
 /// Signals that a thread has put off.
 struct Waiting {
-    count: Cell<usize>,
+    /// Handlers that interrupt each other count it.
+    count: AtomicUsize,
     signals: UnsafeCell<[MaybeUninit<(c_int, siginfo_t)>; WAITING_MAX]>,
+    /// Signals that are blocked because one waits.
+    blocked: Cell<u64>,
+    /// What handlers that have waited, and run, block; a place of the stack that they are
+    /// called from, above whatever they call.
+    held: Cell<u64>,
+    held_above: Cell<usize>,
     /// All of those that have run since a call began may have it begin again (SA_RESTART).
     restarts: Cell<bool>,
 }
@@ -46,8 +58,11 @@ struct Waiting {
 thread_local! {
     static WAITING: Waiting = const {
         Waiting {
-            count: Cell::new(0),
+            count: AtomicUsize::new(0),
             signals: UnsafeCell::new([const { MaybeUninit::uninit() }; WAITING_MAX]),
+            blocked: Cell::new(0),
+            held: Cell::new(0),
+            held_above: Cell::new(0),
             restarts: Cell::new(true),
         }
     };
@@ -65,7 +80,12 @@ unsafe extern "C" fn deliver(signal: c_int, info: *mut siginfo_t, context: *mut 
         libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
     );
     // SAFETY: null, or the kernel's.
-    if !caused && process::is_in_stack() && put_off(signal, unsafe { info.as_ref() }) {
+    let (about, interrupted) = unsafe { (info.as_ref(), context.cast::<ucontext_t>().as_mut()) };
+    if !caused
+        && process::is_in_stack()
+        && let (Some(about), Some(interrupted)) = (about, interrupted)
+        && put_off(signal, about, interrupted)
+    {
         interrupt_sleep();
         return;
     }
@@ -73,30 +93,34 @@ unsafe extern "C" fn deliver(signal: c_int, info: *mut siginfo_t, context: *mut 
     unsafe { run(signal, info, context) };
 }
 
+fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
 /// False where it cannot wait.
-fn put_off(signal: c_int, info: Option<&siginfo_t>) -> bool {
-    let Some(info) = info else { return false };
+fn put_off(signal: c_int, info: &siginfo_t, interrupted: &mut ucontext_t) -> bool {
     let put = WAITING.try_with(|waiting| {
-        let count = waiting.count.get();
-        // SAFETY: of this thread alone; a handler that interrupts this one here has
-        // another signal and puts its own behind, before this goes on.
-        let signals = unsafe { &mut *waiting.signals.get() };
-        let (full, free) = signals.split_at_mut(count.min(WAITING_MAX));
-        let waits = |place: &MaybeUninit<(c_int, siginfo_t)>| {
-            // SAFETY: the first `count` are written.
-            unsafe { place.assume_init_ref() }.0 == signal
-        };
-        if full.iter().any(waits) {
-            return true;
+        let place = waiting.count.fetch_add(1, Ordering::Relaxed);
+        if place >= WAITING_MAX {
+            waiting.count.fetch_sub(1, Ordering::Relaxed);
+            return false;
         }
-        match free.first_mut() {
-            Some(place) => {
-                place.write((signal, *info));
-                waiting.count.set(count + 1);
-                true
-            }
-            None => false,
+        // SAFETY: of this thread alone, of which a handler that interrupts this one here has
+        // another place, and who takes them out has blocked all.
+        unsafe {
+            let places = waiting
+                .signals
+                .get()
+                .cast::<MaybeUninit<(c_int, siginfo_t)>>();
+            (*places.add(place)).write((signal, *info));
         }
+        // SAFETY: the kernel's set is as long, and at the beginning of the C library's.
+        let mask = unsafe { &mut *(&raw mut interrupted.uc_sigmask).cast::<u64>() };
+        if *mask & bit(signal) == 0 {
+            *mask |= bit(signal);
+            waiting.blocked.set(waiting.blocked.get() | bit(signal));
+        }
+        true
     });
     put.unwrap_or(false)
 }
@@ -130,50 +154,93 @@ unsafe fn run(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
 
 /// In a forked child: what waits is its parent's. Async-signal-safe.
 pub(super) fn forget_waiting() {
-    let _ = WAITING.try_with(|waiting| waiting.count.set(0));
+    let _ = WAITING.try_with(|waiting| {
+        waiting.count.store(0, Ordering::Relaxed);
+        let was_blocked = waiting.blocked.take();
+        if was_blocked != 0 {
+            let before = SignalSet::empty().block();
+            SignalSet::from_bits(before.bits() & !was_blocked).set();
+        }
+    });
 }
 
-/// The thread is out of the stack: what has waited runs, each with its own signal blocked.
+/// The thread is out of the stack: what has waited runs, as the kernel would have had it run.
 #[inline]
 pub(crate) fn run_waiting() {
-    if WAITING.try_with(|waiting| waiting.count.get()).unwrap_or(0) > 0 {
+    let count = |waiting: &Waiting| waiting.count.load(Ordering::Relaxed);
+    if WAITING.try_with(count).unwrap_or(0) > 0 {
         run_each();
+    }
+}
+
+impl Waiting {
+    /// The first that no handler which runs has blocked, taken out.
+    ///
+    /// # Safety
+    /// Handlers are blocked in this thread.
+    unsafe fn next(&self) -> Option<(c_int, siginfo_t)> {
+        let count = self.count.load(Ordering::Relaxed);
+        // SAFETY: of this thread alone.
+        let signals = unsafe { &mut *self.signals.get() }.get_mut(..count)?;
+        // SAFETY: the first `count` are written.
+        let signal = |it: &MaybeUninit<(c_int, siginfo_t)>| unsafe { it.assume_init_ref() }.0;
+        let held = self.held.get();
+        let place = signals.iter().position(|it| bit(signal(it)) & held == 0)?;
+        let rest = signals.get_mut(place..)?;
+        // SAFETY: as above; it is not looked at again.
+        let next = rest.first().map(|it| unsafe { it.assume_init_read() });
+        rest.rotate_left(1);
+        self.count.store(count - 1, Ordering::Relaxed);
+        next
     }
 }
 
 #[cold]
 fn run_each() {
     let errno = std::io::Error::last_os_error().raw_os_error();
-    loop {
-        let blocked = SignalSet::full().block();
-        let next = WAITING.try_with(|waiting| {
-            let count = waiting.count.get().checked_sub(1)?;
-            // SAFETY: of this thread alone, whose handlers are blocked.
-            let signals = unsafe { &mut *waiting.signals.get() };
-            // SAFETY: the first of them is written, as there is one.
-            let first = signals.first().map(|it| unsafe { it.assume_init_read() });
-            signals.rotate_left(1);
-            waiting.count.set(count);
-            first
-        });
-        let Some((signal, mut info)) = next.ok().flatten() else {
-            blocked.set();
-            break;
-        };
-        let mut during = blocked;
-        let _ = during.insert(signal);
-        during.set();
-        // SAFETY: as the kernel would have called it; where it was is not known any more.
-        unsafe { run(signal, &raw mut info, std::ptr::null_mut()) };
-        blocked.set();
-    }
+    let here = (&raw const errno).addr();
+    let _ = WAITING.try_with(|waiting| {
+        let outer = waiting.held_above.get();
+        if outer < here {
+            // Who held them has left by a jump.
+            waiting.held.set(0);
+        }
+        loop {
+            let before = SignalSet::full().block().bits();
+            let held = waiting.held.get();
+            // SAFETY: they are.
+            let Some((signal, mut info)) = (unsafe { waiting.next() }) else {
+                let over = waiting.blocked.get() & !held;
+                waiting.blocked.set(waiting.blocked.get() & held);
+                SignalSet::from_bits(before & !over).set();
+                break;
+            };
+            let (flags, mask) = handler(signal).map_or((0, 0), |it| {
+                let flags = it.flags.load(Ordering::Acquire);
+                (flags, it.mask.load(Ordering::Acquire))
+            });
+            let held_by_it = match flags & libc::SA_NODEFER {
+                0 => mask | bit(signal),
+                _ => mask,
+            };
+            // It is blocked since it waits.
+            let before = before & !(waiting.blocked.get() & bit(signal));
+            waiting.blocked.set(waiting.blocked.get() & !bit(signal));
+            waiting.held.set(held | held_by_it);
+            waiting.held_above.set(here);
+            SignalSet::from_bits(before | held_by_it).set();
+            // SAFETY: as the kernel would have called it; where it was is not known any more.
+            unsafe { run(signal, &raw mut info, std::ptr::null_mut()) };
+            waiting.held.set(held);
+            waiting.held_above.set(outer);
+            SignalSet::from_bits(before).set();
+        }
+    });
     let _ = take_interruption();
     fail(errno.unwrap_or(0));
 }
 
-/// Makes a call in the stack, and again after EINTR if all handlers that ran have
-/// SA_RESTART and the socket has no `timeout` of such calls ([`Posix::read_timeout`] or
-/// [`Posix::write_timeout`]): what Linux does of calls that may begin again (signal(7)).
+/// Makes a call in the stack, and again after EINTR where it [`begins_again`].
 pub(super) fn restarting<T>(
     posix: &Posix,
     fd: c_int,
@@ -181,15 +248,29 @@ pub(super) fn restarting<T>(
     mut call: impl FnMut() -> Result<T>,
 ) -> Result<T> {
     loop {
-        let _ = WAITING.try_with(|waiting| waiting.restarts.set(true));
-        let result = process::inside(&mut call);
-        if !matches!(result, Err(Errno(libc::EINTR)))
-            || !WAITING.try_with(|it| it.restarts.get()).unwrap_or(false)
-            || process::inside(|| timeout(posix, fd)).is_some()
-        {
+        let result = first_of_many(|| process::inside(&mut call));
+        if !matches!(result, Err(Errno(libc::EINTR))) || !begins_again(posix, fd, timeout) {
             return result;
         }
     }
+}
+
+/// Makes a call that may begin again.
+pub(super) fn first_of_many<T>(call: impl FnOnce() -> T) -> T {
+    let _ = WAITING.try_with(|waiting| waiting.restarts.set(true));
+    call()
+}
+
+/// Whether a call that ended with EINTR begins again: if all handlers that ran have SA_RESTART
+/// and the socket has no `timeout` of such calls ([`Posix::read_timeout`] or
+/// [`Posix::write_timeout`]), as on Linux (signal(7)).
+pub(super) fn begins_again(
+    posix: &Posix,
+    fd: c_int,
+    timeout: fn(&Posix, c_int) -> Option<Duration>,
+) -> bool {
+    WAITING.try_with(|it| it.restarts.get()).unwrap_or(false)
+        && process::inside(|| timeout(posix, fd)).is_none()
 }
 
 #[unsafe(no_mangle)]
@@ -212,6 +293,9 @@ pub(super) unsafe extern "C" fn sigaction(
         && wanted.sa_sigaction != libc::SIG_IGN
     {
         handler.flags.store(wanted.sa_flags, Ordering::Release);
+        // SAFETY: the kernel's set is as long, and at the beginning of the C library's.
+        let mask = unsafe { *(&raw const wanted.sa_mask).cast::<u64>() };
+        handler.mask.store(mask, Ordering::Release);
         handler
             .function
             .store(wanted.sa_sigaction, Ordering::Release);
@@ -286,4 +370,38 @@ extern "C" fn sysv_signal(number: c_int, function: sighandler_t) -> sighandler_t
 #[unsafe(no_mangle)]
 extern "C" fn __sysv_signal(number: c_int, function: sighandler_t) -> sighandler_t {
     simple(number, function, libc::SA_RESETHAND | libc::SA_NODEFER)
+}
+
+/// SIG_HOLD of signal.h: what `sigset` takes for "block it", and returns of what was blocked.
+const SIG_HOLD: sighandler_t = 2;
+
+/// The C library's sets a handler of which we would not hear.
+#[unsafe(no_mangle)]
+extern "C" fn sigset(number: c_int, function: sighandler_t) -> sighandler_t {
+    let mut change = SignalSet::empty();
+    if change.insert(number).is_err() {
+        fail(libc::EINVAL);
+        return libc::SIG_ERR;
+    }
+    // SAFETY: all zero is an action: SIG_DFL.
+    let mut old: Action = unsafe { core::mem::zeroed() };
+    // SAFETY: a place for an action.
+    if unsafe { sigaction(number, std::ptr::null(), &raw mut old) } != 0 {
+        return libc::SIG_ERR;
+    }
+    let before = match function {
+        SIG_HOLD => change.block(),
+        function => {
+            if simple(number, function, 0) == libc::SIG_ERR {
+                return libc::SIG_ERR;
+            }
+            let before = SignalSet::empty().block();
+            SignalSet::from_bits(before.bits() & !change.bits()).set();
+            before
+        }
+    };
+    match before.contains(number) {
+        true => SIG_HOLD,
+        false => old.sa_sigaction,
+    }
 }

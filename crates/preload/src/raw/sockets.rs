@@ -12,8 +12,8 @@ use tidewall_socket::OpenFile;
 use tidewall_socket::readiness::Events;
 
 use super::options::{self, SIOCATMARK};
-use super::signals::restarting;
-use super::{address, checked, done, number, originals, put_address};
+use super::signals::{begins_again, first_of_many, restarting};
+use super::{address, bytes, checked, done, number, originals, put_address};
 use crate::candidates;
 use crate::process::{inside, is_inside, ours};
 use crate::promote::{self, attended};
@@ -37,12 +37,26 @@ pub(super) unsafe extern "C" fn connect(
 ) -> c_int {
     // SAFETY: the caller's.
     let remote = unsafe { address(to, length) };
+    // SAFETY: the caller's.
+    let leaves = || unsafe { is_of_no_family(to, length) };
+    let again = |posix: &Posix, remote| {
+        let connect = || posix.connect(fd, remote);
+        restarting(posix, fd, Posix::write_timeout, connect)
+    };
     let connected = match (ours(fd), remote) {
-        (Some(posix), Some(remote)) => {
-            let connect = || posix.connect(fd, remote);
-            Some(restarting(posix, fd, Posix::write_timeout, connect))
+        (Some(posix), Some(remote)) => Some(again(posix, remote)),
+        (Some(posix), None) if leaves() => Some(inside(|| posix.disconnect(fd))),
+        (None, Some(remote)) => {
+            let first = first_of_many(|| promote::connect(fd, remote));
+            match (first, ours(fd)) {
+                (Some(Err(Errno(libc::EINTR))), Some(posix))
+                    if begins_again(posix, fd, Posix::write_timeout) =>
+                {
+                    Some(again(posix, remote))
+                }
+                (first, _) => first,
+            }
         }
-        (None, Some(remote)) => promote::connect(fd, remote),
         _ => None,
     };
     match connected {
@@ -50,6 +64,17 @@ pub(super) unsafe extern "C" fn connect(
         // SAFETY: the caller's.
         None => unsafe { originals::connect(fd, to, length) },
     }
+}
+
+/// An address of AF_UNSPEC.
+///
+/// # Safety
+/// As connect(2) has it.
+unsafe fn is_of_no_family(address: *const sockaddr, length: socklen_t) -> bool {
+    // SAFETY: the caller's.
+    let bytes = unsafe { bytes(address.cast(), length as usize) }.unwrap_or_default();
+    let family = bytes.first_chunk().map(|it| u16::from_ne_bytes(*it));
+    family == Some(libc::AF_UNSPEC as u16)
 }
 
 #[unsafe(no_mangle)]
@@ -100,12 +125,13 @@ unsafe fn accept_here(
         restarting(posix, fd, Posix::read_timeout, || {
             accepted(posix, fd, flags)
         })
-        .map(|(accepted, peer)| {
-            if let Some(peer) = peer {
-                // SAFETY: the caller's.
-                unsafe { put_address(peer, from, length) };
-            }
-            accepted
+        .and_then(|(accepted, peer)| {
+            // SAFETY: the caller's.
+            let named = peer.map_or(Ok(()), |peer| unsafe { put_address(peer, from, length) });
+            named.map(|()| accepted).inspect_err(|_| {
+                // SAFETY: nobody knows the number.
+                unsafe { super::numbers::close(accepted) };
+            })
         }),
     )
 }
@@ -224,12 +250,12 @@ pub(super) unsafe extern "C" fn getpeername(
 /// As getsockname(2) has it.
 unsafe fn name(result: Result<SocketAddr>, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
     done(result.and_then(|address| {
-        if to.is_null() || length.is_null() {
-            return Err(Errno(libc::EFAULT));
-        }
         // SAFETY: the caller's.
-        unsafe { put_address(address, to, length) };
-        Ok(())
+        unsafe { put_address(address, to, length) }?;
+        match to.is_null() {
+            true => Err(Errno(libc::EFAULT)),
+            false => Ok(()),
+        }
     }))
 }
 

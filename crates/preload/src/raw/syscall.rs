@@ -57,6 +57,8 @@ unsafe extern "C" fn syscall(
         SYS_readv => data::readv(0, 1, 2);
         SYS_write => data::write(0, 1, 2);
         SYS_writev => data::writev(0, 1, 2);
+        SYS_preadv2 => data::preadv2(0, 1, 2, 3, 5);
+        SYS_pwritev2 => data::pwritev2(0, 1, 2, 3, 5);
         SYS_recvfrom => data::recvfrom(0, 1, 2, 3, 4, 5);
         SYS_recvmsg => data::recvmsg(0, 1, 2);
         SYS_recvmmsg => data::recvmmsg(0, 1, 2, 3, 4);
@@ -71,6 +73,11 @@ unsafe extern "C" fn syscall(
         SYS_dup3 => numbers::dup3(0, 1, 2);
         SYS_epoll_create1 => readiness::epoll_create1(0);
         SYS_epoll_ctl => readiness::epoll_ctl(0, 1, 2, 3);
+        SYS_epoll_pwait2 => readiness::epoll_pwait2(0, 1, 2, 3, 4);
+        SYS_ppoll => readiness::ppoll(0, 1, 2, 3);
+        SYS_pselect6 => readiness::pselect6(0, 1, 2, 3, 4, 5);
+        SYS_setrlimit => sandbox::setrlimit(0, 1);
+        SYS_prlimit64 => sandbox::prlimit(0, 1, 2, 3);
         SYS_chroot => sandbox::chroot(0);
         SYS_prctl => sandbox::prctl(0, 1, 2, 3, 4);
         SYS_seccomp => sandbox::seccomp(0, 1, 2);
@@ -89,6 +96,10 @@ fn unsafe_otherwise(
         match number {
             libc::SYS_dup2 => return numbers::dup2(a as c_int, b as c_int).into(),
             libc::SYS_poll => return readiness::poll(a as _, b as _, c as c_int).into(),
+            libc::SYS_select => {
+                return readiness::select(a as _, b as _, c as _, d as _, e as _).into();
+            }
+            libc::SYS_epoll_create => return readiness::epoll_create(a as _).into(),
             libc::SYS_epoll_wait => {
                 return readiness::epoll_wait(a as _, b as _, c as _, d as _).into();
             }

@@ -267,6 +267,49 @@ impl UdpSocket {
         core.udp.unlisten(core, &self.inner)
     }
 
+    /// Takes the peer away (`connect` with AF_UNSPEC): anybody's datagrams are received
+    /// again. Nothing changes without one.
+    ///
+    /// # Errors
+    /// ENOBUFS as [`UdpSocket::bind`]; what the kernel says.
+    pub fn disconnect(&self) -> io::Result<()> {
+        let core = self.stack.here()?;
+        let _binding = lock(&core.binding);
+        let before = self.inner.ends();
+        let Some(peer) = before.peer else {
+            return Ok(());
+        };
+        let bound = SocketAddr::new(before.bound.ip(), before.local.port());
+        if let Some(reservation) = &self.inner.reservation {
+            reservation.disconnect(bound)?;
+        }
+        *lock(&self.inner.ends) = Ends {
+            local: bound,
+            peer: None,
+            ..before
+        };
+        let flow = (canonical(before.local), canonical(peer));
+        core.tables.disconnect(Protocol::Udp, flow.0, flow.1);
+        core.udp.listen(core, &self.inner)
+    }
+
+    /// Bytes of the datagram that is received next; 0 where there is none (FIONREAD).
+    pub fn next_length(&self) -> usize {
+        let mut length = 0;
+        match self.peek(true, |received| length = received.payload.len()) {
+            Ok(_) => length,
+            Err(error) => {
+                // It is reported by a call that receives or sends.
+                if error.kind() != io::ErrorKind::WouldBlock
+                    && let Some(errno) = error.raw_os_error()
+                {
+                    self.inner.fail(errno);
+                }
+                0
+            }
+        }
+    }
+
     /// Receives one datagram; a longer one is cut to the buffer, as by Linux.
     ///
     /// # Errors
