@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{Mode, OFlags};
 use tidewall_posix::{Errno, Posix, Result};
 
+use crate::raw;
+
 thread_local! {
     /// Calls of this thread that are inside the stack, or between vfork and exec: what
     /// they call of the C library goes to the C library.
@@ -102,17 +104,19 @@ pub(crate) fn ours(fd: i32) -> Option<&'static Posix> {
 
 /// Calls `call` with this thread inside the stack.
 pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
-    struct Leave;
+    /// Whether the thread could be cancelled.
+    struct Leave(Option<i32>);
     impl Drop for Leave {
         fn drop(&mut self) {
             note_inside(false);
             if !is_inside() {
-                crate::raw::run_waiting();
+                raw::allow(self.0);
+                raw::run_waiting();
             }
         }
     }
+    let _leave = Leave(if is_inside() { None } else { raw::forbid() });
     note_inside(true);
-    let _leave = Leave;
     call()
 }
 

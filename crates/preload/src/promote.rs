@@ -367,6 +367,7 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
     });
     let (posix, copy, nonblocking) = prepared?;
     let set = candidates::options(fd);
+    raw::test_cancellation(|| !nonblocking);
     let result = inside(|| posix.adopt_connecting(fd, copy, to, nonblocking, set));
     match result {
         Ok(false) => {

@@ -40,8 +40,8 @@ pub(crate) use leadership::Leadership;
 pub(crate) use registrations::CURRENT_CONTEXT;
 use registrations::Registrations;
 use waker::is_own;
+pub use waker::{Interrupter, interrupt_sleep, take_interruption};
 pub(crate) use waker::{Waker, thread_waker};
-pub use waker::{interrupt_sleep, take_interruption};
 
 /// Something that a thread can sleep on.
 pub(crate) trait Waitable {

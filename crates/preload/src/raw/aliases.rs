@@ -10,7 +10,7 @@ use super::{data, numbers, options, readiness, sandbox, signals, sockets, stdio}
 macro_rules! aliases {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty = $function:path;)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+        unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
             // SAFETY: the caller's, of the same function.
             unsafe { $function($($argument),*) }
         }

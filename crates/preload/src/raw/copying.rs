@@ -12,7 +12,7 @@ use crate::process::ours;
 const PIECE: usize = 64 * 1024;
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn sendfile(
+pub(super) unsafe extern "C-unwind" fn sendfile(
     to: c_int,
     from: c_int,
     offset: *mut off_t,
@@ -29,7 +29,7 @@ pub(super) unsafe extern "C" fn sendfile(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendfile64(
+unsafe extern "C-unwind" fn sendfile64(
     to: c_int,
     from: c_int,
     offset: *mut off_t,
@@ -96,7 +96,7 @@ fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn splice(
+pub(super) unsafe extern "C-unwind" fn splice(
     from: c_int,
     from_offset: *mut loff_t,
     to: c_int,

@@ -1,6 +1,6 @@
 //! Reading and writing.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_void};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::slice;
@@ -172,7 +172,11 @@ fn elements(count: c_int) -> usize {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: usize) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn read(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: usize,
+) -> ssize_t {
     match attended(fd) {
         // Nothing is received by it, as `recv` would.
         Some(_) if length == 0 => 0,
@@ -184,7 +188,7 @@ pub(super) unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, length: usi
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn recv(
+pub(super) unsafe extern "C-unwind" fn recv(
     fd: c_int,
     buffer: *mut c_void,
     length: usize,
@@ -215,7 +219,11 @@ unsafe fn receive_into(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn readv(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+) -> ssize_t {
     match attended(fd) {
         Some(posix) => {
             // SAFETY: the caller's.
@@ -262,7 +270,7 @@ unsafe fn write_vector(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn recvfrom(
+pub(super) unsafe extern "C-unwind" fn recvfrom(
     fd: c_int,
     buffer: *mut c_void,
     length: usize,
@@ -294,10 +302,18 @@ pub(super) unsafe extern "C" fn recvfrom(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn recvmsg(
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
     match attended(fd) {
         // SAFETY: the caller's.
         Some(posix) => answer(unsafe { receive_message(posix, fd, message, flags) }),
+        // SAFETY: the caller's.
+        None if is_inside() => unsafe {
+            stacks_own(libc::SYS_recvmsg, fd, message.expose_provenance(), flags)
+        },
         // SAFETY: the caller's.
         None => unsafe {
             let received = originals::recvmsg(fd, message, flags);
@@ -307,6 +323,17 @@ pub(super) unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
             received
         },
     }
+}
+
+/// A message of the stack's: the C library's function is a point of cancellation, at which
+/// nobody may leave.
+///
+/// # Safety
+/// As the call has it.
+unsafe fn stacks_own(call: c_long, fd: c_int, message: usize, flags: c_int) -> ssize_t {
+    let (fd, flags) = (fd as usize, flags as usize);
+    // SAFETY: the caller's.
+    unsafe { originals::syscall(call, fd, message, flags, 0, 0, 0) as ssize_t }
 }
 
 /// Sockets that another process has handed over (SCM_RIGHTS).
@@ -395,7 +422,11 @@ unsafe fn receive_message(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, length: usize) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn write(
+    fd: c_int,
+    buffer: *const c_void,
+    length: usize,
+) -> ssize_t {
     match sending(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { transmit_from(posix, fd, buffer, length, 0, None) },
@@ -405,7 +436,7 @@ pub(super) unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, length: 
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn send(
+pub(super) unsafe extern "C-unwind" fn send(
     fd: c_int,
     buffer: *const c_void,
     length: usize,
@@ -420,7 +451,7 @@ pub(super) unsafe extern "C" fn send(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn sendto(
+pub(super) unsafe extern "C-unwind" fn sendto(
     fd: c_int,
     buffer: *const c_void,
     length: usize,
@@ -434,6 +465,12 @@ pub(super) unsafe extern "C" fn sendto(
             // SAFETY: the caller's.
             Ok(to) => unsafe { transmit_from(posix, fd, buffer, length, flags, to) },
             Err(error) => answer::<usize>(Err(error)),
+        },
+        // SAFETY: the caller's.
+        None if is_inside() => unsafe {
+            let (buffer, to) = (buffer.expose_provenance(), to.expose_provenance());
+            let (fd, flags, to_length) = (fd as usize, flags as usize, to_length as usize);
+            originals::syscall(libc::SYS_sendto, fd, buffer, length, flags, to, to_length) as isize
         },
         // SAFETY: the caller's.
         None => unsafe { originals::sendto(fd, buffer, length, flags, to, to_length) },
@@ -480,7 +517,11 @@ unsafe fn transmit_from(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn writev(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+) -> ssize_t {
     match sending(fd) {
         // SAFETY: the caller's.
         Some(posix) => unsafe { write_vector(posix, fd, vector, count, 0) },
@@ -490,17 +531,21 @@ pub(super) unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn sendmsg(
+pub(super) unsafe extern "C-unwind" fn sendmsg(
     fd: c_int,
     message: *const msghdr,
     flags: c_int,
 ) -> ssize_t {
     let Some(posix) = sending(fd) else {
         // SAFETY: the caller's.
-        return match unsafe { hands_connection_over(message) } {
-            true => answer::<usize>(Err(Errno(libc::EOPNOTSUPP))),
-            // SAFETY: the caller's.
-            false => unsafe { originals::sendmsg(fd, message, flags) },
+        return unsafe {
+            match is_inside() {
+                true => stacks_own(libc::SYS_sendmsg, fd, message.expose_provenance(), flags),
+                false if hands_connection_over(message) => {
+                    answer::<usize>(Err(Errno(libc::EOPNOTSUPP)))
+                }
+                false => originals::sendmsg(fd, message, flags),
+            }
         };
     };
     // SAFETY: the caller's.
@@ -563,7 +608,7 @@ type Messages = libc::mmsghdr;
 const WAIT_FOR_ONE: c_int = 0x10000;
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn recvmmsg(
+pub(super) unsafe extern "C-unwind" fn recvmmsg(
     fd: c_int,
     messages: *mut Messages,
     count: c_uint,
@@ -606,7 +651,7 @@ pub(super) unsafe extern "C" fn recvmmsg(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn sendmmsg(
+pub(super) unsafe extern "C-unwind" fn sendmmsg(
     fd: c_int,
     messages: *mut Messages,
     count: c_uint,
@@ -663,7 +708,7 @@ fn flags_of(offset: off_t, flags: c_int) -> Result<c_int> {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn preadv2(
+pub(super) unsafe extern "C-unwind" fn preadv2(
     fd: c_int,
     vector: *const iovec,
     count: c_int,
@@ -682,7 +727,7 @@ pub(super) unsafe extern "C" fn preadv2(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn pwritev2(
+pub(super) unsafe extern "C-unwind" fn pwritev2(
     fd: c_int,
     vector: *const iovec,
     count: c_int,
@@ -711,7 +756,7 @@ fn check(length: usize, room: usize) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __read_chk(
+unsafe extern "C-unwind" fn __read_chk(
     fd: c_int,
     buffer: *mut c_void,
     length: usize,
@@ -723,7 +768,7 @@ unsafe extern "C" fn __read_chk(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __recv_chk(
+unsafe extern "C-unwind" fn __recv_chk(
     fd: c_int,
     buffer: *mut c_void,
     length: usize,
@@ -736,7 +781,7 @@ unsafe extern "C" fn __recv_chk(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __recvfrom_chk(
+unsafe extern "C-unwind" fn __recvfrom_chk(
     fd: c_int,
     buffer: *mut c_void,
     length: usize,

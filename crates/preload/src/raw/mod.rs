@@ -1,6 +1,7 @@
 //! What the C library's callers call, and what that does to their memory.
 
 mod aliases;
+mod cancellation;
 mod copying;
 mod data;
 mod explicit;
@@ -25,6 +26,7 @@ use libc::{sockaddr, socklen_t};
 use tidewall_posix::{Errno, Result};
 use tidewall_sys::RawAddress;
 
+pub(crate) use cancellation::{allow, forbid, test as test_cancellation};
 pub(crate) use readiness::{control, leave_set, poll_now, sleep_on_kernel};
 pub(crate) use signals::run_waiting;
 pub(crate) use sockets::unconnected;
@@ -59,6 +61,8 @@ extern "C" fn begin() {
     if let Some((call, _)) = refused {
         promote::refuse(call);
     } else if may_promote {
+        // SAFETY: a function that is never unloaded.
+        unsafe { __cxa_at_quick_exit(end_quickly, ptr::null_mut()) };
         watch_forks();
         // What the program was started with.
         crate::protected::open_numbers()
@@ -77,6 +81,23 @@ pub(crate) fn watch_forks() {
 }
 
 extern "C" fn end() {
+    if !process::is_inside() && process::posix().is_some() {
+        stdio::flush();
+    }
+    close_all();
+}
+
+/// What quick_exit(3) calls.
+extern "C" fn end_quickly(_: *mut c_void) {
+    close_all();
+}
+
+unsafe extern "C" {
+    fn __cxa_at_quick_exit(function: extern "C" fn(*mut c_void), library: *mut c_void) -> c_int;
+}
+
+/// What the kernel does to a process's connections when it ends.
+fn close_all() {
     // A child of vfork ends alone: the stack is its parent's.
     if process::is_inside() {
         return;

@@ -56,7 +56,7 @@ pub(super) fn copied(fd: c_int, command: c_int, result: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if is_protected(fd) {
         return super::done(Err(Errno(libc::EBADF)));
     }
@@ -67,7 +67,7 @@ pub(super) unsafe extern "C" fn close(fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn dup(fd: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     // SAFETY: the caller's.
     let number = unsafe { originals::dup(fd) };
     copy(fd, number);
@@ -75,13 +75,13 @@ pub(super) unsafe extern "C" fn dup(fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn dup2(fd: c_int, number: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn dup2(fd: c_int, number: c_int) -> c_int {
     // SAFETY: the caller's.
     unsafe { replace(fd, number, || originals::dup2(fd, number)) }
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn dup3(fd: c_int, number: c_int, flags: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn dup3(fd: c_int, number: c_int, flags: c_int) -> c_int {
     // SAFETY: the caller's.
     unsafe { replace(fd, number, || originals::dup3(fd, number, flags)) }
 }
@@ -101,7 +101,11 @@ unsafe fn replace(fd: c_int, number: c_int, call: impl FnOnce() -> c_int) -> c_i
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn close_range(
+    first: c_uint,
+    last: c_uint,
+    flags: c_int,
+) -> c_int {
     // Other flags close nothing, or are EINVAL.
     let closes = flags as c_uint & !libc::CLOSE_RANGE_UNSHARE == 0 && first <= last;
     if is_inside() || !closes {
@@ -126,7 +130,7 @@ pub(super) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn closefrom(first: c_int) {
+unsafe extern "C-unwind" fn closefrom(first: c_int) {
     // SAFETY: the caller's.
     unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }

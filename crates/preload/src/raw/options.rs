@@ -18,7 +18,7 @@ const SIOCOUTQNSD: c_ulong = 0x894b;
 pub(super) const SIOCATMARK: c_ulong = 0x8905;
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn setsockopt(
+pub(super) unsafe extern "C-unwind" fn setsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -56,7 +56,7 @@ pub(super) unsafe extern "C" fn setsockopt(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn getsockopt(
+pub(super) unsafe extern "C-unwind" fn getsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -111,7 +111,7 @@ fn holds_port(posix: &Posix, fd: c_int) -> bool {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub(super) unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     match ours(fd) {
         Some(posix) => control(posix, fd, command, argument),
         // SAFETY: the caller's.
@@ -122,7 +122,7 @@ pub(super) unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
     match ours(fd) {
         Some(posix) => control(posix, fd, command, argument),
         // SAFETY: the caller's.
@@ -164,7 +164,11 @@ fn control(posix: &Posix, fd: c_int, command: c_int, argument: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+pub(super) unsafe extern "C-unwind" fn ioctl(
+    fd: c_int,
+    request: c_ulong,
+    argument: usize,
+) -> c_int {
     let Some(posix) = ours(fd) else {
         // SAFETY: the caller's.
         return unsafe { originals::ioctl(fd, request, argument) };

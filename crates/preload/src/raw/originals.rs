@@ -74,7 +74,8 @@ macro_rules! originals {
             /// As the C library has it.
             #[inline]
             pub(in crate::raw) unsafe fn $name($($argument: $type),*) -> $result {
-                type Call = unsafe extern "C" fn($($type),*) -> $result;
+                // By those that are points of cancellation a thread may leave.
+                type Call = unsafe extern "C-unwind" fn($($type),*) -> $result;
                 let address = symbols::$name.address();
                 // SAFETY: the C library's function of that name, or one that looks at no
                 // argument and returns −1, which each of these types holds.
@@ -152,5 +153,6 @@ originals! {
     fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int;
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut libc::FILE;
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
     fn __chk_fail() -> c_int;
 }

@@ -7,7 +7,7 @@ use std::sync::MutexGuard;
 
 use tidewall_device::forked;
 
-use super::{originals, readiness, signals};
+use super::{originals, readiness, signals, stdio};
 use crate::candidates;
 use crate::process;
 use crate::promote;
@@ -20,6 +20,7 @@ type Guards = (
     Option<MutexGuard<'static, ()>>,
     Option<MutexGuard<'static, Vec<String>>>,
     MutexGuard<'static, Vec<Entry>>,
+    MutexGuard<'static, Vec<(c_int, usize)>>,
 );
 
 thread_local! {
@@ -34,7 +35,12 @@ thread_local! {
 pub(super) extern "C" fn forks() {
     process::note_inside(true);
     candidates::share_all();
-    let guards = (promote::hold_to_fork(), report::hold(), registered::hold());
+    let guards = (
+        promote::hold_to_fork(),
+        report::hold(),
+        registered::hold(),
+        stdio::hold(),
+    );
     let _ = HELD.try_with(|held| held.set(Some(ManuallyDrop::new(guards))));
 }
 
@@ -166,7 +172,7 @@ pub(super) unsafe extern "C" fn clone(
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn _exit(status: c_int) -> ! {
-    super::end();
+    super::close_all();
     // SAFETY: the caller's.
     unsafe { originals::_exit(status) };
     unreachable()

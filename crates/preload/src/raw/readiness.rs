@@ -4,12 +4,13 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use std::{io, ptr, slice};
+use std::{ptr, slice};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
 use tidewall_socket::readiness::{EpollEvent, Events, SignalSet};
 
+use super::cancellation::point;
 use super::{answer, borrow, done, originals};
 use crate::candidates;
 use crate::mixed;
@@ -22,7 +23,7 @@ use crate::sleepers::{self, Sleeper};
 const EVENTS_MAX: usize = 256;
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_ctl(
+pub(super) unsafe extern "C-unwind" fn epoll_ctl(
     set: c_int,
     operation: c_int,
     fd: c_int,
@@ -93,19 +94,19 @@ fn made(set: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: the caller's.
     made(unsafe { originals::epoll_create(size) })
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: the caller's.
     made(unsafe { originals::epoll_create1(flags) })
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_wait(
+pub(super) unsafe extern "C-unwind" fn epoll_wait(
     set: c_int,
     events: *mut epoll_event,
     count: c_int,
@@ -121,7 +122,7 @@ pub(super) unsafe extern "C" fn epoll_wait(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_pwait(
+pub(super) unsafe extern "C-unwind" fn epoll_pwait(
     set: c_int,
     events: *mut epoll_event,
     count: c_int,
@@ -138,7 +139,7 @@ pub(super) unsafe extern "C" fn epoll_pwait(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn epoll_pwait2(
+pub(super) unsafe extern "C-unwind" fn epoll_pwait2(
     set: c_int,
     events: *mut epoll_event,
     count: c_int,
@@ -277,12 +278,17 @@ unsafe fn wait(
     let mut found = [EpollEvent::default(); EVENTS_MAX];
     let room = found.get_mut(..count).unwrap_or_default();
     let begun = timeout.map(|_| Instant::now());
-    let waited: io::Result<usize> = loop {
+    let waited: Result<usize> = loop {
         let left = left_of(timeout, begun);
-        let waited = inside(|| {
-            let table = posix.descriptors();
-            table.epoll_pwait2(set, room, left, signals)
-        });
+        let waited = point(
+            || left != Some(Duration::ZERO),
+            || {
+                inside(|| {
+                    let table = posix.descriptors();
+                    table.epoll_pwait2(set, room, left, signals).map_err(errno)
+                })
+            },
+        );
         let Ok(ready @ 1..) = waited else {
             break waited;
         };
@@ -293,8 +299,7 @@ unsafe fn wait(
             kept => break Ok(kept),
         }
     };
-    let gone = |error: &io::Error| error.raw_os_error() == Some(libc::ENODEV);
-    if waited.as_ref().is_err_and(gone) {
+    if waited == Err(Errno(libc::ENODEV)) {
         // The interface is no more: what was the stack's has failed, and the kernel's goes on.
         let entry = PollFd::new(set, Events::IN);
         return match inside(|| sleep_on_kernel(&mut [entry], timeout, signals)) {
@@ -303,7 +308,7 @@ unsafe fn wait(
             Err(error) => done(Err(error)),
         };
     }
-    let result = waited.map_err(errno).inspect(|&ready| {
+    let result = waited.inspect(|&ready| {
         // SAFETY: the caller's: room for so many.
         let places = unsafe { slice::from_raw_parts_mut(events, count) };
         for (place, event) in places.iter_mut().zip(found.iter().take(ready)) {
@@ -386,17 +391,26 @@ unsafe fn listed<'a>(
     found.map(|posix| (posix, list))
 }
 
+/// `ppoll(2)` of a list of which some are ours.
+fn poll_here(
+    posix: &Posix,
+    list: &mut [PollFd],
+    timeout: Option<Duration>,
+    signals: Option<&SignalSet>,
+) -> Result<usize> {
+    let sleeps = || timeout != Some(Duration::ZERO);
+    point(sleeps, || mixed::poll(posix, list, timeout, signals))
+}
+
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn poll(
+pub(super) unsafe extern "C-unwind" fn poll(
     list: *mut pollfd,
     count: nfds_t,
     milliseconds: c_int,
 ) -> c_int {
     // SAFETY: the caller's.
     match unsafe { listed(list, count) } {
-        Some((posix, list)) => {
-            answer(mixed::poll(posix, list, timeout(milliseconds), None)) as c_int
-        }
+        Some((posix, list)) => answer(poll_here(posix, list, timeout(milliseconds), None)) as c_int,
         // SAFETY: the caller's.
         None => unsafe {
             let timeout = timeout(milliseconds);
@@ -435,7 +449,7 @@ unsafe fn poll_in_kernel(
         Some((posix, list)) if found != Some(-1) => unsafe {
             let signals = signal_set(signals);
             let left = left_of(timeout, begun);
-            answer(mixed::poll(posix, list, left, signals.as_ref())) as c_int
+            answer(poll_here(posix, list, left, signals.as_ref())) as c_int
         },
         _ => found.unwrap_or(0),
     }
@@ -472,7 +486,7 @@ fn asleep_in(sets: &[c_int], kernel: impl FnOnce() -> c_int) -> Option<c_int> {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn ppoll(
+pub(super) unsafe extern "C-unwind" fn ppoll(
     list: *mut pollfd,
     count: nfds_t,
     time: *const timespec,
@@ -484,7 +498,7 @@ pub(super) unsafe extern "C" fn ppoll(
         Some((posix, list)) => unsafe {
             let signals = signal_set(signals);
             let found =
-                limit(time).and_then(|limit| mixed::poll(posix, list, limit, signals.as_ref()));
+                limit(time).and_then(|limit| poll_here(posix, list, limit, signals.as_ref()));
             answer(found) as c_int
         },
         // SAFETY: the caller's.
@@ -506,7 +520,7 @@ fn check(count: nfds_t, room: usize) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __poll_chk(
+unsafe extern "C-unwind" fn __poll_chk(
     list: *mut pollfd,
     count: nfds_t,
     milliseconds: c_int,
@@ -518,7 +532,7 @@ unsafe extern "C" fn __poll_chk(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __ppoll_chk(
+unsafe extern "C-unwind" fn __ppoll_chk(
     list: *mut pollfd,
     count: nfds_t,
     time: *const timespec,
@@ -628,7 +642,7 @@ fn select_here(
     timeout: Option<Duration>,
     signals: Option<&SignalSet>,
 ) -> Result<usize> {
-    mixed::poll(posix, &mut list, timeout, signals)?;
+    poll_here(posix, &mut list, timeout, signals)?;
     if list.iter().any(PollFd::is_invalid) {
         return Err(Errno(libc::EBADF));
     }
@@ -689,7 +703,7 @@ fn select_in_kernel(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn select(
+pub(super) unsafe extern "C-unwind" fn select(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
@@ -751,7 +765,7 @@ pub(super) unsafe fn pselect6(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pselect(
+unsafe extern "C-unwind" fn pselect(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,

@@ -14,7 +14,7 @@ use libc::{sigaction as Action, sighandler_t, siginfo_t, ucontext_t};
 use tidewall_posix::{Errno, Posix, Result};
 use tidewall_socket::readiness::{SignalSet, interrupt_sleep, take_interruption};
 
-use super::{fail, originals};
+use super::{cancellation, fail, originals};
 use crate::process;
 use crate::promote;
 
@@ -247,12 +247,19 @@ pub(super) fn restarting<T>(
     timeout: fn(&Posix, c_int) -> Option<Duration>,
     mut call: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    loop {
-        let result = first_of_many(|| process::inside(&mut call));
-        if !matches!(result, Err(Errno(libc::EINTR))) || !begins_again(posix, fd, timeout) {
-            return result;
+    let sleeps = || {
+        let nonblocking = process::inside(|| posix.descriptors().is_nonblocking(fd));
+        !nonblocking.unwrap_or(true)
+    };
+    cancellation::point(sleeps, || {
+        loop {
+            let result = first_of_many(|| process::inside(&mut call));
+            let interrupted = matches!(result, Err(Errno(libc::EINTR)));
+            if !interrupted || cancellation::is_asked() || !begins_again(posix, fd, timeout) {
+                return result;
+            }
         }
-    }
+    })
 }
 
 /// Makes a call that may begin again.

@@ -20,7 +20,11 @@ use crate::promote::{self, attended};
 use crate::protected::out_of_the_way;
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn socket(
+    domain: c_int,
+    kind: c_int,
+    protocol: c_int,
+) -> c_int {
     // SAFETY: the caller's.
     let fd = unsafe { originals::socket(domain, kind, protocol) };
     if fd >= 0 && !is_inside() {
@@ -30,7 +34,7 @@ pub(super) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn connect(
+pub(super) unsafe extern "C-unwind" fn connect(
     fd: c_int,
     to: *const sockaddr,
     length: socklen_t,
@@ -78,13 +82,13 @@ unsafe fn is_of_no_family(address: *const sockaddr, length: socklen_t) -> bool {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: the caller's. A listener of ours has its backlog from the first time.
     unsafe { originals::listen(fd, backlog) }
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn accept(
+pub(super) unsafe extern "C-unwind" fn accept(
     fd: c_int,
     from: *mut sockaddr,
     length: *mut socklen_t,
@@ -98,7 +102,7 @@ pub(super) unsafe extern "C" fn accept(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn accept4(
+pub(super) unsafe extern "C-unwind" fn accept4(
     fd: c_int,
     from: *mut sockaddr,
     length: *mut socklen_t,
@@ -210,7 +214,7 @@ fn placeholder(cloexec: bool) -> Result<c_int> {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+pub(super) unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match ours(fd) {
         Some(posix) => done(inside(|| posix.shutdown(fd, how))),
         // SAFETY: the caller's.
@@ -219,7 +223,7 @@ pub(super) unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn getsockname(
+pub(super) unsafe extern "C-unwind" fn getsockname(
     fd: c_int,
     to: *mut sockaddr,
     length: *mut socklen_t,
@@ -233,7 +237,7 @@ pub(super) unsafe extern "C" fn getsockname(
 }
 
 #[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn getpeername(
+pub(super) unsafe extern "C-unwind" fn getpeername(
     fd: c_int,
     to: *mut sockaddr,
     length: *mut socklen_t,
@@ -260,7 +264,7 @@ unsafe fn name(result: Result<SocketAddr>, to: *mut sockaddr, length: *mut sockl
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
+unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
     match ours(fd) {
         Some(_) => {
             let mut mark: c_int = 0;

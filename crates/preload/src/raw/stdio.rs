@@ -2,19 +2,20 @@
 //! given functions for that.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{FILE, off64_t, ssize_t};
 
 use super::{data, originals};
-use crate::process::ours;
+use crate::process::{inside, ours};
 
 /// `cookie_io_functions_t` of stdio.h.
 #[repr(C)]
 pub(super) struct Functions {
-    read: unsafe extern "C" fn(*mut c_void, *mut c_char, usize) -> ssize_t,
-    write: unsafe extern "C" fn(*mut c_void, *const c_char, usize) -> ssize_t,
+    read: unsafe extern "C-unwind" fn(*mut c_void, *mut c_char, usize) -> ssize_t,
+    write: unsafe extern "C-unwind" fn(*mut c_void, *const c_char, usize) -> ssize_t,
     seek: Option<unsafe extern "C" fn(*mut c_void, *mut off64_t, c_int) -> c_int>,
-    close: unsafe extern "C" fn(*mut c_void) -> c_int,
+    close: unsafe extern "C-unwind" fn(*mut c_void) -> c_int,
 }
 
 /// The cookie is the number.
@@ -22,17 +23,57 @@ fn number(cookie: *mut c_void) -> c_int {
     cookie.addr() as c_int
 }
 
-unsafe extern "C" fn read(cookie: *mut c_void, buffer: *mut c_char, length: usize) -> ssize_t {
+unsafe extern "C-unwind" fn read(
+    cookie: *mut c_void,
+    buffer: *mut c_char,
+    length: usize,
+) -> ssize_t {
     // SAFETY: the C library's buffer.
     unsafe { data::read(number(cookie), buffer.cast(), length) }
 }
 
-unsafe extern "C" fn write(cookie: *mut c_void, buffer: *const c_char, length: usize) -> ssize_t {
+unsafe extern "C-unwind" fn write(
+    cookie: *mut c_void,
+    buffer: *const c_char,
+    length: usize,
+) -> ssize_t {
     // SAFETY: the C library's buffer. An error is 0 there.
     unsafe { data::write(number(cookie), buffer.cast(), length) }.max(0)
 }
 
-unsafe extern "C" fn close(cookie: *mut c_void) -> c_int {
+/// Streams that were made here, with their numbers, to be flushed when the program ends: the
+/// C library does it after its end here.
+static STREAMS: Mutex<Vec<(c_int, usize)>> = Mutex::new(Vec::new());
+
+/// Nobody makes or closes one meanwhile.
+pub(super) fn hold() -> MutexGuard<'static, Vec<(c_int, usize)>> {
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+unsafe extern "C" {
+    fn ftrylockfile(stream: *mut FILE) -> c_int;
+    fn funlockfile(stream: *mut FILE);
+    fn fflush_unlocked(stream: *mut FILE) -> c_int;
+}
+
+/// Writes what streams have not written yet, but for those that another thread uses.
+pub(super) fn flush() {
+    let streams = inside(|| hold().clone());
+    for (_, stream) in streams {
+        let stream = std::ptr::with_exposed_provenance_mut(stream);
+        // SAFETY: the program has not closed it; who does so while it ends cannot expect more
+        // of the C library's end.
+        unsafe {
+            if ftrylockfile(stream) == 0 {
+                fflush_unlocked(stream);
+                funlockfile(stream);
+            }
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn close(cookie: *mut c_void) -> c_int {
+    inside(|| hold().retain(|&(fd, _)| fd != number(cookie)));
     // SAFETY: closes the number that the stream has.
     unsafe { super::numbers::close(number(cookie)) }
 }
@@ -51,7 +92,11 @@ pub(super) unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
     };
     let cookie = std::ptr::without_provenance_mut(fd as usize);
     // SAFETY: functions for such a cookie, and the caller's mode.
-    unsafe { originals::fopencookie(cookie, mode, functions) }
+    let stream = unsafe { originals::fopencookie(cookie, mode, functions) };
+    if !stream.is_null() {
+        inside(|| hold().push((fd, stream.expose_provenance())));
+    }
+    stream
 }
 
 /// A list of variable arguments of the C library's (`va_list`), where that is a pointer: on
@@ -100,7 +145,11 @@ mod print {
     }
 
     #[unsafe(no_mangle)]
-    unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int {
+    unsafe extern "C-unwind" fn vdprintf(
+        fd: c_int,
+        format: *const c_char,
+        list: *mut c_void,
+    ) -> c_int {
         if ours(fd).is_none() {
             // SAFETY: the caller's.
             return unsafe { originals::vdprintf(fd, format, list) };
@@ -114,7 +163,7 @@ mod print {
     }
 
     #[unsafe(no_mangle)]
-    unsafe extern "C" fn __vdprintf_chk(
+    unsafe extern "C-unwind" fn __vdprintf_chk(
         fd: c_int,
         flag: c_int,
         format: *const c_char,

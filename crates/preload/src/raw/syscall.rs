@@ -21,7 +21,7 @@ macro_rules! dispatch {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn syscall(
+unsafe extern "C-unwind" fn syscall(
     number: c_long,
     a: usize,
     b: usize,

@@ -72,7 +72,7 @@ pub(crate) mod registration;
 mod select;
 pub(crate) mod thread_state;
 
-pub use crate::wait_queue::{interrupt_sleep, take_interruption};
+pub use crate::wait_queue::{Interrupter, interrupt_sleep, take_interruption};
 pub use descriptor_set::{DescriptorSet, Iter};
 pub use epoll::{EpollEvent, EpollSet};
 pub use epoll_control::Operation;

@@ -14,6 +14,8 @@ pub(crate) struct Waker {
     /// Whether `event` is signalled, so that nobody pays for a system call that
     /// would change nothing.
     pub(super) signalled: AtomicBool,
+    /// Its next sleep ends with EINTR: [`Interrupter`].
+    interrupted: AtomicBool,
     /// It sleeps and is not to be woken to lead: [`super::Leadership::resign`].
     pub(super) has_resigned: AtomicBool,
 }
@@ -23,6 +25,7 @@ impl Waker {
         Ok(Waker {
             event: WakeFd::new()?,
             signalled: AtomicBool::new(false),
+            interrupted: AtomicBool::new(false),
             has_resigned: AtomicBool::new(false),
         })
     }
@@ -80,9 +83,36 @@ pub fn interrupt_sleep() {
     }
 }
 
-/// Whether [`interrupt_sleep`] was called since this was.
+/// Whether [`interrupt_sleep`] was called since this was, or [`Interrupter::interrupt`] for
+/// this thread.
 pub fn take_interruption() -> bool {
-    INTERRUPTED.try_with(Cell::take).unwrap_or(false)
+    let by_another = |slot: &RefCell<Option<Arc<Waker>>>| {
+        let own = slot.try_borrow().ok()?;
+        let interrupted = &own.as_ref()?.interrupted;
+        Some(interrupted.load(Ordering::Acquire) && interrupted.swap(false, Ordering::AcqRel))
+    };
+    let another = WAKER.try_with(by_another).ok().flatten();
+    INTERRUPTED.try_with(Cell::take).unwrap_or(false) || another == Some(true)
+}
+
+/// What ends the sleeps of one thread, for others.
+#[derive(Debug)]
+pub struct Interrupter(Arc<Waker>);
+
+impl Interrupter {
+    /// Of the calling thread.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM: the thread cannot sleep in a stack either.
+    pub fn of_this_thread() -> io::Result<Self> {
+        thread_waker().map(Interrupter)
+    }
+
+    /// Has its sleep in a stack, or its next one, end with EINTR.
+    pub fn interrupt(&self) {
+        self.0.interrupted.store(true, Ordering::Release);
+        self.0.event.signal();
+    }
 }
 
 /// The calling thread's waker; one descriptor a thread, made at first use. A

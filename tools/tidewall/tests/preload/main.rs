@@ -4,6 +4,7 @@
 mod abuse;
 #[path = "../common/mod.rs"]
 mod common;
+mod edges;
 mod messages;
 mod names;
 mod options;

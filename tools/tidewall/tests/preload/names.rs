@@ -17,7 +17,8 @@ const TAKEN: &str = "
     epoll_pwait2
     close dup dup2 dup3 fcntl fcntl64 ioctl close_range closefrom
     vfork _Fork clone _exit _Exit
-    sigaction signal bsd_signal sysv_signal siginterrupt
+    sigaction signal bsd_signal sysv_signal siginterrupt sigset
+    pthread_cancel
     setrlimit setrlimit64 prlimit prlimit64 chroot prctl
     fdopen dprintf vdprintf __dprintf_chk __vdprintf_chk
     syscall";
