@@ -199,9 +199,10 @@ impl Waiting {
 fn run_each() {
     let errno = std::io::Error::last_os_error().raw_os_error();
     let here = (&raw const errno).addr();
+    let _ = take_interruption();
     let _ = WAITING.try_with(|waiting| {
         let outer = waiting.held_above.get();
-        if outer < here {
+        if outer <= here {
             // Who held them has left by a jump.
             waiting.held.set(0);
         }
@@ -236,7 +237,6 @@ fn run_each() {
             SignalSet::from_bits(before).set();
         }
     });
-    let _ = take_interruption();
     fail(errno.unwrap_or(0));
 }
 

@@ -10,6 +10,7 @@
 #include <netinet/udp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -462,6 +463,27 @@ static void keeps(int number, siginfo_t *about, void *place)
 	values[valued++ % 8] = about->si_value.sival_int;
 }
 
+static sigjmp_buf left;
+
+static void leaves(int number)
+{
+	siglongjmp(left, 1);
+}
+
+static void jumps(int s)
+{
+	volatile int times = 0;
+
+	handles(SIGALRM, leaves, 0);
+	while (times++ < 4)
+		if (sigsetjmp(left, 1) == 0) {
+			after(100);
+			SAY(recv(s, buffer, 9, 0));
+		} else {
+			printf("left\n");
+		}
+}
+
 static void *queues(void *whom)
 {
 	usleep(PAUSE);
@@ -515,6 +537,9 @@ static void delivered(void)
 	SAY(sigset(SIGUSR1, SIG_HOLD) == handler);
 	SAY(sigset(SIGUSR1, other) == SIG_HOLD);
 	SAY(sigset(SIGUSR1, SIG_DFL) == other);
+	jumps(accepted("hold"));
+	handles(SIGUSR1, handler, SA_RESTART);
+	receives(kills);
 }
 
 // ---- Cancellation --------------------------------------------------------------
