@@ -1,12 +1,15 @@
 //! Numbers that the library has of the kernel's for itself: a program that closes what it
 //! does not know does not close them.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::fcntl_dupfd_cloexec;
 use tidewall_device::forked;
 
+use crate::candidates;
 use crate::process;
 
 /// Where a number is looked for first that is to be out of the way of select(2), and of
@@ -72,19 +75,31 @@ pub(crate) fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
 pub(crate) fn open_numbers() -> Option<Vec<i32>> {
     let entries = std::fs::read_dir("/proc/self/fd").ok()?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let numbers = names.filter_map(|name| name.parse().ok());
-    // The directory that was just read is among them, and closed.
-    Some(numbers.filter(|&fd| crate::raw::is_open(fd)).collect())
+    let mut numbers: Vec<i32> = names.filter_map(|name| name.parse().ok()).collect();
+    // The directory that was read is among them, and closed by now.
+    numbers.retain(|&fd| crate::raw::is_open(fd));
+    Some(numbers)
 }
 
-/// Protects what `make` opens and leaves open. What other threads open meanwhile is
-/// protected with it: they are few, as that is once a process.
+/// Whether a number that has come while the stack was made may be the stack's: other threads
+/// of the program open files meanwhile, which they are to close.
+fn may_be_the_stacks(fd: i32) -> bool {
+    let file = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    let is_kind = |file: &OsStr| {
+        let kinds = ["socket:", "anon_inode:", "/memfd:"].map(str::as_bytes);
+        kinds.iter().any(|kind| file.as_bytes().starts_with(kind))
+    };
+    !candidates::is_any(fd) && file.is_ok_and(|file| is_kind(file.as_os_str()))
+}
+
+/// Protects what `make` opens and leaves open. A local socket or an eventfd that another
+/// thread opens meanwhile is protected with it: they are few, as that is once a process.
 pub(crate) fn protecting<T>(make: impl FnOnce() -> T) -> T {
     let before = open_numbers();
     let made = make();
     if let (Some(before), Some(after)) = (before, open_numbers()) {
         let new = after.into_iter().filter(|fd| !before.contains(fd));
-        new.for_each(protect);
+        new.filter(|&fd| may_be_the_stacks(fd)).for_each(protect);
     }
     made
 }

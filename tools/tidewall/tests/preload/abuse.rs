@@ -160,3 +160,51 @@ fn a_program_without_numbers_loses_no_connection() {
     assert!(said.lines().count() > 50, "{said}");
     assert!(server.has(["promoted", "listener", "0.0.0.0:8180"]));
 }
+
+/// Opens files while its stack is made, and closes a listener, whose numbers are given again:
+/// says which of them it cannot close.
+const GIVEN_AGAIN: &str = r#"
+import errno, os, socket, threading
+refused, over = set(), False
+def take(count):
+    taken = [os.open('/dev/null', os.O_RDONLY) for _ in range(count)]
+    for number in taken:
+        try: os.close(number)
+        except OSError as error: refused.add((number, errno.errorcode[error.errno]))
+def repeat():
+    while not over: take(4)
+def listen():
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(('0.0.0.0', 8181))
+    listener.listen(8)
+    return listener
+thread = threading.Thread(target=repeat)
+thread.start()
+first = listen()
+first.setblocking(False)
+try: first.accept()
+except BlockingIOError: pass
+over = True
+thread.join()
+first.close()
+take(100)
+connection, _ = listen().accept()
+connection.sendall(repr(refused).encode())
+"#;
+
+#[test]
+fn a_program_can_close_each_number_that_it_is_given() {
+    let test = "a_program_can_close_each_number_that_it_is_given";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "pn") else {
+        return;
+    };
+    let server = Preloaded::start(host, &["python3", "-c", GIVEN_AGAIN]);
+    let client =
+        "import socket; print(socket.create_connection(('10.99.0.2', 8181), 10).recv(1000))";
+    assert_eq!(server.answered("python3", &["-c", client]), "b'set()'\n");
+    assert!(server.has(["promoted", "listener", "0.0.0.0:8181"]));
+}
