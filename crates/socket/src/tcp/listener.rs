@@ -390,6 +390,9 @@ impl TcpListener {
 
     fn stop_listening(&self) {
         let core = self.stack.core();
+        // Who believes to be connected, by what has come and was not looked at, is told, too.
+        let _ = core.receiver.round(core, false);
+        self.inner.process(core);
         self.bequeath(core);
         core.tcp.timers.remove(self.inner.timer);
         let (set, half_open) = self.inner.close();

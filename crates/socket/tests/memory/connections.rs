@@ -168,6 +168,30 @@ fn talk(client: &TcpStream, server: &TcpStream, meeting: &Meeting) {
 }
 
 #[test]
+fn who_has_connected_hears_that_the_listener_is_closed() {
+    let meeting = Meeting::new();
+    let mut stream = meeting.connect(1);
+    let mut events = Vec::new();
+    for selector in [&meeting.far, &meeting.near] {
+        selector.wait(&mut events, Some(Duration::ZERO)).unwrap();
+    }
+    // For its own end it is connected, which the far end has not looked at yet.
+    assert_eq!(meeting.states()[0], [("established".to_owned(), 1)]);
+    assert_eq!(meeting.states()[1], []);
+    let Meeting {
+        bed: _bed,
+        listener,
+        near,
+        far,
+    } = meeting;
+    far.remove(&listener).unwrap();
+    drop(listener);
+    near.wait(&mut events, Some(Duration::ZERO)).unwrap();
+    let error = stream.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
 fn a_lost_syn_is_sent_again() {
     let meeting = Meeting::new();
     meeting

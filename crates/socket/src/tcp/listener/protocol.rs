@@ -154,6 +154,10 @@ impl ListenerInner {
             connection.input_with(core, segment, state.origin.queue, deferred);
             return;
         }
+        if begins && self.is_shut() {
+            // Its peer sends it again, to whoever listens then.
+            return;
+        }
         if core.tcp.memory.is_exhausted() {
             // The peer sends its SYN, or the end of its handshake, again.
             core.tcp.counters.no_memory();
