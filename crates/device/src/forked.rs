@@ -48,6 +48,17 @@ pub fn note_child(shares_files: bool) {
     forked::note_child(shares_files);
 }
 
+/// From now on another process may have descriptors of this one that no child closes: a child
+/// is about to be made, or this process has them of another. Async-signal-safe.
+pub fn note_shared() {
+    forked::note_shared();
+}
+
+/// Whether another process may have descriptors of this one that no child closes.
+pub fn is_shared() -> bool {
+    forked::is_shared()
+}
+
 /// A descriptor that forked children close, unless its number is 65,536 or more. In
 /// a child it must not be dropped: what has it there is to be forgotten.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use tidewall_device::forked;
 use tidewall_posix::OptionsSet;
 
 /// Numbers are below this; sockets above stay with the kernel. Pages that no number is in
@@ -115,6 +116,7 @@ pub(crate) fn options(fd: i32) -> OptionsSet {
 /// A child is about to be made, which may set options of sockets that it shares with this
 /// process. Async-signal-safe.
 pub(crate) fn share_all() {
+    forked::note_shared();
     for place in all().filter_map(place) {
         place.fetch_or(OptionsSet::ALL.bits() << KIND_BITS, Ordering::Relaxed);
     }

@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use rustix::fs::{OFlags, fcntl_getfl};
+use tidewall_device::forked;
 use tidewall_manager::places;
 use tidewall_posix::{Errno, Posix, PosixConfig, Result, errno};
 use tidewall_socket::tuning::PolicyKind;
@@ -152,6 +153,7 @@ pub(crate) fn inherited(fd: i32) {
     let connected = || rustix::net::getpeername(socket).is_ok();
     if kind.is_some() && !(kind == Some(Kind::Stream) && connected()) {
         candidates::set(fd, kind);
+        forked::note_shared();
     }
 }
 

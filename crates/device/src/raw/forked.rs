@@ -6,15 +6,27 @@
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Numbers of descriptors that can be marked are below this.
 pub(crate) const DESCRIPTORS: usize = 65_536;
 
 /// Forks between the first process and this one, while somebody counts.
 static FORKS: AtomicU32 = AtomicU32::new(0);
+/// There may be another process that has descriptors of this one.
+static SHARED: AtomicBool = AtomicBool::new(false);
 /// A bit for each descriptor that a child closes.
 static MARKED: [AtomicU64; DESCRIPTORS / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS / 64];
+
+/// See [`is_shared`]. Async-signal-safe.
+pub(crate) extern "C" fn note_shared() {
+    SHARED.store(true, Ordering::Relaxed);
+}
+
+/// Whether there may be another process that has descriptors of this one.
+pub(crate) fn is_shared() -> bool {
+    SHARED.load(Ordering::Relaxed)
+}
 
 extern "C" fn in_child() {
     note_child(false);
@@ -45,10 +57,10 @@ pub(crate) fn note_child(shares_files: bool) {
 /// ENOMEM.
 pub(crate) fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<i32> = OnceLock::new();
-    // SAFETY: `in_child` does only what is async-signal-safe, and is never
-    // unloaded.
-    let errno =
-        *INSTALLED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(in_child)) });
+    let errno = *INSTALLED.get_or_init(|| {
+        // SAFETY: both do only what is async-signal-safe, and are never unloaded.
+        unsafe { libc::pthread_atfork(Some(note_shared), None, Some(in_child)) }
+    });
     match errno {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),

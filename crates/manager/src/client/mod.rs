@@ -168,6 +168,12 @@ impl Client {
         self.link.give_back(&request, |state| state.let_go(cookie))
     }
 
+    /// Closes the copy of a socket by which a port is held, which the application keeps until
+    /// [`Client::disown_port`], unless its manager is started anew.
+    pub fn leave_port_unheld(&self, cookie: u64) {
+        self.link.state().let_go(cookie);
+    }
+
     /// A block of outgoing ports.
     ///
     /// # Errors

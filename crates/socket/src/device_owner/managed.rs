@@ -76,16 +76,20 @@ impl Managed {
         }
     }
 
-    /// See [`super::DeviceOwner::close_holder`].
-    pub(super) fn close_holder(&self, protocol: Protocol, holder: BorrowedFd<'_>) {
-        match protocol {
-            // The manager's client has a copy of it as long as connections are there.
-            Protocol::Tcp => drop(shutdown(holder, Shutdown::Read)),
-            Protocol::Udp => {
-                if let Ok(cookie) = socket_cookie(holder) {
-                    let _ = self.client.disown_port(cookie);
-                }
-            }
+    /// See [`super::DeviceOwner::close_datagrams`].
+    pub(super) fn close_datagrams(&self, holder: BorrowedFd<'_>) {
+        if let Ok(cookie) = socket_cookie(holder) {
+            let _ = self.client.disown_port(cookie);
+        }
+    }
+
+    /// See [`super::DeviceOwner::close_listener`].
+    pub(super) fn close_listener(&self, holder: BorrowedFd<'_>, shared: bool) {
+        // The manager's client has a copy of it as long as connections are there, which holds
+        // the port, and is not to listen.
+        match socket_cookie(holder) {
+            Ok(cookie) if shared => self.client.leave_port_unheld(cookie),
+            _ => drop(shutdown(holder, Shutdown::Read)),
         }
     }
 

@@ -156,11 +156,18 @@ impl DeviceOwner {
         }
     }
 
-    /// A socket that holds a port is about to be closed: of UDP the port goes with it, of
-    /// TCP with the last of its connections.
-    pub(crate) fn close_holder(&self, protocol: Protocol, holder: BorrowedFd<'_>) {
+    /// A datagram socket that holds a port is about to be closed: the port goes with it.
+    pub(crate) fn close_datagrams(&self, holder: BorrowedFd<'_>) {
         if let DeviceOwner::Managed(managed) = self {
-            managed.close_holder(protocol, holder);
+            managed.close_datagrams(holder);
+        }
+    }
+
+    /// A listener that holds a port is about to be closed: the port goes with the last of its
+    /// connections. `shared`: another process may listen by it on.
+    pub(crate) fn close_listener(&self, holder: BorrowedFd<'_>, shared: bool) {
+        if let DeviceOwner::Managed(managed) = self {
+            managed.close_listener(holder, shared);
         }
     }
 

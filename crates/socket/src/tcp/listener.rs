@@ -12,7 +12,7 @@ use rustix::io::ioctl_fionbio;
 use rustix::net::sockopt::set_socket_linger;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer};
-use tidewall_device::forked::Unshared;
+use tidewall_device::forked::{self, Unshared};
 use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::{self, Listener};
 use tidewall_wire::ethernet::MacAddress;
@@ -66,6 +66,8 @@ pub struct TcpListener {
     nonblocking: AtomicBool,
     /// The kernel's socket waited for connections when it was adopted.
     was_blocking: bool,
+    /// The kernel's socket is the program's.
+    adopted: bool,
     /// Accepts in a row that found connections in user space.
     own_accepts: AtomicU64,
 }
@@ -247,6 +249,7 @@ impl TcpListener {
             event_loop: Default::default(),
             stack: stack.clone(),
             nonblocking: AtomicBool::new(false),
+            adopted: false,
             was_blocking: false,
             own_accepts: AtomicU64::new(0),
         };
@@ -499,7 +502,7 @@ impl Drop for TcpListener {
             }
             core.netdev
                 .owner
-                .close_holder(Protocol::Tcp, kernel.as_fd());
+                .close_listener(kernel.as_fd(), self.adopted && forked::is_shared());
         }
     }
 }

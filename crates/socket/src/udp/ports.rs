@@ -82,9 +82,7 @@ impl Udp {
             core.netdev.owner.disown_port(Protocol::Udp, address, port);
         }
         if let Some(holder) = &socket.reservation {
-            core.netdev
-                .owner
-                .close_holder(Protocol::Udp, holder.as_fd());
+            core.netdev.owner.close_datagrams(holder.as_fd());
         }
     }
 

@@ -5,6 +5,7 @@ mod abuse;
 #[path = "../common/mod.rs"]
 mod common;
 mod edges;
+mod handed_on;
 mod messages;
 mod names;
 mod options;

@@ -134,6 +134,7 @@ impl TcpListener {
         if let Some(kernel) = &listener.inner.kernel {
             ioctl_fionbio(kernel.as_fd(), true)?;
         }
+        listener.adopted = true;
         listener.was_blocking = !nonblocking;
         // What it has, nobody has watched it get.
         listener.inner.kernel_input.note();
