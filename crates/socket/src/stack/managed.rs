@@ -78,6 +78,11 @@ impl Stack {
             },
             has_kernel: true,
             helper: true,
+            driver_answers: driver_answers(
+                interface.index,
+                device.checksum_offload_possible,
+                device.mode,
+            ),
             sysctl: config.tcp.unwrap_or_else(host::sysctl),
             name: device.interface,
             warnings: Vec::new(),

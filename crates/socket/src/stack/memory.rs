@@ -77,6 +77,7 @@ impl Stack {
             },
             has_kernel: false,
             helper,
+            driver_answers: true,
             sysctl: Sysctl::default(),
             name: "memory".to_owned(),
             warnings: Vec::new(),

@@ -15,11 +15,12 @@ use tidewall_device::frame::Frame;
 use tidewall_device::interface::{forwards, queue_count};
 use tidewall_device::queue::{KernelDelivered, Queue};
 use tidewall_manager::ethtool::NtupleRule;
-use tidewall_manager::{AfXdp, Config};
+use tidewall_manager::{AfXdp, Config, XdpMode};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{Errno, Sysctl};
 use tidewall_receive::architecture::{Architecture, HostThreads, Upcalls};
 use tidewall_receive::poller::{self, Shared};
+use tidewall_sys::netlink::{Netdev, XDP_NDO_XMIT};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::atm::Atm;
@@ -173,6 +174,7 @@ impl Stack {
         let snapshot = DeviceSnapshot::of(&device, queues.len() as u32);
         let checksum_offload_possible = device.checksum_offload_possible;
         let warnings = device.warnings.clone();
+        let device_mode = device.mode;
         let owner = DeviceOwner::new(&tables, Some(device));
         owner.set_locals(&interface.addresses)?;
         let parts = Parts {
@@ -188,6 +190,7 @@ impl Stack {
             },
             has_kernel: true,
             helper: true,
+            driver_answers: driver_answers(interface.index, checksum_offload_possible, device_mode),
             sysctl: config.tcp.unwrap_or_else(host::sysctl),
             name: config.interface.clone(),
             warnings,
@@ -222,6 +225,7 @@ impl Stack {
             owner,
             snapshot,
             helper,
+            driver_answers,
             ..
         } = parts;
         let architecture = receiving.architecture;
@@ -262,7 +266,7 @@ impl Stack {
         tables.set_fragment_channel(fragment_id);
         owner.set_device(routes.interface(), mac, mtu);
         owner.own_orphan_fragments();
-        let tcp = Tcp::new(&handles, helper, parts.sysctl)?;
+        let tcp = Tcp::new(&handles, helper, driver_answers, parts.sysctl)?;
         let receiver = Receiver::new(
             handles,
             transmit_queues.max(1),
@@ -480,11 +484,22 @@ struct Parts {
     /// Whether a thread may see to connections that the application leaves
     /// alone.
     helper: bool,
+    /// [`driver_answers`]
+    driver_answers: bool,
     sysctl: Sysctl,
     name: String,
     warnings: Vec<String>,
     owner: DeviceOwner,
     snapshot: Option<DeviceSnapshot>,
+}
+
+/// Whether what the driver program answers by itself leaves an interface. Of a veth, which is
+/// `virtual_` and has it redirected, it does while the peer has a program or GRO, and is
+/// lost otherwise; but not where the program runs generically. Looked at once, as long as
+/// the process may.
+fn driver_answers(interface: u32, virtual_: bool, mode: XdpMode) -> bool {
+    let features = || Netdev::open()?.xdp_features(interface);
+    !virtual_ || mode == XdpMode::Generic || features().is_ok_and(|it| it & XDP_NDO_XMIT != 0)
 }
 
 fn upcalls(core: &Arc<Core>) -> Upcalls {

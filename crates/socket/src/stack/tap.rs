@@ -86,6 +86,7 @@ impl Stack {
             },
             has_kernel: false,
             helper: true,
+            driver_answers: true,
             sysctl: host::sysctl(),
             name: config.name,
             warnings: Vec::new(),

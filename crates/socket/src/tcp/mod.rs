@@ -93,6 +93,8 @@ pub(crate) struct Tcp {
     pub(crate) secrets: Secrets,
     pub(crate) fast_open: FastOpen,
     pub(crate) helper: Arc<Helper>,
+    /// What the driver answers leaves the interface.
+    pub(crate) driver_answers: bool,
     pub(crate) counters: Counters,
     pub(crate) memory: Arc<Memory>,
     begins: RwLock<Begins, rank::Leaf>,
@@ -231,8 +233,13 @@ impl Counters {
 
 impl Tcp {
     /// Opens the channel that connections share. `helped`: a thread may see to
-    /// them.
-    pub(crate) fn new(queues: &[QueueHandle], helped: bool, sysctl: Sysctl) -> io::Result<Self> {
+    /// them. `driver_answers`: what the driver answers leaves.
+    pub(crate) fn new(
+        queues: &[QueueHandle],
+        helped: bool,
+        driver_answers: bool,
+        sysctl: Sysctl,
+    ) -> io::Result<Self> {
         let mut keys = [[0; 16]; 3];
         File::open("/dev/urandom")?.read_exact(keys.as_flattened_mut())?;
         let [sequence, cookie, fast_open] = keys;
@@ -269,6 +276,7 @@ impl Tcp {
                 backup: None,
             })),
             helper: Arc::new(Helper::new(helped)?),
+            driver_answers,
             counters: Counters::default(),
             memory: Arc::default(),
             begins: RwLock::new(Begins::new(sysctl, mss, offload)),

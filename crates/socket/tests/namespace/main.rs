@@ -172,6 +172,7 @@ system_tests! {
     tcp_attacks::blind_segments_do_not_reach_a_connection on 1,
     tcp_attacks::acknowledgments_of_the_unsent_start_no_storm on 1,
     tcp_attacks::spoofed_established_segments_die_in_the_driver on 1,
+    tcp_attacks::clients_get_in_after_a_burst_where_the_driver_cannot_answer on 1,
     tcp_shares::closing_downloads_go_on_beside_a_blast_on_another_flow on 1,
     tcp_bulk::a_tap_listener_moves_bulk_data_both_ways on 1,
     tcp_bulk::a_tap_client_moves_bulk_data_both_ways_at_once on 1,

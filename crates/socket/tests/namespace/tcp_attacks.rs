@@ -2,13 +2,13 @@
 //! that must not notice.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream as KernelStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream as KernelStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tidewall_protocol::tcp::{self, Checksum, FourTuple, Link, Outgoing, State};
-use tidewall_socket::{Stack, TcpListener, TcpStream};
+use tidewall_socket::{ListenOptions, Stack, TcpListener, TcpStream};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::{Flags, Header, Options, Packet};
 
@@ -329,5 +329,35 @@ pub fn spoofed_established_segments_die_in_the_driver() {
     drop(second);
     other.join().unwrap();
     drop(bed.client);
+    server.join().unwrap();
+}
+
+/// What looks like a flood may be many clients. The driver's answers would be lost on the way
+/// to a peer that has neither GRO nor a program of its own.
+pub fn clients_get_in_after_a_burst_where_the_driver_cannot_answer() {
+    let peer = peer_namespace();
+    shell(&format!("ip netns exec {peer} ethtool -K {PEER} gro off"));
+    let stack = stack();
+    let options = ListenOptions {
+        backlog: 8,
+        ..ListenOptions::default()
+    };
+    let service = at(HERE4, SERVICE);
+    let listener = Arc::new(TcpListener::bind_with(&stack, service, options).unwrap());
+    let accepting = listener.clone();
+    let server = std::thread::spawn(move || while accepting.accept().is_ok() {});
+    let mut forger = Forger::new(at(PEER4, 2000), service);
+    for port in 2000..3000 {
+        forger.flow.local.set_port(port);
+        let syn = Header {
+            sequence: 1,
+            flags: Flags::SYN,
+            ..Header::default()
+        };
+        forger.send(syn, &[]);
+    }
+    let client = in_peer(move || KernelStream::connect_timeout(&service, TIMEOUT));
+    client.unwrap();
+    listener.shutdown(Shutdown::Both).unwrap();
     server.join().unwrap();
 }

@@ -321,7 +321,7 @@ impl ListenerInner {
     /// Says to the driver what it is to do about cookies, where that has changed.
     fn tell_cookies(&self, core: &Core, state: &State) {
         let attacked = state.protocol.sends_cookies();
-        let cookies = if attacked && self.has_acceptor(core) {
+        let cookies = if attacked && core.tcp.driver_answers && self.has_acceptor(core) {
             CookieMode::Answer
         } else if attacked || state.protocol.takes_cookies() {
             CookieMode::Take
