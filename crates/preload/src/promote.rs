@@ -15,10 +15,10 @@ use std::time::SystemTime;
 use rustix::fs::{OFlags, fcntl_getfl};
 use tidewall_device::forked;
 use tidewall_manager::places;
-use tidewall_posix::{Errno, Posix, PosixConfig, Result, errno};
+use tidewall_posix::{Errno, OptionsSet, Posix, PosixConfig, Result, errno};
 use tidewall_socket::tuning::PolicyKind;
 use tidewall_socket::{EmbeddedConfig, Stack};
-use tidewall_sys::{RawAddress, SignalSet, option};
+use tidewall_sys::{RawAddress, SignalSet, option, option_bytes};
 
 use crate::candidates::{self, Kind};
 use crate::process::{self, inside, is_inside, ours};
@@ -237,7 +237,7 @@ fn promote_listener(fd: i32) {
     let Some(local) = local_address(socket) else {
         return candidates::set(fd, None);
     };
-    if let Err(why) = reaches(local.ip()).and_then(|()| waits_otherwise(socket)) {
+    if let Err(why) = reaches(local.ip()).and_then(|()| asks_otherwise(socket, OptionsSet::ALL)) {
         return keep(fd, "listener", local, why);
     }
     adopt(fd, socket, "listener", local, |posix, copy| {
@@ -256,7 +256,7 @@ fn promote_datagrams(fd: i32) {
         // Nothing can come.
         return;
     }
-    if let Err(why) = reaches(local.ip()).and_then(|()| waits_otherwise(socket)) {
+    if let Err(why) = reaches(local.ip()).and_then(|()| asks_otherwise(socket, OptionsSet::ALL)) {
         return keep(fd, "datagrams", local, why);
     }
     if let Some(name) = asks_for_unknown(socket) {
@@ -354,7 +354,7 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
             return None;
         }
         let socket = raw::borrow(fd)?;
-        if let Err(why) = waits_otherwise(socket) {
+        if let Err(why) = asks_otherwise(socket, candidates::options(fd)) {
             keep(fd, "connection", to, why);
             return None;
         }
@@ -413,13 +413,64 @@ fn reaches(local: IpAddr) -> core::result::Result<(), String> {
     }
 }
 
-/// A program that has signals tell it of a socket does not hear of what the stack has.
-fn waits_otherwise(socket: BorrowedFd<'_>) -> core::result::Result<(), String> {
-    match fcntl_getfl(socket) {
-        Ok(flags) if flags.bits() as i32 & libc::O_ASYNC != 0 => {
-            Err("it asks for signals (O_ASYNC)".to_owned())
-        }
-        _ => Ok(()),
+/// A program that has signals tell it of a socket does not hear of what the stack has, and one
+/// that says which way packets go, or may come, is not heeded by it.
+fn asks_otherwise(socket: BorrowedFd<'_>, set: OptionsSet) -> core::result::Result<(), String> {
+    let asks = |name: &str| Err(format!("it asks for {name}"));
+    if fcntl_getfl(socket).is_ok_and(|flags| flags.bits() as i32 & libc::O_ASYNC != 0) {
+        return Err("it asks for signals (O_ASYNC)".to_owned());
+    }
+    // Where one of these was set, any may have been ([`OptionsSet::of`]).
+    if set != OptionsSet::ALL {
+        return Ok(());
+    }
+    let is_on = |it: &&(i32, i32, &str)| option(socket, it.0, it.1).is_ok_and(|value| value != 0);
+    if let Some((_, _, name)) = WAYS.iter().find(is_on) {
+        return asks(name);
+    }
+    let mut device = [0; libc::IFNAMSIZ];
+    let length = option_bytes(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &mut device);
+    let name = device.get(..length.unwrap_or(0)).unwrap_or_default();
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    let own = source().map_or("", |source| &source.interface);
+    match name.is_empty() || name == own.as_bytes() {
+        true => Ok(()),
+        false => asks("another interface (SO_BINDTODEVICE)"),
+    }
+}
+
+/// `linux/in6.h`, where the libc crate lacks them.
+const IPV6_MINHOPCOUNT: i32 = 73;
+const IPV6_TRANSPARENT: i32 = 75;
+
+/// Options that say which way packets go, or may come.
+const WAYS: [(i32, i32, &str); 5] = [
+    (libc::SOL_SOCKET, libc::SO_MARK, "SO_MARK"),
+    (libc::IPPROTO_IP, libc::IP_TRANSPARENT, "IP_TRANSPARENT"),
+    (libc::IPPROTO_IP, libc::IP_MINTTL, "IP_MINTTL"),
+    (libc::IPPROTO_IPV6, IPV6_TRANSPARENT, "IPV6_TRANSPARENT"),
+    (libc::IPPROTO_IPV6, IPV6_MINHOPCOUNT, "IPV6_MINHOPCOUNT"),
+];
+
+/// An option by which segments are signed: TCP_MD5SIG, TCP_MD5SIG_EXT, TCP_AO_ADD_KEY.
+pub(crate) fn is_of_signatures(level: i32, name: i32) -> bool {
+    level == libc::IPPROTO_TCP && matches!(name, 14 | 32 | 38)
+}
+
+/// A socket that may become the stack's signs its segments, which the stack does not.
+pub(crate) fn signs(fd: i32) {
+    if candidates::kind(fd) == Some(Kind::Stream) && !is_inside() {
+        candidates::set(fd, None);
+        let local = raw::borrow(fd).and_then(local_address);
+        let local = local.map_or(String::new(), |it| it.to_string());
+        inside(|| {
+            record(
+                Verdict::Kernel,
+                "connections",
+                local,
+                "it asks for TCP_MD5SIG",
+            )
+        });
     }
 }
 

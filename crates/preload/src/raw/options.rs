@@ -28,8 +28,15 @@ pub(super) unsafe extern "C-unwind" fn setsockopt(
     let Some(posix) = ours(fd) else {
         candidates::note_option(fd, level, name);
         // SAFETY: the caller's.
-        return unsafe { originals::setsockopt(fd, level, name, value, length) };
+        let result = unsafe { originals::setsockopt(fd, level, name, value, length) };
+        if result == 0 && promote::is_of_signatures(level, name) {
+            promote::signs(fd);
+        }
+        return result;
     };
+    if promote::is_of_signatures(level, name) {
+        return done(Err(Errno(libc::ENOPROTOOPT)));
+    }
     if is_unknown(posix, fd, level, name) {
         // Some the stack has set on the socket that holds the port, for itself.
         // SAFETY: the caller's.

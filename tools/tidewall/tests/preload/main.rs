@@ -317,7 +317,7 @@ for port in range(8101, 8105):
 
 /// Two sockets of one port, one that asks for control messages, and one that asks too late.
 const SHARED: &str = r#"
-import errno, select, socket
+import errno, select, socket, struct
 def bound(port, *options):
     made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     made.setblocking(False)
@@ -330,6 +330,25 @@ every = [bound(8120, reuse), bound(8120, reuse), bound(8121, messages), bound(81
 poll = select.poll()
 for it in every: poll.register(it, select.POLLIN)
 assert not poll.poll(0)
+def listening(port, *options):
+    made = socket.socket()
+    for option in options: made.setsockopt(*option)
+    made.bind(('0.0.0.0', port))
+    made.listen(8)
+    made.setblocking(False)
+    poll.register(made, select.POLLIN)
+    return made
+signature = struct.pack('=HH4s120xBBHI80s', 2, 0, bytes((10, 99, 0, 7)), 0, 0, 3, 0, b'key')
+listeners = [listening(8123, (1, 36, 7)), listening(8124, (6, 14, signature)),
+    listening(8125, (1, 25, b'lo')), listening(8126)]
+assert not poll.poll(0)
+try: listeners[3].setsockopt(6, 14, signature)
+except OSError as error: assert error.errno == errno.ENOPROTOOPT
+else: assert False, 'it has said that it signs'
+marked = socket.socket()
+marked.setblocking(False)
+marked.setsockopt(1, 36, 7)
+assert marked.connect_ex(('10.99.0.1', 9)) == errno.EINPROGRESS
 try: every[3].setsockopt(*messages, 1)
 except OSError as error: assert error.errno == errno.ENOPROTOOPT
 else: assert False, 'it has said that messages come'
@@ -353,12 +372,21 @@ fn what_the_stack_would_serve_by_half_stays_the_kernels() {
     };
     let server = Preloaded::start(host, &["python3", "-c", SHARED]);
     let end = Instant::now() + Duration::from_secs(20);
-    while !server.has(["promoted", "datagrams", "0.0.0.0:8122"]) {
+    while !server.has(["kernel", "connection", "10.99.0.1:9"]) {
         assert!(Instant::now() < end, "{:?}", server.records());
         std::thread::sleep(Duration::from_millis(20));
     }
     for port in [8120, 8121] {
         assert!(server.has(["kernel", "datagrams", &format!("0.0.0.0:{port}")]));
+    }
+    for which in [
+        ["kernel", "listener", "0.0.0.0:8123"],
+        ["kernel", "connections", "0.0.0.0:0"],
+        ["kernel", "listener", "0.0.0.0:8125"],
+        ["promoted", "listener", "0.0.0.0:8126"],
+        ["promoted", "datagrams", "0.0.0.0:8122"],
+    ] {
+        assert!(server.has(which), "{which:?} {:?}", server.records());
     }
     let client = "import socket
 for port in [8120] * 16 + [8121, 8122]:
