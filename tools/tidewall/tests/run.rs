@@ -235,6 +235,22 @@ fn what_cannot_work_is_said_and_runs_on_the_kernel() {
         said
     };
     shown_without("tw-no-such", &[], "no interface tw-no-such");
+
+    // Of an interface with the same name, whose manager is not for this one.
+    let run = Service::start(host.run(&[], &service("7009")));
+    let script = format!(
+        "mount -t bpf tw-bpf /sys/fs/bpf; ip link add {interface} type veth peer name tw-other
+         ip address add 10.98.0.1/24 dev {interface}; ip link set {interface} up
+         exec {PROGRAM} run --interface {interface} -- sh -c 'exit 4'"
+    );
+    let mut other = host.command("unshare", &["-nm", "sh", "-ec", &script]);
+    let output = other.env(LIBRARY, HARMLESS).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("is of another network namespace"), "{said}");
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(host.echo(7009, "still"), "still");
+    run.end();
+
     let flush = ["address", "flush", "dev", interface];
     assert!(host.command("ip", &flush).status().unwrap().success());
     let said = shown_without(interface, &["--report"], "has no address");

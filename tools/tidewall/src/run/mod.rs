@@ -16,7 +16,7 @@ use std::process::Command;
 
 use tidewall_device::demux::layout::APPLICATIONS;
 use tidewall_manager::XdpMode;
-use tidewall_manager::connection::Listener;
+use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::daemon::direct::DirectDevice;
 use tidewall_manager::daemon::log::{Level, Log};
 use tidewall_manager::daemon::server::Server;
@@ -121,7 +121,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let mut launch = Launch::new(arguments, &socket);
     let obstacle = match &library {
-        Some(_) => library::obstacle(&arguments.program, &interface),
+        Some(_) => elsewhere(&socket).or_else(|| library::obstacle(&arguments.program, &interface)),
         None => Some("there was no library".to_owned()),
     };
     match (&library, &obstacle) {
@@ -157,6 +157,21 @@ fn launch_on(arguments: &Arguments, launch: Launch, interface: &str, socket: &Pa
     let code = code?;
     removed?;
     ended(code)
+}
+
+/// Why the manager that listens is none for this program: interfaces of several network
+/// namespaces may have one name, where these have one `/run`.
+fn elsewhere(socket: &Path) -> Option<String> {
+    let peer = Connection::connect(socket).and_then(|it| it.peer()).ok()?;
+    let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let theirs = network(&peer.pid.to_string())?;
+    (Some(theirs) != network("self")).then(|| {
+        format!(
+            "the manager at {} is of another network namespace: this one needs a {} of its own",
+            socket.display(),
+            places::SOCKETS
+        )
+    })
 }
 
 fn ended(code: u8) -> Outcome {
