@@ -28,7 +28,8 @@ pub(crate) struct Received<'a> {
 /// to look; nothing of it is believed.
 ///
 /// `protocols` are the wanted one over IPv4 and over IPv6.
-#[inline]
+// As of `udp::input`.
+#[inline(always)]
 pub(crate) fn input(
     bytes: &[u8],
     transport_offset: usize,

