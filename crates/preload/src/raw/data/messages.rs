@@ -1,0 +1,297 @@
+//! Messages: one, several, and what they hand over.
+
+use std::ffi::{c_int, c_long, c_uint};
+use std::slice;
+use std::time::Instant;
+
+use libc::{msghdr, ssize_t, timespec};
+use tidewall_posix::raw::{Message, Source};
+use tidewall_posix::{Errno, Posix, Result};
+use tidewall_socket::OpenFile;
+
+use super::super::readiness::limit;
+use super::super::signals::restarting;
+use super::super::{answer, originals, put_address};
+use super::{
+    VECTOR_MAX, check_name, destination, of_message, pieces, places, receive, sending, transmit,
+};
+use crate::process::{inside, is_inside, posix};
+use crate::promote::{attended, inherited, may_promote};
+
+#[unsafe(no_mangle)]
+pub(in crate::raw) unsafe extern "C-unwind" fn recvmsg(
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
+    match attended(fd) {
+        // SAFETY: the caller's.
+        Some(posix) => answer(unsafe { receive_message(posix, fd, message, flags) }),
+        // SAFETY: the caller's.
+        None if is_inside() => unsafe {
+            stacks_own(libc::SYS_recvmsg, fd, message.expose_provenance(), flags)
+        },
+        // SAFETY: the caller's.
+        None => unsafe {
+            let received = originals::recvmsg(fd, message, flags);
+            if received >= 0 && (*message).msg_controllen > 0 {
+                look_for_sockets(message);
+            }
+            received
+        },
+    }
+}
+
+/// A message of the stack's: the C library's function is a point of cancellation, at which
+/// nobody may leave.
+///
+/// # Safety
+/// As the call has it.
+unsafe fn stacks_own(call: c_long, fd: c_int, message: usize, flags: c_int) -> ssize_t {
+    let (fd, flags) = (fd as usize, flags as usize);
+    // SAFETY: the caller's.
+    unsafe { originals::syscall(call, fd, message, flags, 0, 0, 0) as ssize_t }
+}
+
+/// Sockets that another process has handed over (SCM_RIGHTS).
+///
+/// # Safety
+/// As recvmsg(2) leaves it.
+unsafe fn look_for_sockets(message: *const msghdr) {
+    if !may_promote() || is_inside() {
+        return;
+    }
+    // SAFETY: the caller's.
+    unsafe { each_handed_over(message, &mut |fd| inherited(fd)) };
+}
+
+/// Whether a message hands over a connection of the stack's, which another process would have
+/// nothing of: it does not leave.
+///
+/// # Safety
+/// As sendmsg(2) has it.
+unsafe fn hands_connection_over(message: *const msghdr) -> bool {
+    let Some(posix) = posix().filter(|_| !is_inside()) else {
+        return false;
+    };
+    // SAFETY: the caller's.
+    if unsafe { message.as_ref() }.is_none_or(|message| message.msg_controllen == 0) {
+        return false;
+    }
+    let mut found = false;
+    let mut look = |fd| {
+        let file = posix.descriptors().file(fd);
+        found |= file.is_ok_and(|file| matches!(&*file, OpenFile::Stream(_)));
+    };
+    // SAFETY: the caller's.
+    inside(|| unsafe { each_handed_over(message, &mut look) });
+    found
+}
+
+/// Calls `each` with the numbers that a message hands over (SCM_RIGHTS).
+///
+/// # Safety
+/// As of sendmsg(2), or as recvmsg(2) leaves it.
+unsafe fn each_handed_over(message: *const msghdr, each: &mut dyn FnMut(c_int)) {
+    // SAFETY: the caller's: headers and their data are inside the message's memory.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while let Some(found) = header.as_ref() {
+            if (found.cmsg_level, found.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let bytes = found.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let numbers = libc::CMSG_DATA(header).cast::<c_int>();
+                for at in 0..bytes / size_of::<c_int>() {
+                    each(numbers.add(at).read_unaligned());
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+}
+
+/// # Safety
+/// As recvmsg(2) has it.
+unsafe fn receive_message(
+    posix: &Posix,
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> Result<usize> {
+    // SAFETY: the caller's.
+    let header = unsafe { message.as_mut() }.ok_or(Errno(libc::EFAULT))?;
+    check_name(header)?;
+    let mut kept = Vec::new();
+    // SAFETY: the caller's.
+    let places = unsafe { places(header.msg_iov, header.msg_iovlen, &mut kept) };
+    let received = receive(posix, fd, of_message(places, header.msg_iovlen), flags)?;
+    let (name, mut length) = (header.msg_name, header.msg_namelen);
+    // SAFETY: a Message is a msghdr, whose pointers are the caller's.
+    let message = unsafe { &mut *message.cast::<Message>() };
+    message.finish(received.flags, &received.control());
+    if let Some(from) = received.from
+        && !name.is_null()
+    {
+        // SAFETY: the caller's.
+        unsafe { put_address(from, name.cast(), &raw mut length) }?;
+        header.msg_namelen = length;
+    }
+    Ok(received.bytes)
+}
+
+#[unsafe(no_mangle)]
+pub(in crate::raw) unsafe extern "C-unwind" fn sendmsg(
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
+    let Some(posix) = sending(fd) else {
+        // SAFETY: the caller's.
+        return unsafe {
+            match is_inside() {
+                true => stacks_own(libc::SYS_sendmsg, fd, message.expose_provenance(), flags),
+                false if hands_connection_over(message) => {
+                    answer::<usize>(Err(Errno(libc::EOPNOTSUPP)))
+                }
+                false => originals::sendmsg(fd, message, flags),
+            }
+        };
+    };
+    // SAFETY: the caller's.
+    let Some(header) = (unsafe { message.as_ref() }) else {
+        return answer::<usize>(Err(Errno(libc::EFAULT)));
+    };
+    let mut kept = Vec::new();
+    // SAFETY: the caller's.
+    let pieces = unsafe { pieces(header.msg_iov, header.msg_iovlen, &mut kept) };
+    let pieces = of_message(pieces, header.msg_iovlen);
+    let name = match header.msg_namelen {
+        0 => std::ptr::null(),
+        _ => header.msg_name.cast_const(),
+    };
+    // SAFETY: the caller's.
+    let to = match unsafe { destination(posix, fd, name.cast(), header.msg_namelen) } {
+        Ok(to) => to,
+        Err(error) => return answer::<usize>(Err(error)),
+    };
+    // SAFETY: a Message is a msghdr, whose pointers are the caller's.
+    let source = unsafe { &*message.cast::<Message>() }.source();
+    if source == Source::Any || !is_datagrams(posix, fd) {
+        return transmit(posix, fd, pieces, flags, to);
+    }
+    let peer = to.or_else(|| inside(|| posix.getpeername(fd)).ok());
+    match (source, peer) {
+        (Source::Address(source), Some(peer))
+            if source.to_canonical().is_ipv4() == peer.ip().to_canonical().is_ipv4() =>
+        {
+            answer(pieces.and_then(|pieces| {
+                restarting(posix, fd, Posix::write_timeout, || {
+                    posix.send_from(fd, pieces, source, to)
+                })
+            }))
+        }
+        // The socket that holds the port has what the stack has not.
+        _ => {
+            let nonblocking = inside(|| posix.descriptors().is_nonblocking(fd));
+            let flags = match nonblocking.unwrap_or(false) {
+                true => flags | libc::MSG_DONTWAIT,
+                false => flags,
+            };
+            // SAFETY: the caller's.
+            unsafe { originals::sendmsg(fd, message, flags) }
+        }
+    }
+}
+
+pub(in crate::raw) fn is_datagrams(posix: &Posix, fd: c_int) -> bool {
+    let file = posix.descriptors().file(fd);
+    file.is_ok_and(|file| matches!(&*file, OpenFile::Datagram(_)))
+}
+
+/// `struct mmsghdr`.
+type Messages = libc::mmsghdr;
+
+/// MSG_WAITFORONE.
+const WAIT_FOR_ONE: c_int = 0x10000;
+
+#[unsafe(no_mangle)]
+pub(in crate::raw) unsafe extern "C-unwind" fn recvmmsg(
+    fd: c_int,
+    messages: *mut Messages,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let Some(posix) = attended(fd) else {
+        // SAFETY: the caller's.
+        return unsafe { originals::recvmmsg(fd, messages, count, flags, timeout) };
+    };
+    // SAFETY: the caller's.
+    let messages = match unsafe { several(messages, count) } {
+        Ok(messages) => messages,
+        Err(error) => return answer::<usize>(Err(error)) as c_int,
+    };
+    let begun = Instant::now();
+    // SAFETY: the caller's.
+    let limit = match unsafe { limit(timeout) } {
+        Ok(limit) => limit,
+        Err(error) => return answer::<usize>(Err(error)) as c_int,
+    };
+    let mut received = 0;
+    for message in messages {
+        let waits = received == 0 || flags & WAIT_FOR_ONE == 0;
+        let dont_wait = if waits { 0 } else { libc::MSG_DONTWAIT };
+        let flags = flags & !WAIT_FOR_ONE | dont_wait;
+        // SAFETY: the caller's.
+        match unsafe { receive_message(posix, fd, &raw mut message.msg_hdr, flags) } {
+            Ok(bytes) => message.msg_len = bytes as c_uint,
+            Err(error) if received == 0 => return answer::<usize>(Err(error)) as c_int,
+            Err(_) => break,
+        }
+        received += 1;
+        // Linux looks at it after each datagram alone.
+        if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            break;
+        }
+    }
+    received
+}
+
+#[unsafe(no_mangle)]
+pub(in crate::raw) unsafe extern "C-unwind" fn sendmmsg(
+    fd: c_int,
+    messages: *mut Messages,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    if sending(fd).is_none() {
+        // SAFETY: the caller's.
+        return unsafe { originals::sendmmsg(fd, messages, count, flags) };
+    }
+    // SAFETY: the caller's.
+    let messages = match unsafe { several(messages, count) } {
+        Ok(messages) => messages,
+        Err(error) => return answer::<usize>(Err(error)) as c_int,
+    };
+    let mut sent = 0;
+    for message in messages {
+        // SAFETY: the caller's.
+        match unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) } {
+            -1 if sent == 0 => return -1,
+            -1 => break,
+            bytes => message.msg_len = bytes as c_uint,
+        }
+        sent += 1;
+    }
+    sent
+}
+
+/// # Safety
+/// As recvmmsg(2) has it.
+unsafe fn several<'a>(messages: *mut Messages, count: c_uint) -> Result<&'a mut [Messages]> {
+    match (count as usize, messages.is_null()) {
+        (0, _) => Ok(&mut []),
+        (_, true) => Err(Errno(libc::EFAULT)),
+        // SAFETY: the caller's.
+        (count, false) => Ok(unsafe { slice::from_raw_parts_mut(messages, count.min(VECTOR_MAX)) }),
+    }
+}
