@@ -199,7 +199,7 @@ fn a_program_can_close_each_number_that_it_is_given() {
     if !tidewall_skip::has_programs(test, &["python3"]) {
         return;
     }
-    let Some(host) = Host::or_skip(test, "pn") else {
+    let Some(host) = Host::or_skip(test, "pt") else {
         return;
     };
     let server = Preloaded::start(host, &["python3", "-c", GIVEN_AGAIN]);

@@ -70,7 +70,7 @@ fn a_listener_goes_on_in_another_process() {
     if !tidewall_skip::has_programs(test, &["python3"]) {
         return;
     }
-    let Some(host) = Host::or_skip(test, "po") else {
+    let Some(host) = Host::or_skip(test, "pu") else {
         return;
     };
     let server = Preloaded::start(host, &["python3", "-c", ONE_AFTER_THE_OTHER]);
