@@ -237,7 +237,9 @@ fn promote_listener(fd: i32) {
     let Some(local) = local_address(socket) else {
         return candidates::set(fd, None);
     };
-    if let Err(why) = reaches(local.ip()).and_then(|()| asks_otherwise(socket, OptionsSet::ALL)) {
+    if let Err(why) =
+        reaches(local.ip()).and_then(|()| asks_otherwise(socket, candidates::options(fd)))
+    {
         return keep(fd, "listener", local, why);
     }
     adopt(fd, socket, "listener", local, |posix, copy| {
@@ -256,10 +258,15 @@ fn promote_datagrams(fd: i32) {
         // Nothing can come.
         return;
     }
-    if let Err(why) = reaches(local.ip()).and_then(|()| asks_otherwise(socket, OptionsSet::ALL)) {
+    if let Err(why) =
+        reaches(local.ip()).and_then(|()| asks_otherwise(socket, candidates::options(fd)))
+    {
         return keep(fd, "datagrams", local, why);
     }
-    if let Some(name) = asks_for_unknown(socket) {
+    // As in `asks_otherwise`.
+    if candidates::options(fd) == OptionsSet::ALL
+        && let Some(name) = asks_for_unknown(socket)
+    {
         let why = format!("it asks for {name}");
         return keep(fd, "datagrams", local, why);
     }

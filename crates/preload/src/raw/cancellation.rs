@@ -80,8 +80,8 @@ pub(super) fn is_asked() -> bool {
     PLACE.try_with(own).unwrap_or(false)
 }
 
-/// Does not return where the thread is to be cancelled, of which it is told from now on while
-/// it sleeps in the stack, if that may be.
+/// Does not return where the thread is to be cancelled. From now on that ends its sleeps in the
+/// stack, if the call `sleeps`.
 pub(crate) fn test(sleeps: impl FnOnce() -> bool) {
     let _ = PLACE.try_with(|place| {
         if place.0.get().is_none() && sleeps() {

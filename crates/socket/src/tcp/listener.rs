@@ -393,7 +393,7 @@ impl TcpListener {
 
     fn stop_listening(&self) {
         let core = self.stack.core();
-        // Who believes to be connected, by what has come and was not looked at, is told, too.
+        // Peers whose last acknowledgment was not read are connected, and are reset, too.
         let _ = core.receiver.round(core, false);
         self.inner.process(core);
         self.bequeath(core);

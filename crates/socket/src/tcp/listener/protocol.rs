@@ -155,7 +155,7 @@ impl ListenerInner {
             return;
         }
         if begins && self.is_shut() {
-            // Its peer sends it again, to whoever listens then.
+            // Its peer sends it again, to the next listener.
             return;
         }
         if core.tcp.memory.is_exhausted() {
