@@ -16,6 +16,17 @@
 //! Read first: ITU-T I.363.5 (AAL5), Q.2110 and Q.2130 (the link), Q.2931 and UNI 3.1 (calls),
 //! and the map of `tidewall_wire::atm`.
 #![forbid(unsafe_code)]
+// Frames and peers reach this code: a panic here would be theirs to cause.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
 
 pub mod calls;
 pub mod exchange;

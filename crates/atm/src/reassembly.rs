@@ -215,6 +215,10 @@ impl Reassembly {
     ///
     /// # Errors
     /// [`DropReason`], counted.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub fn part<'a>(
         &'a mut self,
         now: Time,
@@ -313,6 +317,10 @@ impl Reassembly {
     }
 
     /// Gives up PDUs whose time is over. Each cell that comes does so, too.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub fn expire(&mut self, now: Time) {
         while let Some(&(began, circuit)) = self.under_way.first()
             && now.saturating_sub(began) >= self.limits.timeout
@@ -348,10 +356,18 @@ impl Reassembly {
 
     /// How often a cause was met.
     #[must_use]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub const fn dropped(&self, reason: DropReason) -> u64 {
         self.dropped[reason as usize]
     }
 
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     fn count(&mut self, reason: DropReason) -> DropReason {
         self.dropped[reason as usize] += 1;
         reason

@@ -18,6 +18,17 @@
 //!  wire ──► device queue ──► demux ──► (channel id + credit as metadata) ──► receive
 //! ```
 #![deny(unsafe_code)]
+// Frames and peers reach this code: a panic here would be theirs to cause.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
 
 pub mod afxdp;
 pub mod capabilities;

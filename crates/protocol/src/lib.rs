@@ -17,6 +17,17 @@
 //! §4.1, RFC 8200 §4.5, RFC 5722, RFC 6946, RFC 8900 (why fragments are
 //! dangerous), RFC 768, RFC 5927 (attacks by ICMP), RFC 9293 (`tcp` names more).
 #![forbid(unsafe_code)]
+// Frames and peers reach this code: a panic here would be theirs to cause.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
 
 mod dropped;
 pub mod errno;

@@ -163,6 +163,10 @@ impl Gaps {
 
     /// Takes `length` bytes out of a pending gap; the first `void` of them stay, as a
     /// void. Where that, or what follows, is.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "callers pass the place of a gap that they found"
+    )]
     fn replace(&mut self, place: usize, csn: u64, void: u64, length: u64) -> usize {
         let gap = self.list[place];
         let skip = csn - gap.csn;

@@ -26,6 +26,17 @@
 //! control), RFC 9293, RFC 5681, RFC 2018, RFC 5961, RFC 5382 (timeouts of what stands between
 //! ends).
 #![forbid(unsafe_code)]
+// Frames and peers reach this code: a panic here would be theirs to cause.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
 
 mod acknowledge;
 mod blocks;

@@ -159,6 +159,10 @@ impl Ring {
     }
 
     /// Puts a frame into the ring and its member's chain; false when there is no room.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "a free number is the place of a slot that exists"
+    )]
     pub(crate) fn insert(&mut self, mut frame: Frame, chain: &mut Chain) -> bool {
         if self.room() == 0 {
             return false;

@@ -220,6 +220,10 @@ impl Switch {
     ///
     /// # Errors
     /// [`MemberError`].
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "`place` was found among the members"
+    )]
     pub fn add_member(
         &mut self,
         now: Time,

@@ -22,6 +22,17 @@
 //! RFC 9293, 7323 and 2018 (TCP),
 //! RFC 792 and 4443 (ICMP), RFC 1071 and 1624 (checksum).
 #![deny(unsafe_code)]
+// Frames and peers reach this code: a panic here would be theirs to cause.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::unwrap_used
+    )
+)]
 
 pub mod acp;
 pub mod atm;

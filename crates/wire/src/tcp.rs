@@ -128,6 +128,10 @@ impl<'a> Packet<'a> {
     }
 
     /// The fields and options.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "constant offsets below the header's 20 bytes"
+    )]
     pub fn header(&self) -> Header {
         let header = self.header;
         let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);

@@ -400,6 +400,7 @@ impl Exchange {
     }
 
     /// Calls the called end by another circuit, which has refused the one before.
+    #[expect(clippy::indexing_slicing, reason = "a leg is 0 or 1")]
     fn renamed(&mut self, now: Time, port: usize, id: CallId, table: &mut Table<'_>) -> bool {
         self.counters.circuits_refused += 1;
         let Some(&(number, leg)) = self.places.get(&(port, id)) else {
@@ -462,6 +463,7 @@ impl Exchange {
     }
 
     /// The circuit of a call of ours that the other end names.
+    #[expect(clippy::indexing_slicing, reason = "a leg is 0 or 1")]
     fn learn(
         &mut self,
         now: Time,
@@ -584,6 +586,7 @@ impl Exchange {
         }
     }
 
+    #[expect(clippy::indexing_slicing, reason = "a leg is 0 or 1")]
     fn release_leg(&mut self, now: Time, number: u64, leg: usize, cause: Cause) {
         let leg = self.calls.get(&number).map(|call| call.legs[leg]);
         if let Some((port, id)) = leg.and_then(|leg| Some((leg.port, leg.id?))) {
@@ -599,6 +602,7 @@ impl Exchange {
     }
 
     /// Both ends of a link have released its call.
+    #[expect(clippy::indexing_slicing, reason = "a leg is 0 or 1")]
     fn released(
         &mut self,
         now: Time,

@@ -189,6 +189,7 @@ impl ApplicationTables {
 
     /// Enters a flow with its channel and its share of it, or changes them. `flag`: what
     /// says at its port that there are such flows; 0 for one without a port.
+    #[expect(clippy::indexing_slicing, reason = "a flag indexes two counts")]
     pub(super) fn insert_flow(
         &self,
         ends: &Ends,
@@ -238,6 +239,7 @@ impl ApplicationTables {
         Ok(())
     }
 
+    #[expect(clippy::indexing_slicing, reason = "a flag indexes two counts")]
     pub(super) fn remove_flow(&self, ends: &Ends, flag: u32) {
         let (protocol, port) = ends.port();
         let hash = flow_hash(self.hash_key, ends);

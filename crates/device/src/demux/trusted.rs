@@ -365,6 +365,10 @@ impl TrustedTables {
     /// # Errors
     /// ENOBUFS when they do not fit: [`LOCALS`] places, fewer when many collide.
     /// The old set then stays.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "`place` is a remainder by the set's length"
+    )]
     pub fn set_locals(&self, addresses: &[IpAddr]) -> io::Result<()> {
         let _state = self.state();
         let mut set = [[0u64; 2]; LOCALS];

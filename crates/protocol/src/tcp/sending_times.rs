@@ -53,12 +53,20 @@ pub(super) struct ChronoStats(pub(super) [u32; 4]);
 
 impl ChronoStats {
     #[inline(always)]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub(super) fn begin(&mut self, chrono: ChronoKind, now: u32) {
         let total = &mut self.0[chrono as usize];
         *total = total.wrapping_sub(now);
     }
 
     #[inline(always)]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub(super) fn end(&mut self, chrono: ChronoKind, now: u32) {
         let total = &mut self.0[chrono as usize];
         *total = total.wrapping_add(now);

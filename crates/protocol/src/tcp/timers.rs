@@ -57,33 +57,57 @@ impl Timers {
     }
 
     #[inline]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub(super) fn set(&mut self, timer: Timer, now: Time, after: Duration) {
         self.at[timer as usize] = microseconds(now.saturating_add(after)).min(NEVER - 1);
     }
 
     /// As [`Timers::set`], after so many microseconds.
     #[inline]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub(super) fn set_micros(&mut self, timer: Timer, now: Time, after: u64) {
         self.at[timer as usize] = microseconds(now).saturating_add(after).min(NEVER - 1);
     }
 
     #[inline]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub(super) fn stop(&mut self, timer: Timer) {
         self.at[timer as usize] = NEVER;
     }
 
     #[inline]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub(super) fn is_running(&self, timer: Timer) -> bool {
         self.at[timer as usize] != NEVER
     }
 
     /// When it expires, if it is running.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub(super) fn get(&self, timer: Timer) -> Option<Time> {
         let at = self.at[timer as usize];
         (at != NEVER).then(|| Duration::from_micros(at))
     }
 
     /// Stops it if it has expired, and says so.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub(super) fn expired(&mut self, timer: Timer, now: Time) -> bool {
         let expired = self.is_running(timer) && self.at[timer as usize] <= microseconds_down(now);
         if expired {

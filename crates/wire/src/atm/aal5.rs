@@ -132,6 +132,10 @@ impl<'a> Pdu<'a> {
 /// # Errors
 /// [`EmitError`], [`EmitError::PayloadTooLong`] for an empty payload too: a length of 0
 /// would say that the PDU is given up.
+#[expect(
+    clippy::indexing_slicing,
+    reason = "`pdu` is at most the buffer's length"
+)]
 pub fn emit(payload: &[u8], user_to_user: u8, buffer: &mut [u8]) -> Result<usize, EmitError> {
     let length = pdu_len(payload.len());
     let pdu = buffer.len().min(length);
@@ -151,6 +155,10 @@ pub fn emit(payload: &[u8], user_to_user: u8, buffer: &mut [u8]) -> Result<usize
 ///
 /// # Errors
 /// [`EmitError::PayloadTooLong`] as [`emit`].
+#[expect(
+    clippy::indexing_slicing,
+    reason = "`length` is at most the part's length, and a part with a trailer has 48 bytes"
+)]
 pub fn emit_part(
     payload: &[u8],
     user_to_user: u8,
@@ -230,6 +238,7 @@ impl Crc32 {
         }
     }
 
+    #[expect(clippy::indexing_slicing, reason = "a byte indexes 256 entries")]
     fn by_tables(self, bytes: &[u8]) -> Self {
         let mut crc = self.0;
         let (eights, rest) = bytes.as_chunks::<8>();
@@ -259,6 +268,7 @@ const POLYNOMIAL: u32 = 0x04c1_1db7;
 
 /// Remainders by the polynomial: of a byte with `index` bytes of zero
 /// behind it.
+#[expect(clippy::indexing_slicing, reason = "evaluated by the compiler")]
 static TABLES: [[u32; 256]; 8] = {
     let mut tables = [[0; 256]; 8];
     let mut byte = 0;

@@ -226,6 +226,10 @@ impl Packet {
     ///
     /// # Errors
     /// [`EmitError::BufferTooSmall`].
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "`split` returned `len()` bytes, which is what `append` writes"
+    )]
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         let (packet, _) = split(buffer, self.len())?;
         let [shtl, sstl] = self.source.number.lengths();

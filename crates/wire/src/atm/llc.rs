@@ -65,6 +65,10 @@ impl<'a> Payload<'a> {
 ///
 /// # Errors
 /// [`EmitError::BufferTooSmall`].
+#[expect(
+    clippy::indexing_slicing,
+    reason = "`split` returned exactly the bytes that are written"
+)]
 pub fn emit_routed(protocol: EtherType, buffer: &mut [u8]) -> Result<&mut [u8], EmitError> {
     let (header, rest) = split(buffer, HEADER_LEN)?;
     header[..3].copy_from_slice(&SNAP);

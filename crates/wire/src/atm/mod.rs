@@ -287,6 +287,10 @@ impl<'a> Cell<'a> {
 /// The header error control of a cell's first four bytes: the remainder by
 /// x⁸ + x² + x + 1, and 0x55 added (I.432.1 §4.3.2).
 #[must_use]
+#[expect(
+    clippy::indexing_slicing,
+    reason = "a byte indexes 256 entries; the loop ends at the header's length"
+)]
 pub const fn header_error_control(header: [u8; 4]) -> u8 {
     let mut remainder = 0;
     let mut index = 0;
@@ -297,6 +301,7 @@ pub const fn header_error_control(header: [u8; 4]) -> u8 {
     remainder ^ 0x55
 }
 
+#[expect(clippy::indexing_slicing, reason = "evaluated by the compiler")]
 static HEC: [u8; 256] = {
     let mut table = [0; 256];
     let mut value = 0;

@@ -238,6 +238,10 @@ impl FrameHeader {
     ///
     /// # Errors
     /// [`EmitError::BufferTooSmall`].
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "`split` returned exactly the bytes that are written"
+    )]
     pub fn emit<'b>(&self, buffer: &'b mut [u8]) -> Result<&'b mut [u8], EmitError> {
         let (header, rest) = split(buffer, HEADER_LEN)?;
         let flag = |set, bit| if set { bit } else { 0 };
@@ -282,6 +286,10 @@ impl CircuitCell<'_> {
     ///
     /// # Errors
     /// [`EmitError::BufferTooSmall`].
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "`split` returned exactly the bytes that are written"
+    )]
     pub fn emit(&self, buffer: &mut [u8]) -> Result<(), EmitError> {
         let (packet, _) = split(buffer, Self::LEN)?;
         let specific = self.payload_type.bits() << 1 | u8::from(self.low_priority);
@@ -347,6 +355,10 @@ impl<'a> CellBuilder<'a> {
     ///
     /// # Errors
     /// [`EmitError::BufferTooSmall`].
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "`split` returned exactly the bytes that are written"
+    )]
     pub fn new(label: Label, sequence: u16, buffer: &'a mut [u8]) -> Result<Self, EmitError> {
         let (header, _) = split(buffer, HEADER_LEN)?;
         header[..LABEL_LEN].copy_from_slice(&label.entry());
@@ -363,6 +375,10 @@ impl<'a> CellBuilder<'a> {
     ///
     /// # Errors
     /// [`EmitError::BufferTooSmall`]; the buffer holds what it held.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "`split` returned exactly the bytes that are written"
+    )]
     pub fn push(&mut self, cell: &Cell<'_>) -> Result<(), EmitError> {
         let (place, _) = split(
             self.buffer.get_mut(self.used..).unwrap_or_default(),

@@ -326,6 +326,10 @@ impl<'a> Pdu<'a> {
     ///
     /// # Errors
     /// [`EmitError`]; [`EmitError::PayloadTooLong`] for a list over [`LIST_MAX`], too.
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "four fields at most are added, and `split` returned `length` bytes"
+    )]
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         let (data, kind, number, second) = self.parts();
         let limit = match self {

@@ -347,6 +347,10 @@ impl TrafficDescriptor {
 
     /// Peak rates from and to the caller, in cells a second; of each 24 bits go.
     #[must_use]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub const fn constant(forward: u32, backward: u32) -> Self {
         let mut parameters = [None; PARAMETERS.len()];
         parameters[TrafficParameter::ForwardPeak as usize] = Some(forward & 0xff_ffff);
@@ -360,6 +364,10 @@ impl TrafficDescriptor {
 
     /// A parameter, where it is said.
     #[must_use]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "the array has one place per variant"
+    )]
     pub const fn get(&self, parameter: TrafficParameter) -> Option<u32> {
         self.parameters[parameter as usize]
     }
@@ -377,6 +385,10 @@ impl TrafficDescriptor {
         })
     }
 
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "`position` returned the index of an array of the same length"
+    )]
     pub(super) fn parse(contents: &[u8]) -> Option<Self> {
         let mut descriptor = Self::default();
         let mut rest = contents;
