@@ -47,7 +47,9 @@ def serve(it, what, *words):
     it.close()
 def begin(it):
     line = b''
-    while line[-1:] != b'\n': line += it.recv(1)
+    while line[-1:] != b'\n':
+        if not (more := it.recv(1)): return it.close()
+        line += more
     try: serve(it, *line.decode().split())
     except ConnectionError: it.close()
 listener = socket.socket()
