@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, chmod};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, getsockname, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, getsockname, listen, recvmsg, sendmsg, socket_with, socketpair,
+    sockopt,
 };
 use tidewall_device::forked::Unshared;
-use tidewall_sys::option_bytes;
+use tidewall_sys::{option_bytes, set_option};
 
 use crate::protocol::{DESCRIPTORS, MESSAGE_BYTES};
 
@@ -39,9 +40,16 @@ pub struct Credentials {
 pub struct Received {
     /// Its bytes; of a longer one than a message is, one byte more than that.
     pub bytes: Vec<u8>,
-    /// What came beside it, [`DESCRIPTORS`] at most; what was beyond that is closed.
+    /// All that came beside it. To close a descriptor of a hostile sender may block.
     pub descriptors: Vec<OwnedFd>,
 }
+
+/// Most descriptors that the kernel passes beside a message (`SCM_MAX_FD`). With less room it
+/// closes those beyond within recvmsg(2).
+const PASSED_MOST: usize = 253;
+/// Whether senders may pass descriptors (linux/socket.h, since Linux 6.16), inherited by what
+/// a listener accepts.
+const SO_PASSRIGHTS: i32 = 83;
 
 impl Credentials {
     /// Of the other end of a Unix socket.
@@ -126,32 +134,66 @@ impl Connection {
     /// # Errors
     /// WouldBlock where the end does not block and there is none; what the kernel reports.
     pub fn receive(&self) -> io::Result<Option<Received>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED_MOST))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        // A byte more shows one that is too long.
-        let mut bytes = vec![0; MESSAGE_BYTES + 1];
-        let length = loop {
-            let mut slice = [IoSliceMut::new(&mut bytes)];
-            let flags = RecvFlags::CMSG_CLOEXEC;
-            match recvmsg(&*self.socket, &mut slice, &mut ancillary, flags) {
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET) => return Ok(None),
-                result => break result?.bytes,
-            }
-        };
-        if length == 0 {
+        let Some((bytes, _)) = self.take(&mut ancillary, RecvFlags::CMSG_CLOEXEC)? else {
             return Ok(None);
-        }
-        bytes.truncate(length);
+        };
         let mut descriptors = Vec::new();
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
                 descriptors.extend(rights);
             }
         }
-        // Room for one more may have been there, for the sake of alignment.
-        descriptors.truncate(DESCRIPTORS);
         Ok(Some(Received { bytes, descriptors }))
+    }
+
+    /// As [`Connection::receive`], of a peer that may not pass descriptors: nothing that it
+    /// passes is installed, nor closed, here.
+    ///
+    /// # Errors
+    /// PermissionDenied where descriptors are beside the message, which stays where it is;
+    /// else as there.
+    pub fn receive_bytes(&self) -> io::Result<Option<Received>> {
+        let none = &mut RecvAncillaryBuffer::new(&mut []);
+        // A look at descriptors closes copies of them, never the last.
+        let Some((_, flags)) = self.take(none, RecvFlags::PEEK)? else {
+            return Ok(None);
+        };
+        if flags.contains(ReturnFlags::CTRUNC) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let received = self.take(none, RecvFlags::empty())?;
+        Ok(received.map(|(bytes, _)| Received {
+            bytes,
+            descriptors: Vec::new(),
+        }))
+    }
+
+    /// Bytes of the next message: of a longer one than a message is, one more than that.
+    fn take(
+        &self,
+        ancillary: &mut RecvAncillaryBuffer<'_>,
+        flags: RecvFlags,
+    ) -> io::Result<Option<(Vec<u8>, ReturnFlags)>> {
+        let mut bytes = vec![0; MESSAGE_BYTES + 1];
+        let received = loop {
+            let mut slice = [IoSliceMut::new(&mut bytes)];
+            match recvmsg(&*self.socket, &mut slice, ancillary, flags) {
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(None),
+                result => break result?,
+            }
+        };
+        bytes.truncate(received.bytes);
+        Ok((received.bytes > 0).then_some((bytes, received.flags)))
+    }
+
+    /// Has the kernel let the peer pass descriptors, or refuse that (EPERM at the peer). Before
+    /// Linux 6.16 the kernel cannot refuse it, and they are left to
+    /// [`Connection::receive_bytes`].
+    pub fn set_descriptors_allowed(&self, allowed: bool) {
+        allow_descriptors(&*self.socket, allowed);
     }
 
     /// Who is at the other end.
@@ -190,6 +232,7 @@ impl Listener {
         let socket = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
         chmod(path, Mode::from_bits_retain(0o666))?;
+        allow_descriptors(&socket, false);
         listen(&socket, BACKLOG)?;
         Ok(Listener { socket })
     }
@@ -206,6 +249,7 @@ impl Listener {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         rustix::io::ioctl_fionbio(&socket, true)?;
+        allow_descriptors(&socket, false);
         Ok(Listener { socket })
     }
 
@@ -238,6 +282,11 @@ impl AsFd for Listener {
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
+
+fn allow_descriptors(socket: impl AsFd, allowed: bool) {
+    // Older kernels know no such option.
+    let _ = set_option(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, allowed.into());
+}
 
 fn seqpacket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket_with(
@@ -295,6 +344,34 @@ mod tests {
         sendmsg(&one, &bytes, &mut ancillary, SendFlags::empty()).unwrap();
         let received = other.receive().unwrap().unwrap();
         assert_eq!(received.bytes.len(), MESSAGE_BYTES + 1);
-        assert!((1..=DESCRIPTORS).contains(&received.descriptors.len()));
+        assert_eq!(received.descriptors.len(), 64);
+    }
+
+    #[test]
+    fn descriptors_of_a_peer_that_may_pass_none_stay_where_they_are() {
+        let (one, other) = Connection::pair().unwrap();
+        let (reads, writes) = rustix::pipe::pipe().unwrap();
+        one.send(&[1; MESSAGE_BYTES], &[]).unwrap();
+        one.send(&[2; MESSAGE_BYTES], &[writes.as_fd()]).unwrap();
+        drop(writes);
+        let first = other.receive_bytes().unwrap().unwrap();
+        assert_eq!(first.bytes, [1; MESSAGE_BYTES]);
+        let refused = other.receive_bytes().unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        // It was not closed.
+        rustix::io::ioctl_fionbio(&reads, true).unwrap();
+        assert_eq!(rustix::io::read(&reads, &mut [0; 1]), Err(Errno::AGAIN));
+        drop(other);
+        assert_eq!(rustix::io::read(&reads, &mut [0; 1]), Ok(0));
+
+        let (one, other) = Connection::pair().unwrap();
+        other.set_descriptors_allowed(false);
+        match one.send(&[1; MESSAGE_BYTES], &[reads.as_fd()]) {
+            // Before Linux 6.16.
+            Ok(()) => assert!(other.receive_bytes().is_err()),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::PermissionDenied),
+        }
+        other.set_descriptors_allowed(true);
+        one.send(&[1; MESSAGE_BYTES], &[reads.as_fd()]).unwrap();
     }
 }

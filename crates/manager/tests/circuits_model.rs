@@ -7,13 +7,14 @@
 mod device;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use device::FakeDevice;
 use proptest::prelude::*;
 use tidewall_manager::connection::Credentials;
 use tidewall_manager::daemon::circuits::{AtmConfig, CallNotice, Side};
-use tidewall_manager::daemon::{ClientId, Limits, Manager, Recovered, Reply};
+use tidewall_manager::daemon::{ClientId, ForeignFd, Limits, Manager, Recovered, Reply};
 use tidewall_manager::protocol::*;
 use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::atm::{Circuit, Nsap};
@@ -284,7 +285,7 @@ impl End {
     fn say(&mut self, client: ClientId, request: &Request, now: Duration) -> bool {
         let circuit = (request.descriptors() > 0).then(|| {
             let (theirs, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
-            theirs.into()
+            ForeignFd::from(OwnedFd::from(theirs))
         });
         let bytes = request.emit(0);
         (self.manager)

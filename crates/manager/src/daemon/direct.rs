@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::RangeInclusive;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tidewall_device::afxdp::{HELPER_PORTS, Made};
@@ -27,7 +27,7 @@ use zerocopy::FromZeros;
 use super::closing::close_elsewhere;
 use super::journal::{ACTIVE, Entry, FREE};
 use super::neighbours::Neighbours;
-use super::ports::{HolderFacts, PortKey};
+use super::ports::PortKey;
 use super::private::{self, Private};
 use super::queues::{self, Queues};
 use super::reserved::Reserved;
@@ -38,6 +38,8 @@ use crate::pinned::{PinDirectory, PinnedProgram};
 use crate::protocol::{
     Answer, Blocks, Empty, JOIN_WITHOUT_QUEUES, Join, Joined, QueueCounters, Request, address,
 };
+
+use holders::Holders;
 
 /// What an application is handed beside [`Joined`].
 #[derive(Debug)]
@@ -59,7 +61,7 @@ pub struct DirectDevice {
     interface: String,
     index: u32,
     mode: XdpMode,
-    namespace: u64,
+    holders: Holders,
     netlink: Rtnetlink,
     /// Of random bytes.
     random: File,
@@ -164,7 +166,7 @@ impl DirectDevice {
             interface: interface.to_owned(),
             index,
             mode,
-            namespace: holders::namespace(&interface::any_socket()?)?,
+            holders: Holders::here()?,
             netlink,
             random: File::open("/dev/urandom")?,
             reserved,
@@ -250,10 +252,9 @@ impl DirectDevice {
         })
     }
 
-    /// What the kernel says of a descriptor that an application passed; `None` for one
-    /// that is no bound TCP or UDP socket.
-    pub fn holder(&self, socket: BorrowedFd<'_>) -> Option<HolderFacts> {
-        holders::facts(socket, self.namespace)
+    /// By which descriptors that applications pass are looked at.
+    pub(in crate::daemon) fn holders(&self) -> Holders {
+        self.holders
     }
 
     /// Queues that the driver program counts on.

@@ -20,6 +20,7 @@ use leases::{BLOCKS, contains, count};
 pub(in crate::daemon) use refusal::refused;
 
 use super::circuits::{AtmConfig, CallNotice, Circuits};
+use super::foreign::ForeignFd;
 use super::journal::{ACTIVE, Entry, FREE, INCOMPLETE};
 use super::ports::{HolderFacts, PortKey, Ports};
 use super::unit::UnitName;
@@ -390,7 +391,7 @@ impl Manager {
         &mut self,
         client: ClientId,
         bytes: &[u8],
-        circuit: Option<OwnedFd>,
+        circuit: Option<ForeignFd>,
         now: Duration,
         device: &mut D,
     ) -> Result<(), Refusal> {

@@ -16,6 +16,7 @@ pub mod circuits;
 mod closing;
 mod descent;
 pub mod direct;
+mod foreign;
 pub mod journal;
 pub mod log;
 mod manager;
@@ -43,6 +44,7 @@ use journal::Entry;
 use ports::PortKey;
 use unit::UnitName;
 
+pub use foreign::ForeignFd;
 pub use manager::{ClientId, Manager, Recovered, Refusal, Reply};
 
 /// How long applications of an earlier run have to present themselves, and their ports.

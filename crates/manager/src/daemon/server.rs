@@ -5,7 +5,7 @@ mod circuits;
 mod events;
 mod threads;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,8 +20,9 @@ use tidewall_sys::netlink::Monitor;
 use super::closing::close_elsewhere;
 use super::descent::descends;
 use super::direct::{DirectDevice, Parts};
+use super::foreign::{ForeignFd, ForeignThreads};
 use super::log::{Level, Log};
-use super::manager::{ClientId, Manager, Reply};
+use super::manager::{ClientId, Manager, Reply, refused};
 use super::metrics::{self, Metrics, Next};
 use super::ports::HolderFacts;
 use super::unit::unit_of;
@@ -51,11 +52,22 @@ const CHANGES: u64 = 2;
 const METRICS: u64 = 3;
 const SIGNALLING: u64 = 4;
 const WAKE: u64 = 5;
-const FIRST_CLIENT: u64 = 6;
+const SEEN: u64 = 6;
+const FIRST_CLIENT: u64 = 7;
+/// Whose thread closes the connections of clients that have not joined: no user has this id.
+const STRANGERS: u32 = u32::MAX;
 /// Set in the number of a scraper of metrics.
 const SCRAPER: u64 = 1 << 63;
 /// Set in a client's number, of the connection of its notices.
 const CIRCUITS: u64 = 1 << 62;
+
+/// A client's connection.
+#[derive(Debug)]
+struct Peer {
+    connection: Connection,
+    /// Whose thread deals with what comes by it: of a client that has not joined nobody's.
+    user: u32,
+}
 
 /// A manager, its device and its clients.
 #[derive(Debug)]
@@ -65,8 +77,11 @@ pub struct Server {
     listener: Listener,
     changes: Monitor,
     epoll: OwnedFd,
-    clients: HashMap<ClientId, Connection>,
+    clients: HashMap<ClientId, Peer>,
     next: ClientId,
+    foreign: ForeignThreads,
+    /// Clients whose message is looked at, and which are not read meanwhile.
+    looked_at: HashSet<ClientId>,
     log: Log,
     metrics: Option<Metrics>,
     /// Who knows that the device is lent to it, and which time that is.
@@ -100,6 +115,8 @@ impl Server {
         let manager = Manager::new(limits, recovered, monotonic(), &mut device);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let changes = Monitor::with_neighbours()?;
+        let holders = device.holders();
+        let foreign = ForeignThreads::new(move |socket| holders.facts(socket))?;
         let server = Server {
             manager,
             device,
@@ -108,6 +125,8 @@ impl Server {
             epoll,
             clients: HashMap::new(),
             next: FIRST_CLIENT,
+            foreign,
+            looked_at: HashSet::new(),
             log,
             metrics: None,
             lent: None,
@@ -119,6 +138,7 @@ impl Server {
         };
         server.watch(server.listener.as_fd(), LISTENER)?;
         server.watch(server.changes.as_fd(), CHANGES)?;
+        server.watch(server.foreign.wake(), SEEN)?;
         Ok(server)
     }
 
@@ -270,6 +290,7 @@ impl Server {
                 METRICS => self.accept_scraper(),
                 SIGNALLING => self.serve_signalling(),
                 WAKE => {}
+                SEEN => self.act_on_seen(),
                 number if number & SCRAPER != 0 => self.serve_scraper(number & !SCRAPER),
                 client if client & CIRCUITS != 0 => {
                     self.serve_circuits(client & !CIRCUITS);
@@ -379,9 +400,16 @@ impl Server {
 
     fn take_in(&mut self, client: ClientId, connection: Connection) -> io::Result<()> {
         let peer = connection.peer()?;
-        if let Err(refusal) = self.manager.connected(client, peer) {
+        let connected = match self.foreign.is_stuck(peer.uid) {
+            true => refused(libc::EMFILE, "what this user has passed is not closed yet"),
+            false => self.manager.connected(client, peer),
+        };
+        if let Err(refusal) = connected {
             self.log_refused(peer, &refusal.answer());
-            return connection.send(&refusal.answer().emit(0), &[]);
+            // A client that does not read has its connection closed all the same.
+            let _ = connection.send(&refusal.answer().emit(0), &[]);
+            self.foreign.close(STRANGERS, connection);
+            return Ok(());
         }
         let descends = |ancestor| descends(connection.as_fd(), peer.pid, ancestor);
         let ours = self.ancestor.is_some_and(descends);
@@ -400,31 +428,83 @@ impl Server {
             }
             None => self.watch(connection.as_fd(), client)?,
         }
-        self.clients.insert(client, connection);
+        let user = STRANGERS;
+        self.clients.insert(client, Peer { connection, user });
         Ok(())
     }
 
-    /// Takes one message, so that everybody has his turn; of more the next wait tells.
+    /// Takes one message, so that every client has its turn; of more the next wait tells.
     fn serve(&mut self, client: ClientId) {
-        let Some(connection) = self.clients.get(&client) else {
+        let Some(peer) = self.clients.get(&client) else {
             return;
         };
-        let received = match connection.receive() {
+        if self.looked_at.contains(&client) {
+            return;
+        }
+        // Nothing is received of a client that has not joined but bytes.
+        let received = match peer.user {
+            STRANGERS => peer.connection.receive_bytes(),
+            _ => peer.connection.receive(),
+        };
+        let received = match received {
             Ok(Some(received)) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             _ => return self.end(client),
         };
-        let holder: Option<HolderFacts> = match received.descriptors.as_slice() {
-            [one] => self.device.holder(one.as_fd()),
-            _ => None,
-        };
-        let (bytes, now) = (&received.bytes, monotonic());
+        if received.descriptors.is_empty() {
+            return self.act(client, &received.bytes, None);
+        }
+        let user = peer.user;
+        self.looked_at.insert(client);
+        self.set_read(client, false);
+        self.foreign.look(user, client, received);
+    }
+
+    /// Acts on messages whose descriptors were looked at.
+    fn act_on_seen(&mut self) {
+        for seen in self.foreign.seen() {
+            if self.looked_at.remove(&seen.client) {
+                self.set_read(seen.client, true);
+                let holder = seen.facts.zip(seen.descriptor);
+                self.act(seen.client, &seen.bytes, holder);
+                self.follow_calls();
+            }
+        }
+    }
+
+    /// Has a client's messages read, or left where they are.
+    fn set_read(&self, client: ClientId, is_read: bool) {
+        if self.threads.is_some() {
+            return;
+        }
+        if let Some(peer) = self.clients.get(&client) {
+            let data = epoll::EventData::new_u64(client);
+            let events = match is_read {
+                true => epoll::EventFlags::IN,
+                false => epoll::EventFlags::empty(),
+            };
+            // It is in the set, so nothing is to be made for it.
+            let _ = epoll::modify(&self.epoll, peer.connection.as_fd(), data, events);
+        }
+    }
+
+    /// Acts on a client's message, and answers it.
+    fn act(&mut self, client: ClientId, bytes: &[u8], holder: Option<(HolderFacts, ForeignFd)>) {
+        let now = monotonic();
         let application = self.manager.application_of(client);
-        let (id, reply) =
-            self.manager
-                .handle(client, bytes, holder.as_ref(), now, &mut self.device);
-        // The descriptors that came are closed before the answer reports them.
-        drop(received);
+        let facts = holder.as_ref().map(|(facts, _)| facts);
+        let (id, reply) = self
+            .manager
+            .handle(client, bytes, facts, now, &mut self.device);
+        drop(holder);
+        if application.is_none()
+            && self.manager.application_of(client).is_some()
+            && let Some(credentials) = self.manager.credentials_of(client)
+            && let Some(peer) = self.clients.get_mut(&client)
+        {
+            peer.user = credentials.uid;
+            peer.connection.set_descriptors_allowed(true);
+        }
         let sent = match &reply {
             Reply::Answer(answer, beside) => {
                 let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
@@ -446,7 +526,7 @@ impl Server {
         }
         match &reply {
             Reply::Left => {
-                self.close(client, true);
+                self.close(client);
             }
             _ if sent.is_err() => self.end(client),
             // It has presented itself, and knows what an earlier process said.
@@ -490,25 +570,27 @@ impl Server {
         answer: &Answer,
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
-        let connection = self.clients.get(&client).ok_or(io::ErrorKind::NotFound)?;
-        connection.send(&answer.emit(id), descriptors)
+        let peer = self.clients.get(&client).ok_or(io::ErrorKind::NotFound)?;
+        peer.connection.send(&answer.emit(id), descriptors)
     }
 
     fn end(&mut self, client: ClientId) {
         let application = self.manager.application_of(client);
-        if self.close(client, application.is_some()) {
+        if self.close(client) {
             self.log_departures(application);
             self.manager.gone(client, monotonic(), &mut self.device);
             self.log_ended(application);
         }
     }
 
-    /// Closes a connection; false where that was done. `has_joined`: it may not have read
-    /// what it was sent, sockets among it.
-    fn close(&mut self, client: ClientId, has_joined: bool) -> bool {
-        let Some(connection) = self.clients.remove(&client) else {
+    /// Closes a connection; false where that was done. What was passed by it and not received
+    /// is closed with it, so a thread does that.
+    fn close(&mut self, client: ClientId) -> bool {
+        let Some(Peer { connection, user }) = self.clients.remove(&client) else {
             return false;
         };
+        self.looked_at.remove(&client);
+        let mut ended = Vec::new();
         if let Some(atm) = &mut self.atm {
             let of_client = atm.notices.extract_if(|_, (of, _)| *of == client);
             for (_, (_, notices)) in of_client {
@@ -516,6 +598,7 @@ impl Server {
                     let _ = shutdown(notices.as_fd(), Shutdown::Both);
                 }
                 let _ = epoll::delete(&self.epoll, notices.as_fd());
+                ended.push(notices);
             }
         }
         if self.threads.is_some() {
@@ -524,10 +607,7 @@ impl Server {
         }
         // Closed here, it would leave the set by that.
         let _ = epoll::delete(&self.epoll, connection.as_fd());
-        match has_joined {
-            true => close_elsewhere(connection),
-            false => drop(connection),
-        }
+        self.foreign.close(user, (connection, ended));
         true
     }
 

@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tidewall_atm::calls::{Calls, ListenerId, Notice};
@@ -20,7 +19,7 @@ use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::atm::q2931::Cause;
 use tidewall_wire::atm::{Circuit, Nsap};
 
-use super::{Device, PRESENT_WITHIN};
+use super::{Device, ForeignFd, PRESENT_WITHIN};
 use crate::protocol::{
     Answer, AtmAttached, AtmCarried, AtmCircuit, AtmConnected, AtmEnded, AtmIncoming, AtmReference,
     AtmWithdrawn, CircuitNumber, address_bytes,
@@ -64,7 +63,7 @@ pub struct CallNotice {
     /// What.
     pub answer: Answer,
     /// What goes beside it.
-    pub beside: Option<OwnedFd>,
+    pub beside: Option<ForeignFd>,
 }
 
 /// Which calls an application's call is among.
@@ -114,7 +113,7 @@ struct Control {
     lines: HashMap<(Way, CallId), (u16, u32)>,
     /// The caller's end of the circuit of a local call, until it learns that it is answered,
     /// which is in the same step.
-    ends: HashMap<u32, OwnedFd>,
+    ends: HashMap<u32, ForeignFd>,
     notices: VecDeque<CallNotice>,
     /// Applications of an earlier run that may still present calls, and until when the link
     /// waits for them.
@@ -406,7 +405,7 @@ impl Control {
         }
     }
 
-    fn tell(&mut self, application: u16, answer: Answer, beside: Option<OwnedFd>) {
+    fn tell(&mut self, application: u16, answer: Answer, beside: Option<ForeignFd>) {
         self.notices.push_back(CallNotice {
             application,
             answer,
@@ -459,7 +458,7 @@ impl Control {
         application: u16,
         call: u32,
         longest: u32,
-        beside: Option<OwnedFd>,
+        beside: Option<ForeignFd>,
     ) {
         let attached = self.applications.get(&application);
         if let Some(line) = attached.and_then(|of| of.calls.get(&call)) {

@@ -1,6 +1,5 @@
 //! What applications ask for.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tidewall_atm::calls::{CallError, ListenError, Sap, Taken};
@@ -8,8 +7,8 @@ use tidewall_wire::atm::q2931::Cause;
 use tidewall_wire::atm::{Circuit, Nsap};
 
 use super::{Circuits, Control, Line, Way, listener_id};
-use crate::daemon::Device;
 use crate::daemon::manager::{Refusal, refused};
+use crate::daemon::{Device, ForeignFd};
 use crate::protocol::{
     Answer, AtmAccept, AtmAttached, AtmCall, AtmCarried, AtmListen, AtmPresent, AtmReference,
     AtmRelease, AtmSap, CallNumber, Empty, Request, number,
@@ -77,7 +76,7 @@ impl Circuits {
         application: u16,
         room: bool,
         request: &Request,
-        circuit: Option<OwnedFd>,
+        circuit: Option<ForeignFd>,
         now: Duration,
         device: &mut D,
     ) -> Result<(), Refusal> {
@@ -169,7 +168,7 @@ impl Circuits {
         application: u16,
         of: &AtmAccept,
         room: bool,
-        circuit: Option<OwnedFd>,
+        circuit: Option<ForeignFd>,
         now: Duration,
         device: &mut D,
     ) -> Result<(), Refusal> {
@@ -205,7 +204,7 @@ impl Circuits {
         of: &AtmAccept,
         (way, taken): (Way, &Taken),
         room: bool,
-        circuit: Option<OwnedFd>,
+        circuit: Option<ForeignFd>,
         device: &mut D,
     ) -> Result<(), Refusal> {
         let control = self.controlled()?;

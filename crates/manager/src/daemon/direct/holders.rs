@@ -13,9 +13,31 @@ use tidewall_sys::{option, option_bytes};
 
 use crate::daemon::ports::HolderFacts;
 
-/// Of a socket; `here` is the manager's network namespace. `None` for one that is no bound
-/// TCP or UDP socket.
-pub(super) fn facts(socket: BorrowedFd<'_>, here: u64) -> Option<HolderFacts> {
+/// The host that sockets are to be of.
+#[derive(Clone, Copy, Debug)]
+pub struct Holders {
+    /// The manager's network namespace.
+    namespace: u64,
+}
+
+impl Holders {
+    /// Of this process's network namespace.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub(super) fn here() -> io::Result<Self> {
+        let namespace = namespace(&tidewall_sys::interface::any_socket()?)?;
+        Ok(Holders { namespace })
+    }
+
+    /// What the kernel says of a socket; `None` for one that is no bound TCP or UDP socket. May
+    /// block as long as the socket's owner likes.
+    pub fn facts(self, socket: BorrowedFd<'_>) -> Option<HolderFacts> {
+        facts(socket, self.namespace)
+    }
+}
+
+fn facts(socket: BorrowedFd<'_>, here: u64) -> Option<HolderFacts> {
     let number = option(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL).ok()?;
     let protocol = crate::protocol::transport(u8::try_from(number).ok()?)?;
     let domain = sockopt::socket_domain(socket).ok()?;
@@ -38,7 +60,7 @@ pub(super) fn facts(socket: BorrowedFd<'_>, here: u64) -> Option<HolderFacts> {
 }
 
 /// The network namespace of a socket.
-pub(super) fn namespace(socket: &impl AsFd) -> io::Result<u64> {
+fn namespace(socket: &impl AsFd) -> io::Result<u64> {
     let mut cookie = [0; 8];
     option_bytes(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie)?;
     Ok(u64::from_ne_bytes(cookie))

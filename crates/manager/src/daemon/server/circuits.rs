@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use tidewall_sys::monotonic;
 
 use super::threads::Activity;
-use super::{CIRCUITS, SIGNALLING, Server};
+use super::{CIRCUITS, SIGNALLING, STRANGERS, Server};
 use crate::connection::Connection;
 use crate::daemon::Device;
 use crate::daemon::circuits::{AtmConfig, SignallingLink};
@@ -148,7 +148,10 @@ impl Server {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             _ => return self.end(client),
         };
-        let circuit = received.descriptors.into_iter().next();
+        let user = self.clients.get(&client).map_or(STRANGERS, |of| of.user);
+        let passed = received.descriptors.into_iter();
+        let passed: Vec<_> = passed.map(|it| self.foreign.own(user, it)).collect();
+        let circuit = passed.into_iter().next();
         let (bytes, now) = (&received.bytes, monotonic());
         let said = (self.manager).said(client, bytes, circuit, now, &mut self.device);
         if let (Err(refusal), Some(peer)) = (said, self.manager.credentials_of(client)) {

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
+use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
@@ -19,6 +20,9 @@ use crate::connection::Connection;
 use crate::daemon::circuits::CallNotice;
 use crate::daemon::manager::ClientId;
 use crate::protocol::Answer;
+
+/// How often a client's thread asks whether its message was looked at.
+const LOOKED_AT: Duration = Duration::from_micros(100);
 
 /// Something that gets a thread.
 #[derive(Debug)]
@@ -118,6 +122,9 @@ impl<'a> Common<'a> {
             Activity::Client(client, connection) => {
                 while self.wait(&connection) {
                     self.with(|server| server.serve(client));
+                    while self.server().looked_at.contains(&client) {
+                        thread::sleep(LOOKED_AT);
+                    }
                 }
                 self.with(|server| server.end(client));
             }

@@ -1,0 +1,331 @@
+//! Descriptors that clients have passed. A look at one may block, since its owner may hold the
+//! socket's lock. Closing one may block: TCP lingers as long as the owner said, a file of FUSE
+//! is flushed by its server, and a Unix socket closes what nobody has read from it. So threads
+//! do both, one per user, and a hostile user keeps nobody else waiting.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::CWD;
+use tidewall_sys::WakeFd;
+
+use super::manager::ClientId;
+use super::ports::HolderFacts;
+use crate::connection::Received;
+
+/// How long a thread without work lives.
+const IDLE: Duration = Duration::from_secs(1);
+/// What may wait for a user's thread before no more of the user's connections are accepted.
+const WAITING_MOST: usize = 64;
+
+/// A descriptor that a client has passed, which its user's thread closes.
+pub struct ForeignFd {
+    /// `None` while it is dropped.
+    descriptor: Option<OwnedFd>,
+    closed_by: Option<Arc<Desk>>,
+}
+
+impl From<OwnedFd> for ForeignFd {
+    /// One of this process's own, which is closed where it is dropped.
+    fn from(descriptor: OwnedFd) -> Self {
+        ForeignFd {
+            descriptor: Some(descriptor),
+            closed_by: None,
+        }
+    }
+}
+
+impl AsFd for ForeignFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_ref().map_or(CWD, AsFd::as_fd)
+    }
+}
+
+impl Drop for ForeignFd {
+    fn drop(&mut self) {
+        if let Some(desk) = &self.closed_by {
+            desk.give(Job::Close(Box::new(self.descriptor.take())));
+        }
+    }
+}
+
+impl fmt::Debug for ForeignFd {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.descriptor.fmt(formatter)
+    }
+}
+
+/// A message with descriptors, once they were looked at.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) client: ClientId,
+    pub(super) bytes: Vec<u8>,
+    /// The one descriptor beside the message, if one was.
+    pub(super) descriptor: Option<ForeignFd>,
+    /// What the kernel says of it.
+    pub(super) facts: Option<HolderFacts>,
+}
+
+/// The threads of all users.
+#[derive(Debug)]
+pub(super) struct ForeignThreads {
+    desks: HashMap<u32, Arc<Desk>>,
+    common: Arc<Common>,
+}
+
+type Look = dyn Fn(BorrowedFd<'_>) -> Option<HolderFacts> + Send + Sync;
+
+/// What all threads share.
+struct Common {
+    look: Box<Look>,
+    seen: Mutex<Vec<Seen>>,
+    wake: WakeFd,
+}
+
+impl fmt::Debug for Common {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Common").finish_non_exhaustive()
+    }
+}
+
+/// What one user's thread has to do.
+#[derive(Debug)]
+struct Desk {
+    work: Mutex<Work>,
+    changed: Condvar,
+    common: Arc<Common>,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    jobs: VecDeque<Job>,
+    /// Jobs that are not done.
+    waiting: usize,
+    has_thread: bool,
+}
+
+enum Job {
+    Look(ClientId, Received),
+    Close(Box<dyn Send>),
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Job::Look(..) => "Look",
+            Job::Close(_) => "Close",
+        })
+    }
+}
+
+/// No caller leaves behind a lock a state that is half changed.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ForeignThreads {
+    /// No thread yet. `look` returns what the kernel says of a descriptor.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM.
+    pub(super) fn new(
+        look: impl Fn(BorrowedFd<'_>) -> Option<HolderFacts> + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        Ok(ForeignThreads {
+            desks: HashMap::new(),
+            common: Arc::new(Common {
+                look: Box::new(look),
+                seen: Mutex::default(),
+                wake: WakeFd::new()?,
+            }),
+        })
+    }
+
+    /// Readable once [`ForeignThreads::seen`] has something.
+    pub(super) fn wake(&self) -> BorrowedFd<'_> {
+        self.common.wake.as_fd()
+    }
+
+    /// Has a user's thread look at what came beside a message.
+    pub(super) fn look(&mut self, user: u32, client: ClientId, received: Received) {
+        self.desk(user).give(Job::Look(client, received));
+    }
+
+    /// Messages that were looked at.
+    pub(super) fn seen(&self) -> Vec<Seen> {
+        self.common.wake.clear();
+        std::mem::take(&mut *locked(&self.common.seen))
+    }
+
+    /// Has a user's thread drop something.
+    pub(super) fn close(&mut self, user: u32, what: impl Send + 'static) {
+        self.desk(user).give(Job::Close(Box::new(what)));
+    }
+
+    /// A user's descriptor, which the user's thread closes when it is dropped.
+    pub(super) fn own(&mut self, user: u32, descriptor: OwnedFd) -> ForeignFd {
+        ForeignFd {
+            descriptor: Some(descriptor),
+            closed_by: Some(self.desk(user)),
+        }
+    }
+
+    /// True where a user's thread has so much to do that no more is accepted of the user.
+    pub(super) fn is_stuck(&self, user: u32) -> bool {
+        let desk = self.desks.get(&user);
+        desk.is_some_and(|desk| locked(&desk.work).waiting >= WAITING_MOST)
+    }
+
+    fn desk(&mut self, user: u32) -> Arc<Desk> {
+        if let Some(desk) = self.desks.get(&user) {
+            return desk.clone();
+        }
+        // Users without work come back with a new one.
+        self.desks
+            .retain(|_, desk| Arc::strong_count(desk) > 1 || locked(&desk.work).waiting > 0);
+        let desk = Arc::new(Desk {
+            work: Mutex::default(),
+            changed: Condvar::new(),
+            common: self.common.clone(),
+        });
+        self.desks.insert(user, desk.clone());
+        desk
+    }
+}
+
+impl Desk {
+    fn give(self: &Arc<Self>, job: Job) {
+        let mut work = locked(&self.work);
+        work.jobs.push_back(job);
+        work.waiting += 1;
+        if work.has_thread {
+            self.changed.notify_one();
+            return;
+        }
+        let desk = self.clone();
+        // Where no thread can be started the job waits for the next one's.
+        let thread = thread::Builder::new().name("tw-foreign".to_owned());
+        work.has_thread = thread.spawn(move || desk.work()).is_ok();
+    }
+
+    fn work(self: Arc<Self>) {
+        let mut work = locked(&self.work);
+        loop {
+            let Some(job) = work.jobs.pop_front() else {
+                let waited = self.changed.wait_timeout(work, IDLE);
+                let (again, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                work = again;
+                if timeout.timed_out() && work.jobs.is_empty() {
+                    work.has_thread = false;
+                    return;
+                }
+                continue;
+            };
+            drop(work);
+            self.finish(job);
+            work = locked(&self.work);
+            work.waiting = work.waiting.saturating_sub(1);
+        }
+    }
+
+    fn finish(self: &Arc<Self>, job: Job) {
+        let (client, received) = match job {
+            Job::Look(client, received) => (client, received),
+            Job::Close(what) => return drop(what),
+        };
+        // No request has more than one beside it.
+        let descriptor = <[OwnedFd; 1]>::try_from(received.descriptors);
+        let descriptor = descriptor.ok().map(|[descriptor]| descriptor);
+        let facts = descriptor.as_ref();
+        let facts = facts.and_then(|descriptor| (self.common.look)(descriptor.as_fd()));
+        let descriptor = descriptor.map(|descriptor| ForeignFd {
+            descriptor: Some(descriptor),
+            closed_by: Some(self.clone()),
+        });
+        locked(&self.common.seen).push(Seen {
+            client,
+            bytes: received.bytes,
+            descriptor,
+            facts,
+        });
+        self.common.wake.signal();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
+
+    use rustix::io::Errno;
+    use rustix::pipe::pipe;
+
+    use super::*;
+
+    fn wait_until(what: &str, done: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !done() {
+            assert!(Instant::now() < end, "never: {what}");
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_user_whose_close_blocks_keeps_no_other_waiting() {
+        struct Blocks(std::sync::mpsc::Receiver<()>);
+        impl Drop for Blocks {
+            fn drop(&mut self) {
+                let _ = self.0.recv();
+            }
+        }
+        let mut threads = ForeignThreads::new(|_| None).unwrap();
+        let (unblock, blocks) = channel();
+        threads.close(1, Blocks(blocks));
+        let (reads, writes) = pipe().unwrap();
+        rustix::io::ioctl_fionbio(&reads, true).unwrap();
+        // The same user's next one waits, and another user's does not.
+        drop(threads.own(1, writes));
+        let (others, of_other) = pipe().unwrap();
+        drop(threads.own(2, of_other));
+        assert_eq!(rustix::io::read(&others, &mut [0; 1]), Ok(0));
+        assert_eq!(rustix::io::read(&reads, &mut [0; 1]), Err(Errno::AGAIN));
+        while !threads.is_stuck(1) {
+            threads.close(1, ());
+        }
+        assert!(!threads.is_stuck(2));
+        unblock.send(()).unwrap();
+        let closed = || rustix::io::read(&reads, &mut [0; 1]) == Ok(0);
+        wait_until("it is closed", closed);
+        wait_until("all is done", || !threads.is_stuck(1));
+    }
+
+    #[test]
+    fn one_descriptor_is_looked_at_and_more_are_closed() {
+        let mut threads = ForeignThreads::new(|_| None).unwrap();
+        let (reads, writes) = pipe().unwrap();
+        let received = |descriptors| Received {
+            bytes: vec![7],
+            descriptors,
+        };
+        threads.look(1, 1, received(vec![reads]));
+        threads.look(1, 2, received(vec![writes.try_clone().unwrap(), writes]));
+        let mut seen = Vec::new();
+        let end = Instant::now() + Duration::from_secs(20);
+        while seen.len() < 2 && Instant::now() < end {
+            seen.extend(threads.seen());
+        }
+        let [one, several] = &seen[..] else {
+            panic!("{seen:?}");
+        };
+        assert_eq!((one.client, several.client), (1, 2));
+        assert!(several.descriptor.is_none());
+        // The writing end is closed.
+        let one = one.descriptor.as_ref().unwrap();
+        assert_eq!(rustix::io::read(one, &mut [0; 1]), Ok(0));
+    }
+}
