@@ -297,6 +297,8 @@ owned:;
 						return bpf_redirect(ctx->ingress_ifindex, 0);
 					return XDP_TX;
 				}
+				if (unlikely(found & (IGNORED | REFUSED)) && has_socket(ctx, TW_CLASS_ESTABLISHED, HERE))
+					KERNEL(TW_COUNT_UNOWNED, TW_CLASS_ESTABLISHED, HERE);
 				if (found & IGNORED)
 					DROP_OWNED(TW_COUNT_NO_CONNECTION);
 				if (found & REFUSED)

@@ -11,7 +11,9 @@
 #include "headers.h"
 #include "waits.h"
 
-/* What flow_channel() says besides a channel, whose index is then 0. */
+/* What flow_channel() says besides a channel, whose index is then 0. REFUSED and IGNORED
+ * hold only where the kernel has no connection either: one that it accepted before the
+ * port was owned is its own until it ends. */
 #define ANSWERED (1ULL << 32)       /* the frame is now the answer */
 #define REFUSED (1ULL << 33)        /* of no connection: the kernel's listening socket resets it */
 #define IGNORED (1ULL << 34)        /* of no connection, and not to be reset */

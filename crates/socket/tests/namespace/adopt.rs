@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{AddressFamily, SocketType, bind as bind_in_kernel, socket};
 use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::{
@@ -282,4 +283,75 @@ pub fn the_kernels_numbers_name_adopted_sockets() {
     assert_eq!(client.read(&mut buffer).unwrap(), 0);
     descriptors.close(number).unwrap();
     assert!(descriptors.is_empty());
+}
+
+/// Requests/s of a client that asks for one answer after the other.
+fn requests_per_second(client: &mut KernelStream, server: &mut TcpStream, requests: u32) -> f64 {
+    client.set_nodelay(true).unwrap();
+    let mut text = [7; 100];
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut buffer = [0; 100];
+            for _ in 0..requests {
+                server.read_exact(&mut buffer).unwrap();
+                server.write_all(&buffer).unwrap();
+            }
+        });
+        let began = std::time::Instant::now();
+        for _ in 0..requests {
+            client.write_all(&text).unwrap();
+            client.read_exact(&mut text).unwrap();
+        }
+        f64::from(requests) / began.elapsed().as_secs_f64()
+    })
+}
+
+pub fn connections_that_the_kernel_had_lose_no_segment() {
+    const REQUESTS: u32 = 3_000;
+    let stack = stack();
+    let program = KernelListener::bind(at(Ipv6Addr::UNSPECIFIED, SERVICE)).unwrap();
+    let mut before = client(at(HERE4, SERVICE));
+    let mut reset = client(at(HERE6, SERVICE));
+    let listener = TcpListener::adopt(&stack, copy(&program), ListenOptions::default()).unwrap();
+    let (mut old, _) = listener.accept().unwrap();
+    let (mut to_reset, _) = listener.accept().unwrap();
+    let mut after = client(at(HERE4, SERVICE));
+    let (mut own, _) = listener.accept().unwrap();
+    assert!(old.kernel_socket().is_some() && own.kernel_socket().is_none());
+
+    let rates = [
+        requests_per_second(&mut before, &mut old, REQUESTS),
+        requests_per_second(&mut after, &mut own, REQUESTS),
+    ];
+    println!(
+        "requests/s of connections made before the first accept {:.0}, after it {:.0}",
+        rates[0], rates[1]
+    );
+    // Both ways at once, more than any bucket holds.
+    let bytes: Vec<u8> = (0..8 << 20).map(|n| (n * 11 + n / 239) as u8).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| (&before).write_all(&bytes).unwrap());
+        scope.spawn(|| (&old).write_all(&bytes).unwrap());
+        let mut back = vec![0; bytes.len()];
+        (&old).read_exact(&mut back).unwrap();
+        assert!(back == bytes);
+        (&before).read_exact(&mut back).unwrap();
+        assert!(back == bytes);
+    });
+    let dropped: u64 = stack
+        .snapshot()
+        .queues
+        .iter()
+        .flat_map(|queue| queue.kernel.values())
+        .map(|(_, dropped)| dropped)
+        .sum();
+    assert_eq!(dropped, 0, "segments of the kernel's connections");
+
+    // Its resets reach the kernel, too.
+    set_socket_linger(&reset, Some(Duration::ZERO)).unwrap();
+    reset.write_all(b"x").unwrap();
+    to_reset.set_read_timeout(TIMEOUT).unwrap();
+    to_reset.read_exact(&mut [0]).unwrap();
+    drop(reset);
+    assert_eq!(errno(to_reset.read(&mut [0])), libc::ECONNRESET);
 }

@@ -67,6 +67,7 @@ system_tests! {
     acp::kernel_ends_exchange_frames_with_a_stack on 1,
     acp::who_must_confirm_refuses_kernel_ends on 1,
     adopt::a_listener_of_the_kernels_goes_on_by_the_stack on 1,
+    adopt::connections_that_the_kernel_had_lose_no_segment on 1,
     adopt::what_cannot_be_adopted_is_as_before on 1,
     adopt::a_datagram_socket_of_the_kernels_goes_on_by_the_stack on 1,
     adopt::a_peer_that_the_kernel_knows_is_the_adopted_sockets on 1,

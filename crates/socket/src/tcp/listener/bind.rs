@@ -106,7 +106,7 @@ impl TcpListener {
     /// already: it holds the port from now on, and the connections that it has, or still
     /// gets, are accepted as before. How it is bound is its own; of `options` the rest holds
     /// for connections by the stack's interface. Segments of connections that the kernel has
-    /// already are its own, as many a second as those of no connection may be.
+    /// already are its own: the driver asks it about those that match no flow.
     ///
     /// The listener waits as the socket does. While it lives, the socket itself is
     /// nonblocking (O_NONBLOCK), for others that share it.
