@@ -95,8 +95,7 @@ impl Receiver {
             socket.leave(&waker);
         }
         self.leadership.leave(&waker, sleeper.leads);
-        // From now on nobody may be here who sees to connections.
-        core.tcp.helper.wake();
+        core.tcp.helper.thread_leaves();
         // Who woke us for it wakes nobody else.
         match result {
             Ok(true) => Ok(true),

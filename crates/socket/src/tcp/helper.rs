@@ -7,7 +7,9 @@
 //!
 //! While the application calls, the thread looks a hundred times a second; while
 //! nothing happens it sleeps. An application thread that sleeps in the stack
-//! does everything itself.
+//! does everything itself. Each thread that leaves the stack wakes the helper if that
+//! sleeps; where threads leave it several times per look the helper does not sleep, as
+//! looking costs less than being woken.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,6 +26,9 @@ use tidewall_sys::WakeFd;
 const TICK: Duration = Duration::from_millis(8);
 /// Ticks without anything to do after which the thread sleeps.
 const QUIET_TICKS: u32 = 3;
+/// Threads that leave the stack between two looks, from which on the helper goes on
+/// looking although one sleeps there.
+const BUSY_LEAVES: u32 = 2;
 /// A sleeping thread looks after this long all the same, where nobody sleeps on
 /// the device.
 const LONGEST: Duration = Duration::from_millis(250);
@@ -40,6 +45,11 @@ pub(crate) struct Helper {
     ended: AtomicBool,
     /// Calls of the application.
     calls: AtomicU32,
+    /// How often a thread that slept in the stack has left it.
+    leaves: AtomicU32,
+    /// How often the helper was woken.
+    #[cfg(test)]
+    woken: AtomicU32,
     thread: Mutex<Option<JoinHandle<()>>, rank::Leaf>,
     /// Selectors, epoll sets and the like.
     contexts: Mutex<Vec<Weak<PollContext>>, rank::Helper>,
@@ -59,6 +69,9 @@ impl Helper {
             asleep: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             calls: AtomicU32::new(0),
+            leaves: AtomicU32::new(0),
+            #[cfg(test)]
+            woken: AtomicU32::new(0),
             thread: Mutex::default(),
             contexts: Mutex::default(),
         })
@@ -107,8 +120,17 @@ impl Helper {
     /// Something waits that the application may not see to soon.
     pub(crate) fn wake(&self) {
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
+            #[cfg(test)]
+            self.woken.fetch_add(1, Ordering::Relaxed);
             self.wake_fd.signal();
         }
+    }
+
+    /// A thread that slept in the stack leaves it: from now on nobody may be there who
+    /// sees to connections.
+    pub(crate) fn thread_leaves(&self) {
+        self.leaves.fetch_add(1, Ordering::Relaxed);
+        self.wake();
     }
 
     pub(crate) fn add_context(&self, context: &Arc<PollContext>) {
@@ -121,6 +143,7 @@ impl Helper {
 
     fn run(&self, core: &Weak<Core>) {
         let mut seen = self.calls.load(Ordering::Relaxed);
+        let mut left = self.leaves.load(Ordering::Relaxed);
         let mut quiet = 0;
         let mut fired = Vec::new();
         loop {
@@ -154,9 +177,15 @@ impl Helper {
                 return;
             };
             let calls = self.calls.load(Ordering::Relaxed);
+            let leaves = self.leaves.load(Ordering::Relaxed);
+            let left_since = leaves.wrapping_sub(std::mem::replace(&mut left, leaves));
             if core.receiver.leadership.is_taken() && !self.something_waits(&core) {
                 // A thread that sleeps in the stack does.
-                quiet = QUIET_TICKS;
+                quiet = if left_since < BUSY_LEAVES {
+                    QUIET_TICKS
+                } else {
+                    0
+                };
             } else if calls != seen || self.see_to(&core) {
                 quiet = 0;
             } else {
@@ -246,3 +275,6 @@ impl Helper {
         frames > 0 || due
     }
 }
+
+#[cfg(test)]
+mod tests;
