@@ -18,7 +18,7 @@ use waiting::EventCost;
 
 mod waiting;
 
-pub(crate) use waiting::in_turn;
+pub(crate) use waiting::{in_turn, turn_is_long};
 
 /// Which calls a registration is for: they differ in what may be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

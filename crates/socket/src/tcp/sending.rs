@@ -154,8 +154,13 @@ impl Tcp {
     /// Sends what connections want to send, and receives between bursts. What is
     /// more than [`FLUSH_MAX`] is left to a thread that sleeps, or to the helper.
     pub(crate) fn flush(&self, core: &Core) {
+        self.flush_but(core, Hold::Nothing);
+    }
+
+    /// As [`Tcp::flush`], but for what `hold` leaves out.
+    pub(super) fn flush_but(&self, core: &Core, hold: Hold) {
         for _ in 0..FLUSH_MAX / BURST {
-            if !self.send(core, Hold::Nothing) || core.receiver.round(core, false).is_err() {
+            if !self.send(core, hold) || core.receiver.round(core, false).is_err() {
                 return;
             }
         }

@@ -10,8 +10,9 @@ use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
+use super::sending::Hold;
 use crate::readiness::Events;
-use crate::readiness::poll_context::in_turn;
+use crate::readiness::poll_context::{in_turn, turn_is_long};
 use crate::stack::Stack;
 use crate::timeout::Timeout;
 
@@ -363,7 +364,7 @@ impl TcpStream {
     }
 
     /// Sends what may be sent, unless the selector's next wait will, or the event loop's that
-    /// the calling thread is: who has a stream that blocks may wait elsewhere.
+    /// the calling thread is, soon enough: who has a stream that blocks may wait elsewhere.
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
         let nonblocking = self.nonblocking.load(Ordering::Relaxed);
         let turns = nonblocking && in_turn(self.stack.core());
@@ -372,8 +373,11 @@ impl TcpStream {
 
     fn send_unless(&self, later: bool) {
         let core = self.stack.core();
-        if !later || core.tcp.sending.len() >= super::MANY_DIRTY {
+        let unsent = core.tcp.sending.len();
+        if !later || unsent >= super::MANY_DIRTY {
             core.tcp.flush(core);
+        } else if turn_is_long(core, unsent) {
+            core.tcp.flush_but(core, Hold::Acknowledgments);
         } else {
             core.tcp.helper.wake();
         }

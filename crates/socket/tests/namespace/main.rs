@@ -38,6 +38,7 @@ mod tcp_bulk;
 mod tcp_capture;
 mod tcp_shares;
 mod tcp_window;
+mod turns;
 mod waiting;
 
 macro_rules! system_tests {
@@ -117,6 +118,7 @@ system_tests! {
     forward::connections_of_kernels_pass_in_place on 2,
 
     readiness::what_the_kernel_has_is_reported_until_it_is_taken on 1,
+    turns::what_a_slow_turn_writes_leaves_before_its_end on 1,
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,

@@ -14,15 +14,82 @@ use crate::wait_queue::CURRENT_CONTEXT;
 /// Waits after which the device is looked after in any case.
 const LOOK_EVERY: u32 = 16;
 
+/// How long what an event loop writes may wait for the end of the turn. A segment costs a
+/// tenth of it or less, so that a loop whose events cost more gains little by batches.
+const HOLD: u64 = 100_000;
+
+/// Most of what a single turn adds to [`EventCost::held`], ns a event: a thread that is
+/// preempted once does not look slow for long.
+const HELD_MOST: u64 = 2 * HOLD;
+
+/// The turn of an event loop: the time between a wait that returned events, and the next.
+#[derive(Clone, Copy)]
+struct Turn {
+    /// The stack, as an address; 0: the thread is in no turn.
+    core: usize,
+    /// Connections that may wait for its end with something to send.
+    most: usize,
+    /// When it began, or last sent something, ns since the stack started.
+    since: u64,
+    /// It has sent something early.
+    has_sent: bool,
+    /// The wait has returned events, and the helper sends where the thread stays away.
+    has_events: bool,
+}
+
+impl Turn {
+    const NONE: Turn = Turn {
+        core: 0,
+        has_events: false,
+        most: 0,
+        since: 0,
+        has_sent: false,
+    };
+}
+
 thread_local! {
-    /// The stack, as an address, whose events the calling thread deals with; 0: none.
-    static TURN: Cell<usize> = const { Cell::new(0) };
+    static TURN: Cell<Turn> = const { Cell::new(Turn::NONE) };
 }
 
 /// True when the calling thread was given events by an event loop's wait and has not waited since: its next
 /// wait sends what it leaves to be sent. Where it stays away, the helper does.
 pub(crate) fn in_turn(core: &Core) -> bool {
-    TURN.get() == std::ptr::from_ref(core).addr()
+    let turn = TURN.get();
+    turn.has_events && turn.core == std::ptr::from_ref(core).addr()
+}
+
+/// Whether what the calling thread's turn has left to be sent has waited long enough:
+/// `unsent` connections wait. Their number bounds the time, as the cost of an event is
+/// known; the clock is read each time that the number has doubled. True for a thread that
+/// is in no turn, as it does not know when another thread's turn ends.
+pub(crate) fn turn_is_long(core: &Core, unsent: usize) -> bool {
+    let mut turn = TURN.get();
+    if turn.core != std::ptr::from_ref(core).addr() {
+        // Without a helper each thread turns the stack itself.
+        return core.tcp.helper.is_allowed();
+    }
+    if unsent >= turn.most {
+        return true;
+    }
+    if unsent < 2 || !unsent.is_power_of_two() {
+        return false;
+    }
+    let now = nanoseconds(core.now());
+    if now.saturating_sub(turn.since) < HOLD {
+        return false;
+    }
+    if turn.has_sent {
+        // Two events have cost that much: this turn is not as those before.
+        turn.most = 1;
+    }
+    turn.since = now;
+    turn.has_sent = true;
+    TURN.set(turn);
+    true
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    time.as_nanos() as u64
 }
 
 /// A thread is in a context; it leaves when this is dropped.
@@ -43,12 +110,14 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// What an event costs the application, which bounds how many it is given at once
-/// while the device is polled.
+/// What an event costs the application: it bounds how many it is given at once while the
+/// device is polled, and how many answers wait for the end of a turn.
 #[derive(Default)]
 pub(super) struct EventCost {
     /// A moving average, ns.
     average: AtomicU64,
+    /// The same, no turn of which counts for more than [`HELD_MOST`].
+    held: AtomicU64,
     /// When the last wait returned, ns since the stack started, and with how many
     /// events; 0: not noted.
     returned_at: AtomicU64,
@@ -56,30 +125,41 @@ pub(super) struct EventCost {
 }
 
 impl EventCost {
-    /// Notes what the application was given, and when. Its cost matters only where a
-    /// poll will be due: otherwise the clock is not read.
-    fn note_return(&self, core: &Core, events: usize) {
-        if events > 0 && core.receiver.will_be_due() {
-            let now = core.now().as_nanos() as u64;
-            self.returned_at.store(now, Ordering::Relaxed);
-            self.returned.store(events, Ordering::Relaxed);
-        }
+    /// Notes what the application was given, and when: at about `seen`, which will do
+    /// where no poll will be due. The clock is not read then.
+    fn note_return(&self, core: &Core, events: usize, seen: Duration) -> u64 {
+        let now = if events > 0 && core.receiver.will_be_due() {
+            nanoseconds(core.now())
+        } else {
+            nanoseconds(seen)
+        };
+        self.returned_at.store(now, Ordering::Relaxed);
+        self.returned.store(events, Ordering::Relaxed);
+        now
     }
 
     /// Measures what an event cost, if the last wait noted it.
-    fn measure(&self, core: &Core) {
-        if self.returned.load(Ordering::Relaxed) == 0 {
+    fn measure(&self, now: Duration) {
+        let events = self.returned.load(Ordering::Relaxed) as u64;
+        if events == 0 {
             return;
         }
-        let events = self.returned.swap(0, Ordering::Relaxed) as u64;
-        let now = core.now();
+        self.returned.store(0, Ordering::Relaxed);
         let since = self.returned_at.load(Ordering::Relaxed);
-        let away = (now.as_nanos() as u64).saturating_sub(since);
-        if let Some(cost) = away.checked_div(events) {
-            let known = self.average.load(Ordering::Relaxed);
-            let average = known - known / 8 + cost / 8;
-            self.average.store(average, Ordering::Relaxed);
-        }
+        let away = nanoseconds(now).saturating_sub(since);
+        let cost = away.checked_div(events).unwrap_or(0);
+        let add = |average: &AtomicU64, cost: u64| {
+            let known = average.load(Ordering::Relaxed);
+            average.store(known - known / 8 + cost / 8, Ordering::Relaxed);
+        };
+        add(&self.average, cost);
+        add(&self.held, cost.min(HELD_MOST));
+    }
+
+    /// How many connections may wait for the end of a turn with what it wrote: as many as
+    /// are written to within [`HOLD`].
+    fn most_held(&self) -> usize {
+        (HOLD / self.held.load(Ordering::Relaxed).max(1)) as usize
     }
 }
 
@@ -98,16 +178,16 @@ impl PollContext {
         }
     }
 
-    /// The beginning of a wait: sends the application's last output, runs timers,
+    /// The beginning of a wait, `now`: sends the application's last output, runs timers,
     /// polls the device if that is due, and runs the protocol on the frames that wait.
     ///
     /// # Errors
     /// ENETDOWN and what else the device reports.
-    fn begin_wait(&self, core: &Core) -> io::Result<()> {
+    fn begin_wait(&self, core: &Core, now: Duration) -> io::Result<()> {
         core.tcp.helper.application_is_here();
         self.kernel.begin_wait();
         let more = core.tcp.send(core, Hold::Acknowledgments);
-        core.tcp.run_timers(core, core.now());
+        core.tcp.run_timers(core, now);
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
         let busy = more || core.receiver.is_polling() && !core.receiver.device_polls();
         if busy {
@@ -140,36 +220,48 @@ impl PollContext {
         collect: &mut dyn FnMut(bool) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let inside = self.enter();
-        TURN.set(0);
-        self.cost.measure(core);
-        let result = self.wait_inside(core, timeout, signals, collect);
+        TURN.set(Turn::NONE);
+        let mut seen = core.now();
+        self.cost.measure(seen);
+        let result = self.wait_inside(core, timeout, signals, &mut seen, collect);
         drop(inside);
-        let events = *result.as_ref().unwrap_or(&0);
-        self.cost.note_return(core, events);
-        if events > 0 && self.loops() && core.tcp.helper.is_allowed() {
-            TURN.set(std::ptr::from_ref(core).addr());
+        if let Ok(events) = result {
+            let since = self.cost.note_return(core, events, seen);
+            if self.loops() {
+                TURN.set(Turn {
+                    core: std::ptr::from_ref(core).addr(),
+                    most: self.cost.most_held(),
+                    since,
+                    has_sent: false,
+                    has_events: events > 0 && core.tcp.helper.is_allowed(),
+                });
+            }
         }
         result
     }
 
+    /// `seen`: when the wait begins, and when it was last known to go on.
     fn wait_inside(
         &self,
         core: &Core,
         timeout: Option<Duration>,
         signals: Option<&SignalSet>,
+        seen: &mut Duration,
         collect: &mut dyn FnMut(bool) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        self.begin_wait(core)?;
+        self.begin_wait(core, *seen)?;
         let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
         let mut polled = false;
         let mut woken = false;
         loop {
             self.process(core);
             let found = collect(polled)?;
-            let hold = if found > 0 || self.has_ready() {
+            let hold = if found == 0 && !self.has_ready() {
+                Hold::Nothing
+            } else if self.cost.most_held() > 1 {
                 Hold::Reported
             } else {
-                Hold::Nothing
+                Hold::Acknowledgments
             };
             core.tcp.send(core, hold);
             if found > 0 {
@@ -190,6 +282,7 @@ impl PollContext {
             woken = core
                 .receiver
                 .sleep_masked(core, &[self], deadline, signals)?;
+            *seen = core.now();
             if !woken {
                 return Ok(0);
             }
