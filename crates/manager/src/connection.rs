@@ -18,7 +18,7 @@ use rustix::net::{
 use tidewall_device::forked::Unshared;
 use tidewall_sys::{option_bytes, set_option};
 
-use crate::protocol::{DESCRIPTORS, MESSAGE_BYTES};
+use crate::protocol::{Answer, DESCRIPTORS, MESSAGE_BYTES, Request};
 
 /// One end of a SOCK_SEQPACKET connection, which a forked child does not have.
 #[derive(Debug)]
@@ -128,6 +128,27 @@ impl Connection {
         }
     }
 
+    /// Sends a manager a request with the descriptors that go beside it.
+    ///
+    /// # Errors
+    /// As [`Connection::send`]; what the manager said when it refused the connection.
+    pub fn request(
+        &self,
+        request: &Request,
+        id: u32,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let sent = self.send(&request.emit(id), descriptors);
+        let is_closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+        if sent.as_ref().is_err_and(is_closed)
+            && let Ok(Some(received)) = self.receive()
+            && let Ok((_, Answer::Error(failure))) = Answer::parse(&received.bytes)
+        {
+            return Err((&failure).into());
+        }
+        sent
+    }
+
     /// The next message; `None` after the other's hang-up, which an empty message counts
     /// as.
     ///
@@ -177,10 +198,13 @@ impl Connection {
         flags: RecvFlags,
     ) -> io::Result<Option<(Vec<u8>, ReturnFlags)>> {
         let mut bytes = vec![0; MESSAGE_BYTES + 1];
+        let mut is_reset = false;
         let received = loop {
             let mut slice = [IoSliceMut::new(&mut bytes)];
             match recvmsg(&*self.socket, &mut slice, ancillary, flags) {
                 Err(Errno::INTR) => {}
+                // The peer closed without reading all. What it sent before comes next.
+                Err(Errno::CONNRESET) if !is_reset => is_reset = true,
                 Err(Errno::CONNRESET) => return Ok(None),
                 result => break result?,
             }

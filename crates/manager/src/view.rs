@@ -28,7 +28,7 @@ impl View {
         })
     }
 
-    /// The applications that this user may know of: all for user 0, else his own.
+    /// The applications that this user may know of: all for user 0, else the user's own.
     ///
     /// # Errors
     /// What the connection reports.
@@ -36,13 +36,16 @@ impl View {
         let mut all = Vec::new();
         let mut application = 0;
         loop {
-            match self.ask(&Request::GetStatus(ApplicationNumber { application }))? {
-                Answer::Status(status) if status.application >= application => {
+            match self.ask(&Request::GetStatus(ApplicationNumber { application })) {
+                Ok(Answer::Status(status)) if status.application >= application => {
                     application = status.application.saturating_add(1);
                     all.push(status);
                 }
-                Answer::Done(_) => return Ok(all),
-                _ => return Err(unexpected()),
+                Ok(Answer::Done(_)) => return Ok(all),
+                Ok(_) => return Err(unexpected()),
+                // A user who may not join, and has none.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(all),
+                Err(error) => return Err(error),
             }
         }
     }
@@ -81,7 +84,7 @@ impl View {
 
     fn ask(&self, request: &Request) -> io::Result<Answer> {
         let id = self.next.replace(self.next.get().wrapping_add(1));
-        self.connection.send(&request.emit(id), &[])?;
+        self.connection.request(request, id, &[])?;
         let received = self.connection.receive()?;
         let received = received.ok_or(io::ErrorKind::ConnectionReset)?;
         match Answer::parse(&received.bytes) {

@@ -5,11 +5,16 @@ mod support;
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_linger;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use support::*;
+use tidewall_manager::client::Client;
 use tidewall_manager::connection::Connection;
+use tidewall_manager::daemon::PRESENT_WITHIN;
 use tidewall_manager::protocol::*;
 use tidewall_manager::view::View;
 
@@ -25,6 +30,21 @@ const AT_MOST: Duration = Duration::from_secs(2);
 #[test]
 fn descriptors_that_linger_hold_up_nobody() {
     run("descriptors_that_linger_hold_up_nobody");
+}
+
+#[test]
+fn who_may_not_join_is_refused_and_gone() {
+    run("who_may_not_join_is_refused_and_gone");
+}
+
+#[test]
+fn connections_of_strangers_leave_places_for_others() {
+    run_within("connections_of_strangers_leave_places_for_others", 120);
+}
+
+#[test]
+fn a_manager_that_was_stopped_clears_nobody_away() {
+    run("a_manager_that_was_stopped_clears_nobody_away");
 }
 
 /// A socket whose close waits, with data that its peer does not read, and that peer.
@@ -48,8 +68,33 @@ fn longest_wait() -> Duration {
     (0..20).map(asked).max().unwrap()
 }
 
+/// What comes next by a connection; `None` at its end.
+fn next(connection: &Connection) -> Option<Answer> {
+    let received = connection.receive().unwrap()?;
+    Some(Answer::parse(&received.bytes).unwrap().1)
+}
+
+/// The errno of a refusal that comes next.
+fn refusal(connection: &Connection) -> i32 {
+    match next(connection) {
+        Some(Answer::Error(failure)) => failure.errno,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Whether something comes by a connection, its end included, within a time.
+fn comes_within(connection: &Connection, time: Duration) -> bool {
+    let mut descriptors = [PollFd::new(connection, PollFlags::IN)];
+    let timeout = Timespec::try_from(time).unwrap();
+    poll(&mut descriptors, Some(&timeout)).unwrap() > 0
+}
+
 /// An application without a library, which has ports alone.
 fn joined() -> Connection {
+    joined_with_token().0
+}
+
+fn joined_with_token() -> (Connection, [u8; 16]) {
     let connection = Connection::connect(&socket()).unwrap();
     let join = Join {
         flags: JOIN_WITHOUT_QUEUES | JOIN_PRIVATE,
@@ -61,7 +106,7 @@ fn joined() -> Connection {
             .unwrap();
         let received = connection.receive().unwrap().unwrap();
         match Answer::parse(&received.bytes).unwrap().1 {
-            Answer::Joined(_) => return connection,
+            Answer::Joined(joined) => return (connection, joined.token),
             Answer::Error(failure) if failure.errno == libc::EBUSY => {}
             answer => panic!("{answer:?}"),
         }
@@ -111,5 +156,117 @@ mod inside {
             let waited = longest_wait();
             assert!(waited < AT_MOST, "beside user {user}: {waited:?}");
         }
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn who_may_not_join_is_refused_and_gone() {
+        let _daemon = start_with(command().args(["--private", &HOSTILE.to_string()])).0;
+        let looker = View::connect(&socket()).unwrap();
+        let stranger = as_user(STRANGER, || Connection::connect(&socket()).unwrap());
+        assert!(comes_within(&stranger, AT_MOST));
+        assert_eq!(refusal(&stranger), libc::EPERM);
+        assert_eq!(next(&stranger), None);
+        // The library hears why, whether it asks before that or after.
+        for _ in 0..20 {
+            let refused = as_user(STRANGER, || Client::join(&socket(), &join()).unwrap_err());
+            assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied, "{refused}");
+            assert!(refused.to_string().contains("may not join"), "{refused}");
+        }
+        // A user who may has a second for it.
+        let begun = Instant::now();
+        let idle = as_user(HOSTILE, || Connection::connect(&socket()).unwrap());
+        assert!(comes_within(&idle, 10 * AT_MOST));
+        assert!(begun.elapsed() >= Duration::from_millis(900));
+        assert_eq!(next(&idle), None);
+        // Root looks as long as it likes.
+        looker.counters().unwrap();
+        assert_eq!(counters().clients, 2);
+    }
+
+    /// Has users connect until they may not, and again when they are thrown out.
+    fn flood(users: std::ops::Range<u32>, over: &AtomicBool) {
+        std::thread::scope(|scope| {
+            for user in users {
+                scope.spawn(move || {
+                    as_user(user, || {
+                        while !over.load(Ordering::Relaxed) {
+                            let connect = |_| Connection::connect(&socket()).ok();
+                            let all: Vec<_> = (0..200).map(connect).collect();
+                            std::thread::sleep(Duration::from_millis(500));
+                            drop(all);
+                        }
+                    })
+                });
+            }
+        });
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn connections_of_strangers_leave_places_for_others() {
+        let mut private = command();
+        private.args(["--private", "any"]);
+        let daemon = start_with(&mut private).0;
+        let old = as_user(STRANGER, || Client::join(&socket(), &join()).unwrap().0);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _over = Over(&over);
+            scope.spawn(|| flood(100_000..100_005, &over));
+            let full = || {
+                as_user(65_003, || {
+                    let connection = Connection::connect(&socket()).unwrap();
+                    comes_within(&connection, Duration::from_millis(100))
+                        && refusal(&connection) == libc::EMFILE
+                })
+            };
+            wait_until("strangers have all places", full);
+            // A new run of the manager: the application presents itself.
+            drop(daemon);
+            let _daemon = start_with(&mut private).0;
+            wait_until("it is there again", || counters().presented == 1);
+            assert_eq!(old.ended(), None);
+            wait_until("strangers have all places again", full);
+            // Root, a trusted user and one with an application join at any time.
+            for user in [0, TRUSTED, STRANGER] {
+                as_user(user, || drop(Client::join(&socket(), &join()).unwrap()));
+            }
+            let waited = longest_wait();
+            assert!(waited < AT_MOST, "{waited:?}");
+        });
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_manager_that_was_stopped_clears_nobody_away() {
+        let daemon = start().0;
+        let (application, token) = joined_with_token();
+        drop((daemon, application));
+        let daemon = start().0;
+        // Its loop turns.
+        assert_eq!(counters().applications, 1);
+        let process = Pid::from_child(&daemon.0);
+        kill_process(process, Signal::STOP).unwrap();
+        waitpid(Some(process), WaitOptions::UNTRACED).unwrap();
+        // It connects, and is not heard.
+        let application = Connection::connect(&socket()).unwrap();
+        let present = Request::Present(Present { token });
+        application.send(&present.emit(1), &[]).unwrap();
+        assert!(!comes_within(
+            &application,
+            PRESENT_WITHIN + Duration::from_secs(1)
+        ));
+        kill_process(process, Signal::CONT).unwrap();
+        let answer = next(&application);
+        assert!(matches!(answer, Some(Answer::Joined(_))), "{answer:?}");
+    }
+}
+
+/// Sets what it holds when it goes, also where an assertion fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -18,7 +18,9 @@ use zerocopy::FromZeros;
 use super::TRY_AGAIN;
 use super::circuits::Presentable;
 use crate::connection::{Connection, Received};
-use crate::protocol::{Answer, BLOCK_PORTS, Block, Blocks, Port, Present, Request, header};
+use crate::protocol::{
+    Answer, BLOCK_PORTS, Block, Blocks, Port, Present, Refused, Request, header,
+};
 
 /// How long a request waits for a manager that is gone: longer than that awaits its
 /// applications.
@@ -374,7 +376,7 @@ impl State {
     ) -> io::Result<(Answer, Received)> {
         let id = self.next;
         self.next = self.next.wrapping_add(1);
-        self.connection.send(&request.emit(id), beside)?;
+        self.connection.request(request, id, beside)?;
         loop {
             let received = self.connection.receive()?.ok_or_else(gone)?;
             // An answer to nothing was refused entry.
@@ -420,8 +422,13 @@ pub(super) fn gone() -> io::Error {
     io::ErrorKind::ConnectionReset.into()
 }
 
+/// True where the manager is to be looked for again: it has ended, or had no place for one more
+/// connection.
 pub(super) fn is_gone(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
+    if Refused::errno(error) == Some(libc::EMFILE) {
+        return true;
+    }
     // Not what the manager answers, which has a text.
     let unanswered = error.get_ref().is_none();
     unanswered && [BrokenPipe, ConnectionRefused, ConnectionReset, NotFound].contains(&error.kind())

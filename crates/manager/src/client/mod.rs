@@ -28,7 +28,7 @@ use crate::protocol::{
 
 pub use application::Application;
 pub use circuits::Deliver;
-use link::{Link, State, gone, unexpected};
+use link::{Link, State, gone, is_gone, unexpected};
 
 /// An application of a manager. It ends when this is dropped or its process dies.
 ///
@@ -61,6 +61,8 @@ fn is_lent(lent: u32) -> bool {
 const BUSY_WITHIN: Duration = Duration::from_secs(2);
 /// Between the first two tries, and at most; of a queue, and of a manager that is gone.
 const TRY_QUEUE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2)];
+/// Before a connection that the manager had no place for is made again.
+const CONNECT_AGAIN: Duration = Duration::from_millis(20);
 const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 impl Client {
@@ -81,6 +83,10 @@ impl Client {
                 {
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(longest);
+                }
+                Err(error) if is_gone(&error) && Instant::now() < end => {
+                    std::thread::sleep(CONNECT_AGAIN);
+                    state = State::new(Connection::connect(path)?);
                 }
                 result => break result?,
             }

@@ -31,6 +31,14 @@ use crate::protocol::{Answer, AtmAttached, Counters, Failure, Joined, Request, h
 /// How soon a step that failed is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
+/// How long a client has for its Join, and if it has asked for that, for joining.
+const JOIN_WITHIN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
+/// The longest part of the time for presenting that one turn of the loop uses up. A loop that
+/// was held up for longer has heard nobody meanwhile.
+const TURN_MOST: Duration = Duration::from_millis(200);
+/// While clients wait to be heard the time for presenting goes on, up to this many times it.
+const HEARD_WITHIN: u32 = 4;
+
 /// A connection of a client, numbered by its server, never twice.
 pub type ClientId = u64;
 
@@ -70,8 +78,14 @@ pub struct Manager {
     blocks: [[Option<u16>; BLOCKS]; 2],
     /// Where the search for a block begins.
     next_block: usize,
-    /// Until when applications of an earlier run may present themselves.
+    /// Until when applications of an earlier run may present themselves, as far as is known.
     present_until: Option<Duration>,
+    /// When that ends although clients wait to be heard.
+    present_at_most: Duration,
+    /// When the loop was last known to turn.
+    turned: Duration,
+    /// Whether clients wait to be heard.
+    is_behind: bool,
     /// When what failed is tried again.
     retry_at: Option<Duration>,
     counters: Counters,
@@ -84,6 +98,12 @@ struct Client {
     of_program: bool,
     /// Of [`Limits::units`].
     unit: Option<usize>,
+    /// When its connection ends unless it has joined; `None`: never.
+    until: Option<Duration>,
+    /// Whether it has asked to join.
+    has_asked: bool,
+    /// Whether it may join because every user may, and its user has no application.
+    is_stranger: bool,
 }
 
 #[derive(Debug)]
@@ -131,6 +151,9 @@ impl Manager {
             blocks: [[None; BLOCKS]; 2],
             next_block: 0,
             present_until: None,
+            present_at_most: Duration::ZERO,
+            turned: now,
+            is_behind: false,
             retry_at: None,
             counters: Counters {
                 applications: 0,
@@ -210,6 +233,7 @@ impl Manager {
         let awaited = |application: &Application| application.state == State::Awaited;
         if self.applications.iter().flatten().any(awaited) {
             self.present_until = Some(now + PRESENT_WITHIN);
+            self.present_at_most = now + PRESENT_WITHIN * HEARD_WITHIN;
         }
     }
 
@@ -247,15 +271,15 @@ impl Manager {
         self.circuits.poll_notice()
     }
 
-    /// Takes a client in.
+    /// Notes a client, which [`Manager::admit`] then admits or not.
     ///
     /// # Errors
     /// What to answer it before its connection is closed.
     pub fn connected(&mut self, client: ClientId, credentials: Credentials) -> Result<(), Refusal> {
-        let of_user = |other: &&Client| other.credentials.uid == credentials.uid;
-        if self.clients.len() >= self.limits.clients
-            || self.clients.values().filter(of_user).count() >= self.limits.clients_of_user
-        {
+        let of_user = |other: &&Client| {
+            other.credentials.uid == credentials.uid && other.application.is_none()
+        };
+        if self.clients.values().filter(of_user).count() >= self.limits.clients_of_user {
             self.counters.refused += 1;
             return refused(libc::EMFILE, "too many connections to the manager");
         }
@@ -265,6 +289,9 @@ impl Manager {
             application,
             of_program: false,
             unit: None,
+            until: None,
+            has_asked: false,
+            is_stranger: false,
         };
         self.clients.insert(client, taken_in);
         Ok(())
@@ -313,15 +340,34 @@ impl Manager {
 
     /// When [`Manager::tick`] has something to do.
     pub fn deadline(&self) -> Option<Duration> {
-        [self.present_until, self.retry_at, self.circuits.deadline()]
+        let presenting = self
+            .present_until
+            .map(|until| until.min(self.turned + TURN_MOST / 2));
+        let overdue = self.clients.values().filter_map(|client| client.until);
+        [presenting, self.retry_at, self.circuits.deadline()]
             .into_iter()
             .flatten()
+            .chain(overdue)
             .min()
+    }
+
+    /// Notes whether clients wait to be heard. While they do nothing is cleared away because
+    /// it was not presented, for some time.
+    pub fn set_behind(&mut self, is_behind: bool) {
+        self.is_behind = is_behind;
+    }
+
+    /// A client that has had its time to join, whose connection is to be closed.
+    pub fn overdue(&self, now: Duration) -> Option<ClientId> {
+        let is_overdue = |client: &Client| client.until.is_some_and(|until| now >= until);
+        let mut clients = self.clients.iter();
+        clients.find_map(|(&number, client)| is_overdue(client).then_some(number))
     }
 
     /// Does what is due: clears what nobody has presented, and tries again what failed.
     pub fn tick<D: Device>(&mut self, now: Duration, device: &mut D) {
         self.circuits.step(now, device);
+        self.turn(now);
         let expired = |until: Option<Duration>| until.is_some_and(|until| now >= until);
         let mut sweep = false;
         if expired(self.present_until) {
@@ -351,6 +397,20 @@ impl Manager {
         }
         if self.present_until.is_none() {
             self.disown_unheld(now, device);
+        }
+    }
+
+    /// The time for presenting goes on only while the loop turns, and clients are heard.
+    fn turn(&mut self, now: Duration) {
+        let elapsed = now.saturating_sub(self.turned);
+        self.turned = now;
+        if let Some(until) = &mut self.present_until {
+            let held_up = elapsed.saturating_sub(TURN_MOST);
+            *until += held_up;
+            self.present_at_most += held_up;
+            if self.is_behind && now < self.present_at_most {
+                *until = (*until).max(now + TURN_MOST);
+            }
         }
     }
 
@@ -560,6 +620,8 @@ impl Manager {
     fn set_application(&mut self, client: ClientId, number: u16) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.application = Some(number);
+            client.until = None;
+            client.is_stranger = false;
         }
         if let Some(application) = self.application_mut(number) {
             application.state = State::Live;

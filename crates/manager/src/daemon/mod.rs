@@ -163,6 +163,11 @@ impl Users {
             Users::Listed(users) => users.contains(&uid),
         }
     }
+
+    /// Whether a user is one of them by its id.
+    pub fn names(&self, uid: u32) -> bool {
+        matches!(self, Users::Listed(users) if users.contains(&uid))
+    }
 }
 
 /// What the processes of a program or a unit may do, under any user id.
@@ -193,9 +198,10 @@ pub struct Limits {
     /// Ports that applications may own beside those that leases are cut from, by which a
     /// client goes out; `None`: whatever they can bind a socket to.
     pub ports: Option<Vec<RangeInclusive<u16>>>,
-    /// Connections of all users.
+    /// Connections, before they join, of all users who may join because every user may and
+    /// have no application.
     pub clients: usize,
-    /// Connections of one user.
+    /// Connections, before they join, of one user.
     pub clients_of_user: usize,
     /// Applications of one domain.
     pub applications_of_domain: usize,

@@ -27,7 +27,7 @@ use super::metrics::{self, Metrics, Next};
 use super::ports::HolderFacts;
 use super::unit::unit_of;
 use super::{Device, Limits};
-use crate::connection::{Connection, Listener};
+use crate::connection::{Connection, Credentials, Listener};
 use circuits::Atm;
 use threads::{Activity, Threads};
 
@@ -42,6 +42,9 @@ fn timespec(timeout: Duration) -> Timespec {
 
 /// Events taken at once.
 const EVENTS: usize = 64;
+
+/// Connections accepted at once: a flood of them leaves others their turn, and they others'.
+const ACCEPTED: usize = 16;
 
 /// How long nobody is taken in after that was not possible.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -273,6 +276,14 @@ impl Server {
 
     /// Acts on events; false once it is to stop.
     fn dispatch(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<bool> {
+        let is_unheard = |event: &epoll::Event| {
+            let client = event.data.u64();
+            client == LISTENER
+                || (self.clients.contains_key(&client)
+                    && self.manager.application_of(client).is_none())
+        };
+        let is_behind = self.accept_at.is_some() || events.iter().any(is_unheard);
+        self.manager.set_behind(is_behind);
         // A closed connection makes room for a new one.
         let ended = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         for event in &*events {
@@ -307,6 +318,9 @@ impl Server {
 
     fn tick(&mut self) {
         let now = monotonic();
+        while let Some(client) = self.manager.overdue(now) {
+            self.end(client);
+        }
         if self.manager.deadline().is_some_and(|at| at <= now) {
             let before = self.manager.counters();
             self.manager.tick(now, &mut self.device);
@@ -365,16 +379,19 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        match self.listener.accept() {
-            Ok(Some(connection)) => {
-                let client = self.next;
-                self.next += 1;
-                if let Err(error) = self.take_in(client, connection) {
-                    self.warn("client-not-taken-in", &error);
+        for _ in 0..ACCEPTED {
+            match self.listener.accept() {
+                Ok(Some(connection)) => {
+                    let client = self.next;
+                    self.next += 1;
+                    if let Err(error) = self.take_in(client, connection) {
+                        self.manager.gone(client, monotonic(), &mut self.device);
+                        self.warn("client-not-taken-in", &error);
+                    }
                 }
+                Ok(None) => return,
+                Err(error) => return self.pause("no-client-can-be-taken-in", &error),
             }
-            Ok(None) => {}
-            Err(error) => self.pause("no-client-can-be-taken-in", &error),
         }
     }
 
@@ -405,10 +422,7 @@ impl Server {
             false => self.manager.connected(client, peer),
         };
         if let Err(refusal) = connected {
-            self.log_refused(peer, &refusal.answer());
-            // A client that does not read has its connection closed all the same.
-            let _ = connection.send(&refusal.answer().emit(0), &[]);
-            self.foreign.close(STRANGERS, connection);
+            self.refuse(connection, peer, &refusal.answer());
             return Ok(());
         }
         let descends = |ancestor| descends(connection.as_fd(), peer.pid, ancestor);
@@ -421,6 +435,10 @@ impl Server {
         {
             self.manager.is_of_unit(client, &unit);
         }
+        if let Err(refusal) = self.manager.admit(client, monotonic()) {
+            self.refuse(connection, peer, &refusal.answer());
+            return Ok(());
+        }
         match &self.threads {
             Some(threads) => {
                 let connection = connection.as_fd().try_clone_to_owned()?;
@@ -431,6 +449,13 @@ impl Server {
         let user = STRANGERS;
         self.clients.insert(client, Peer { connection, user });
         Ok(())
+    }
+
+    fn refuse(&mut self, connection: Connection, peer: Credentials, answer: &Answer) {
+        self.log_refused(peer, answer);
+        // A client that does not read has its connection closed all the same.
+        let _ = connection.send(&answer.emit(0), &[]);
+        self.foreign.close(STRANGERS, connection);
     }
 
     /// Takes one message, so that every client has its turn; of more the next wait tells.

@@ -76,10 +76,7 @@ impl World {
         for process in 0..self.processes.len() {
             self.act(Action::Die(process));
         }
-        self.now += PRESENT_WITHIN + RETRY;
-        self.manager.tick(self.now, &mut self.device);
-        self.now += RETRY;
-        self.manager.tick(self.now, &mut self.device);
+        self.advance(self.now + PRESENT_WITHIN + 2 * RETRY);
         assert!(self.device.table.is_empty(), "{:?}", self.device.table);
         assert!(self.device.made.is_empty());
         assert_eq!(self.device.queues, None);

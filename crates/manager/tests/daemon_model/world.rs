@@ -141,7 +141,12 @@ impl World {
                 let client = self.number();
                 let uid = self.processes[process].uid;
                 let credentials = Credentials { uid, pid: 1 };
-                if self.manager.connected(client, credentials).is_ok() {
+                let connected = self.manager.connected(client, credentials);
+                if connected
+                    .and_then(|()| self.manager.admit(client, self.now))
+                    .is_ok()
+                {
+                    assert_ne!(uid, UNTRUSTED);
                     self.processes[process].client = Some(client);
                 }
             }
@@ -233,9 +238,23 @@ impl World {
             Action::Inject(fault) => self.device.fault = Some(fault),
             Action::Kill => self.device.killed = true,
             Action::Wait(milliseconds) => {
-                self.now += Duration::from_millis(milliseconds.into());
-                self.manager.tick(self.now, &mut self.device);
+                self.advance(self.now + Duration::from_millis(milliseconds.into()));
             }
+        }
+    }
+
+    /// As the daemon's loop: it turns whenever something is due, unless it is killed.
+    pub fn advance(&mut self, to: Duration) {
+        while !self.device.killed && self.now < to {
+            let due = self.manager.deadline().unwrap_or(to);
+            self.now = due.clamp(self.now, to);
+            while let Some(client) = self.manager.overdue(self.now) {
+                self.manager.gone(client, self.now, &mut self.device);
+                let of_client = |process: &Process| process.client == Some(client);
+                let process = self.processes.iter().position(of_client).unwrap();
+                self.disconnected(process);
+            }
+            self.manager.tick(self.now, &mut self.device);
         }
     }
 

@@ -3,11 +3,19 @@
 use std::time::Duration;
 
 use super::refusal::refused;
-use super::{Application, Client, ClientId, Domain, Manager, Refusal, Reply, State};
+use super::{Application, Client, ClientId, Domain, JOIN_WITHIN, Manager, Refusal, Reply, State};
 use crate::connection::Credentials;
 use crate::daemon::journal::{ACTIVE, Entry};
 use crate::daemon::{Device, Trust};
 use crate::protocol::{Answer, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined, Present};
+
+/// What a client may do.
+struct Standing {
+    /// Have the device's queues.
+    is_trusted: bool,
+    /// By its user's name, or its unit's or program's, and not as any user may.
+    is_named: bool,
+}
 
 impl Manager {
     pub(super) fn domain_of(&self, client: ClientId) -> Option<Domain> {
@@ -31,26 +39,20 @@ impl Manager {
         self.limits.program.filter(|_| of_program)
     }
 
-    pub(super) fn join<D: Device>(
-        &mut self,
-        client: ClientId,
-        join: &Join,
-        now: Duration,
-        device: &mut D,
-    ) -> Result<Reply<D::Parts>, Refusal> {
-        let Credentials { uid, pid } = self.newcomer(client)?;
-        if join.flags & !(JOIN_WITHOUT_QUEUES | JOIN_PRIVATE) != 0 {
-            return refused(libc::EINVAL, "flags that this manager does not know");
-        }
+    /// What a client may do.
+    ///
+    /// # Errors
+    /// EPERM where that is nothing.
+    fn standing(&self, client: ClientId, uid: u32) -> Result<Standing, Refusal> {
         let by_group = self.group_trust(client);
-        let trusted = match by_group {
+        let is_trusted = match by_group {
             Some(trust) => trust == Trust::Direct,
             // A program's manager is nobody else's, user 0's neither.
             None if self.limits.program.is_some() => false,
             None => uid == 0 || self.limits.trusted.contains(&uid),
         };
-        let private = !trusted || join.flags & JOIN_PRIVATE != 0;
-        if !trusted && by_group.is_none() && !self.limits.private.contains(uid) {
+        let is_named = is_trusted || by_group.is_some() || self.limits.private.names(uid);
+        if !is_named && !self.limits.private.contains(uid) {
             let text = match self.limits.program {
                 None => format!(
                     "user {uid} may not join: tidewalld --private {uid}, or --trust {uid} for a \
@@ -63,6 +65,79 @@ impl Manager {
             };
             return refused(libc::EPERM, text);
         }
+        Ok(Standing {
+            is_trusted,
+            is_named,
+        })
+    }
+
+    /// Admits a client that has connected, or forgets it. Places are limited only for those who
+    /// may join because every user may, so that they are free for user 0, for those who are
+    /// named, and for users who have an application.
+    ///
+    /// # Errors
+    /// What to answer it before its connection is closed.
+    pub fn admit(&mut self, client: ClientId, now: Duration) -> Result<(), Refusal> {
+        let is_stranger = self.is_stranger(client);
+        match is_stranger {
+            Ok(is_stranger) => {
+                if let Some(client) = self.clients.get_mut(&client) {
+                    client.is_stranger = is_stranger;
+                    // User 0 may look as long as it likes.
+                    let limited = client.credentials.uid != 0;
+                    client.until = limited.then_some(now + JOIN_WITHIN[0]);
+                }
+                Ok(())
+            }
+            Err(refusal) => {
+                self.clients.remove(&client);
+                self.counters.refused += 1;
+                Err(refusal)
+            }
+        }
+    }
+
+    fn is_stranger(&self, client: ClientId) -> Result<bool, Refusal> {
+        let uid = self.newcomer(client)?.uid;
+        let domain = self.domain_of(client);
+        let is_own = |of: &Application| of.entry.uid == uid || Some(of.domain) == domain;
+        if uid == 0 || self.applications.iter().flatten().any(is_own) {
+            return Ok(false);
+        }
+        if self.standing(client, uid)?.is_named {
+            return Ok(false);
+        }
+        let strangers = self.clients.values().filter(|other| other.is_stranger);
+        match strangers.count() < self.limits.clients {
+            true => Ok(true),
+            false => refused(libc::EMFILE, "too many connections to the manager"),
+        }
+    }
+
+    /// Gives a client that asks to join the time for that.
+    pub(super) fn asks_to_join(&mut self, client: ClientId) {
+        if let Some(client) = self.clients.get_mut(&client)
+            && !std::mem::replace(&mut client.has_asked, true)
+            && let Some(until) = &mut client.until
+        {
+            *until += JOIN_WITHIN[1] - JOIN_WITHIN[0];
+        }
+    }
+
+    pub(super) fn join<D: Device>(
+        &mut self,
+        client: ClientId,
+        join: &Join,
+        now: Duration,
+        device: &mut D,
+    ) -> Result<Reply<D::Parts>, Refusal> {
+        let Credentials { uid, pid } = self.newcomer(client)?;
+        if join.flags & !(JOIN_WITHOUT_QUEUES | JOIN_PRIVATE) != 0 {
+            return refused(libc::EINVAL, "flags that this manager does not know");
+        }
+        let standing = self.standing(client, uid)?;
+        self.asks_to_join(client);
+        let private = !standing.is_trusted || join.flags & JOIN_PRIVATE != 0;
         let domain = self.domain_of(client).unwrap_or(Domain::User(uid));
         let same = |application: &&Application| application.domain == domain;
         let present = self.applications.iter().flatten().filter(same).count();
