@@ -27,11 +27,11 @@ pub(crate) const SHARED_CHANNEL: u16 = 2;
 pub(crate) const TIME_WAIT_CHANNEL: u16 = 3;
 /// Channels with numbers from this one on belong to one endpoint each.
 const FIRST_OWN: u16 = TIME_WAIT_CHANNEL + 1;
-/// Frames that may wait in a channel of the pool, a queue: a poll's worth of data
-/// while the application works on the last one. Acknowledgments have room beside it
-/// when the advertised window is full, since the window counts bytes that have not
-/// been read wherever they are.
-const POOLED_LIMIT: u32 = 256;
+/// Frames that may wait in a channel of the pool, a queue: two polls' worth of data
+/// while the application works on the last one. The window that is advertised keeps to
+/// that ([`tidewall_protocol::tcp::Connection::set_receive_room`]), with room left for
+/// acknowledgments.
+pub(crate) const POOLED_LIMIT: u32 = 256;
 /// Channels that stay open without an owner.
 const POOL_MAX: usize = 64;
 /// Channels that are not lent: they are for listeners and UDP sockets.
@@ -47,6 +47,16 @@ pub(crate) struct ChannelSet {
 }
 
 impl ChannelSet {
+    /// Frames that the driver has dropped since the channel was opened, as it was full.
+    pub(crate) fn dropped(&self, core: &Core) -> u64 {
+        let queues = core.receiver.queues.iter();
+        let dropped = |queue: &QueueHandle| {
+            let queue = queue.shared.queue();
+            core.tables.dropped(queue, self.id.index())
+        };
+        queues.map(dropped).sum()
+    }
+
     pub(crate) fn looks_empty(&self) -> bool {
         self.channels.iter().all(Channel::looks_empty)
     }

@@ -266,7 +266,10 @@ pub struct CallSnapshot {
     pub peer: Option<String>,
 }
 
-/// One socket.
+/// Connections at most that are among a snapshot's sockets.
+const LOSING_MOST: usize = 64;
+
+/// One socket; of TCP connections those that have lost frames at a full channel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SocketSnapshot {
@@ -582,6 +585,20 @@ impl StackSnapshot {
                 dropped_full,
             })
         });
+        let connections = core.tcp.flows.all();
+        let losing = connections.iter().filter_map(|connection| {
+            let (number, dropped) = connection.look().dropped_full(core)?;
+            Some(SocketSnapshot {
+                channel: number,
+                protocol: "tcp".to_owned(),
+                local: connection.flow().local.to_string(),
+                peer: Some(connection.flow().remote.to_string()),
+                occupancy: channel_counts(core, number).0,
+                limit: core.tables.limit(0, number),
+                dropped_full: dropped.into(),
+                ..SocketSnapshot::default()
+            })
+        });
         let mut snapshot = StackSnapshot {
             process: std::process::id(),
             interface: core.netdev.name.clone(),
@@ -594,7 +611,11 @@ impl StackSnapshot {
                 losses.since(core.netdev.losses_before.get().copied().unwrap_or_default())
             }),
             queues: queues.collect(),
-            sockets: sockets.chain(circuits).chain(listeners).collect(),
+            sockets: sockets
+                .chain(circuits)
+                .chain(listeners)
+                .chain(losing.take(LOSING_MOST))
+                .collect(),
             calls: core.atm.calls(),
             tcp: TcpSnapshot::take(core),
             switch,

@@ -13,6 +13,7 @@ use super::memory::MemoryPressure;
 use super::notifications::ErrorQueue;
 use super::path_mtu::PathMtu;
 use super::push_marks::PushMarks;
+use super::receive_room::ReceiveRoom;
 use super::recovery::Recovery;
 use super::round_trip::RoundTrip;
 use super::send::milliseconds;
@@ -178,7 +179,9 @@ pub(super) struct Receive {
     pub(super) last_challenge: Option<Time>,
     /// Bytes read since `tuned_at`.
     pub(super) consumed: u32,
-    pub(super) tuned_at: Time,
+    /// In microseconds that wrap.
+    pub(super) tuned_at: u32,
+    pub(super) room: ReceiveRoom,
 }
 
 impl Receive {
@@ -403,7 +406,8 @@ impl Connection {
                 last_data: 0,
                 last_challenge: None,
                 consumed: 0,
-                tuned_at: now,
+                tuned_at: microseconds(now),
+                room: ReceiveRoom::default(),
             },
             timers: Timers::new(),
             round_trip: RoundTrip::default(),
@@ -468,7 +472,7 @@ impl Connection {
         self.round_trip.backoff = 0;
         self.round_trip.use_syn_fallback();
         self.timers.stop(Timer::Retransmit);
-        self.receive.tuned_at = now;
+        self.receive.tuned_at = microseconds(now);
         self.receive.last_data = milliseconds(now);
         if let Some(keepalive) = self.config.keepalive() {
             self.timers.set(Timer::Keepalive, now, keepalive.idle);

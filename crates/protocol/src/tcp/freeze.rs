@@ -26,6 +26,7 @@ use super::out_of_order::QueueLimits;
 use super::path_mtu::PathMtu;
 use super::push_marks::{Mark, PushMarks};
 use super::rack::Rack;
+use super::receive_room::ReceiveRoom;
 use super::recovery::{CaState, Recovery, RtxTimer};
 use super::reduction::Reduction;
 use super::round_trip::RoundTrip;
@@ -423,7 +424,10 @@ fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
             codec.maybe(receive.last_challenge, now, C::time)
         },
         consumed: codec.u32(receive.consumed),
-        tuned_at: codec.time(receive.tuned_at),
+        // About: the buffer is tuned when something has come.
+        tuned_at: microseconds(codec.time(receive.last_heard)),
+        // Of the place where its segments wait, which is another one there.
+        room: ReceiveRoom::default(),
     };
     if !copy.finished {
         copy.assembler.note_fin(copy.fin);

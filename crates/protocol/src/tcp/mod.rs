@@ -68,6 +68,7 @@ mod push_marks;
 mod rack;
 mod receive;
 mod receive_buffer;
+mod receive_room;
 mod recovery;
 mod reduction;
 mod ring;

@@ -3,11 +3,10 @@
 
 use core::time::Duration;
 
-use super::State;
-use super::Time;
 use super::connection::{Connection, Pending};
 use super::ring::KEEP_ABOVE;
 use super::timers::Timer;
+use super::{State, Time, microseconds};
 
 /// How long empty buffers are kept.
 const RELEASE_AFTER: Duration = Duration::from_secs(1);
@@ -37,6 +36,7 @@ impl Connection {
             .saturating_sub(self.receive.assembler.unread());
         // Without a scale the field ends at 65535: there may be nothing to announce.
         let most = self.receive.buffer_limit.min(0xffff << self.receive.wscale);
+        let most = most.min(self.receive.room.most());
         let room = room.min(most);
         let step = u32::from(self.receive.mss).min(self.receive.buffer_limit / 2);
         if window.saturating_mul(2) <= most
@@ -55,10 +55,10 @@ impl Connection {
         }
         self.receive.consumed = self.receive.consumed.saturating_add(bytes);
         // A round trip of the LAN is below what is worth looking at.
-        let trip = Duration::from_micros(self.round_trip.srtt().max(1000).into());
+        let trip = self.round_trip.srtt().max(1000);
         // Reading has no time of its own; the last segment's is near enough.
-        let now = self.receive.last_heard;
-        if now.saturating_sub(self.receive.tuned_at) < trip {
+        let now = microseconds(self.receive.last_heard);
+        if now.wrapping_sub(self.receive.tuned_at) < trip {
             return;
         }
         let wanted = self

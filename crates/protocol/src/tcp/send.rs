@@ -384,6 +384,7 @@ impl Connection {
         let held = if held > u32::MAX / 2 { 0 } else { held };
         let unread = self.receive.assembler.unread();
         let room = self.receive.buffer_limit.saturating_sub(unread);
+        let room = self.receive.room.bound(room);
         let step = u32::from(self.receive.mss).min(self.receive.buffer_limit / 2);
         let window = if !same_window && room >= held.saturating_add(step) {
             let room = if self.is_short_of_memory() {

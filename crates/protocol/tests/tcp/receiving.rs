@@ -286,3 +286,55 @@ fn an_idle_connection_holds_no_buffers() {
     let size = size_of_val(&peer.engine);
     assert!(size <= 928, "{size}");
 }
+
+/// What a sender may have on the way, where segments wait in a place for 16 of them.
+fn on_the_way(peer: &mut Peer) -> usize {
+    let sent = peer.sent();
+    let last = sent.last().expect("an acknowledgment");
+    usize::from(last.header.window)
+}
+
+#[test]
+fn the_window_keeps_to_the_place_where_segments_wait() {
+    const PLACE: usize = 16;
+    let mut peer = Peer::past_quickack(&Config {
+        receive_buffer: 65_535,
+        ..plain()
+    });
+    peer.engine.set_receive_room(PLACE as u16);
+    let mut offset = 0;
+    let mut give = |peer: &mut Peer, segments: usize| {
+        for _ in 0..segments {
+            peer.give(ACK, offset, 0, &[0; MSS]);
+            offset += MSS as u32;
+        }
+        let now = peer.now;
+        peer.engine.segments_taken(segments, now);
+        peer.engine.consume(usize::MAX);
+    };
+    // What was announced before it was known stays announced. Over half of the place is
+    // full each time.
+    let mut narrowest = usize::MAX;
+    for _ in 0..20 {
+        give(&mut peer, PLACE / 2 + 1);
+        narrowest = narrowest.min(on_the_way(&mut peer));
+    }
+    assert!(narrowest <= PLACE * MSS * 3 / 4, "{narrowest}");
+    // A sender that is held back by a round trip, and a receiver that comes often.
+    let mut widest = 0;
+    for _ in 0..200 {
+        give(&mut peer, 2);
+        widest = widest.max(on_the_way(&mut peer));
+    }
+    assert!(widest > PLACE * MSS * 2, "{widest}");
+    // It was away, and the place was full.
+    give(&mut peer, PLACE);
+    peer.sent();
+    for _ in 0..100 {
+        give(&mut peer, 2);
+        if on_the_way(&mut peer) <= PLACE * MSS * 3 / 4 {
+            return;
+        }
+    }
+    panic!("the window stays wide");
+}

@@ -33,6 +33,8 @@ const TIME_WAIT_LIMIT: u32 = 256;
 const TIME_WAIT_SHARE: u32 = 4;
 /// A flow gets one frame in so many of another channel that it shares.
 const PARTS: u32 = 16;
+/// Frames of one flow that may wait in the shared channel, a queue.
+pub(super) const SHARED_MOST: u16 = SHARED_LIMIT.div_ceil(PARTS) as u16;
 /// Flows from which on single buckets of the driver's table overflow: up to there
 /// connections in TIME-WAIT may stay.
 const FLOWS_MAX: usize = FLOW_BUCKETS * FLOW_WAYS / 10 * 7;

@@ -23,7 +23,7 @@ use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 
 use super::Tcp;
-use super::channels::Part;
+use super::channels::{Part, SHARED_MOST};
 use super::frames::{Content, Deferred};
 use super::listener::ListenerInner;
 use super::memory::{Locked, Memory};
@@ -78,6 +78,8 @@ pub(crate) struct State {
     waited: bool,
     /// How much came lately.
     usage: Usage,
+    /// What its channel had dropped for others before.
+    dropped_before: u32,
     /// Segments that came through the shared channel since a channel was asked for.
     through_shared: u8,
     /// The application has closed it.
@@ -261,6 +263,7 @@ impl ConnectionInner {
             shared.give_back(set.id, done);
         }
         usage.add(taken, now);
+        connection.segments_taken(taken, now);
         taken
     }
 
@@ -443,6 +446,9 @@ impl ConnectionInner {
         // A new one may have the channel of one that is silent.
         let wanted = state.usage.frames(core.now()).max(1);
         let Some(mut set) = core.channels.lend(core, wanted, deferred) else {
+            if first {
+                state.connection.set_receive_room(SHARED_MOST);
+            }
             return !first
                 || core
                     .tcp
@@ -453,7 +459,7 @@ impl ConnectionInner {
         set.empty(deferred);
         if core.tcp.enter_flow(core, &flow, id, Part::All) {
             state.waits = Waits::None;
-            state.channel = Some(set);
+            state.enter_channel(core, set);
             return true;
         }
         core.channels.give_back(core, set, deferred);
@@ -462,7 +468,7 @@ impl ConnectionInner {
 
     /// Gives its channel back; its frames come through the shared one from now on.
     fn give_channel_back(&self, core: &Core, state: &mut State, deferred: &mut Deferred) {
-        if let Some(set) = state.channel.take() {
+        if let Some(set) = state.leave_channel() {
             (state.waits, state.waited) = (Waits::None, false);
             // It replaces an entry, for which there is room.
             core.tcp
@@ -579,6 +585,7 @@ impl Tcp {
                     waits: Waits::None,
                     waited: false,
                     usage: Usage::default(),
+                    dropped_before: 0,
                     through_shared: 0,
                     orphan: false,
                     detached: false,

@@ -9,6 +9,7 @@
 mod acp;
 mod adopt;
 mod architectures;
+mod busy_reader;
 mod capture;
 mod circuits;
 mod classes;
@@ -118,6 +119,7 @@ system_tests! {
     forward::connections_of_kernels_pass_in_place on 2,
 
     readiness::what_the_kernel_has_is_reported_until_it_is_taken on 1,
+    busy_reader::a_busy_reader_loses_no_segment_that_it_had_room_for on 1,
     turns::what_a_slow_turn_writes_leaves_before_its_end on 1,
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,

@@ -73,7 +73,7 @@ impl Endpoint for ConnectionInner {
     fn give_up_channel(&self, core: &Core, deferred: &mut Deferred) -> Option<ChannelSet> {
         // Locked until its flow is elsewhere: it may not end before.
         let mut state = self.try_lock()?;
-        let mut set = state.channel.take()?;
+        let mut set = state.leave_channel()?;
         state.waits = Waits::None;
         core.tcp
             .enter_flow(core, &self.flow, core.tcp.channels.shared.id, Part::Shared);

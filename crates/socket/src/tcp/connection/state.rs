@@ -5,8 +5,10 @@ use std::sync::Arc;
 use tidewall_protocol::tcp::State as Phase;
 
 use super::{Reported, State};
+use crate::channels::{ChannelSet, POOLED_LIMIT};
 use crate::readiness::Events;
 use crate::stack::Core;
+use crate::tcp::channels::SHARED_MOST;
 use crate::tcp::listener::ListenerInner;
 
 impl State {
@@ -36,6 +38,28 @@ impl State {
             Events::ERR,
             connection.has_error() || connection.has_notifications(),
         )
+    }
+
+    /// Gives it a channel of its own, which bounds its window.
+    pub(super) fn enter_channel(&mut self, core: &Core, set: ChannelSet) {
+        self.connection.set_receive_room(POOLED_LIMIT as u16);
+        self.dropped_before = set.dropped(core) as u32;
+        self.channel = Some(set);
+    }
+
+    /// Takes its channel, if it has one: from now on it shares one.
+    pub(super) fn leave_channel(&mut self) -> Option<ChannelSet> {
+        let set = self.channel.take()?;
+        self.connection.set_receive_room(SHARED_MOST);
+        Some(set)
+    }
+
+    /// Frames that found its channel full since it has it, and the channel's number; `None`
+    /// where none did.
+    pub(crate) fn dropped_full(&self, core: &Core) -> Option<(u16, u32)> {
+        let set = self.channel.as_ref()?;
+        let dropped = (set.dropped(core) as u32).wrapping_sub(self.dropped_before);
+        (dropped > 0).then_some((set.id.index(), dropped))
     }
 
     /// Somebody has found no space to write.
