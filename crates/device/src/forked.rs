@@ -13,7 +13,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
-use crate::raw::forked;
+use crate::raw::forked::{self, OfProcess};
 
 /// The process that something was made in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +59,13 @@ pub fn is_shared() -> bool {
     forked::is_shared()
 }
 
-/// A descriptor that forked children close, unless its number is 65,536 or more. In
-/// a child it must not be dropped: what has it there is to be forgotten.
+/// A descriptor that forked children close, unless its number is 65,536 or more. A child
+/// forgets it when it is dropped there: its number may be another file's.
 #[derive(Debug)]
 pub struct Unshared<T> {
     // Dropped before the descriptor is closed.
     _mark: Mark,
-    inner: T,
+    inner: OfProcess<T>,
 }
 
 impl<T: AsFd> Unshared<T> {
@@ -78,7 +78,10 @@ impl<T: AsFd> Unshared<T> {
         let fd = inner.as_fd().as_raw_fd();
         forked::mark(fd, true);
         let _mark = Mark { fd, process };
-        Ok(Unshared { _mark, inner })
+        Ok(Unshared {
+            _mark,
+            inner: OfProcess::new(inner),
+        })
     }
 }
 

@@ -15,7 +15,7 @@ use tidewall_sys::{Message, option, receive_message, send_message, set_option};
 
 use crate::kernel_calls;
 use crate::readiness::Events;
-use crate::udp::BindOptions;
+use crate::udp::{BindOptions, to_v6};
 use crate::wait_queue::WaitQueue;
 
 /// What the kernel says of one datagram.
@@ -140,8 +140,18 @@ impl PortReservation {
     ) -> io::Result<usize> {
         // One that was adopted may be blocking for those who share it.
         let destination = (!connected).then_some(destination);
-        let payload = [IoSlice::new(payload)];
-        kernel_calls::send(&*self.socket, &payload, destination, libc::MSG_DONTWAIT)
+        self.send(&[IoSlice::new(payload)], destination, libc::MSG_DONTWAIT)
+    }
+
+    /// Sends with flags of sendmsg(2), to the peer without a destination.
+    pub(crate) fn send(
+        &self,
+        buffers: &[IoSlice<'_>],
+        destination: Option<SocketAddr>,
+        flags: i32,
+    ) -> io::Result<usize> {
+        let shown = |it| if self.v6 { to_v6(it) } else { it };
+        kernel_calls::send(&*self.socket, buffers, destination.map(shown), flags)
     }
 
     /// Sends from `source`, on `interface` if that is not 0.

@@ -4,6 +4,8 @@
 //! moment of the fork.
 
 use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -71,6 +73,39 @@ pub(crate) fn install() -> io::Result<()> {
 #[inline]
 pub(crate) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
+}
+
+/// A value that is dropped in the process that made it, and forgotten in a child.
+#[derive(Debug)]
+pub(crate) struct OfProcess<T> {
+    value: ManuallyDrop<T>,
+    forks: u32,
+}
+
+impl<T> OfProcess<T> {
+    pub(crate) fn new(value: T) -> Self {
+        OfProcess {
+            value: ManuallyDrop::new(value),
+            forks: forks(),
+        }
+    }
+}
+
+impl<T> Deref for OfProcess<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> Drop for OfProcess<T> {
+    fn drop(&mut self) {
+        if self.forks == forks() {
+            // SAFETY: it is not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
 }
 
 /// Says whether a child closes a descriptor.

@@ -8,6 +8,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use tidewall_device::forked::Unshared;
 
 /// A descriptor for one system call.
 ///
@@ -41,13 +42,14 @@ pub(crate) fn can_poll(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// An epoll descriptor.
+/// An epoll descriptor of the stack's own.
 #[derive(Debug)]
-pub(crate) struct Epoll(OwnedFd);
+pub(crate) struct Epoll(Unshared<OwnedFd>);
 
 impl Epoll {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Epoll(epoll::create(CreateFlags::CLOEXEC)?))
+        let made = epoll::create(CreateFlags::CLOEXEC)?;
+        Ok(Epoll(Unshared::new(made)?))
     }
 
     pub(crate) fn descriptor(&self) -> RawFd {
@@ -58,7 +60,7 @@ impl Epoll {
     pub(crate) fn add(&self, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
         let events = EventFlags::from_bits_retain(events);
         Ok(epoll::add(
-            &self.0,
+            &*self.0,
             borrow(fd)?,
             EventData::new_u64(key),
             events,
@@ -69,7 +71,7 @@ impl Epoll {
     pub(crate) fn modify(&self, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
         let events = EventFlags::from_bits_retain(events);
         Ok(epoll::modify(
-            &self.0,
+            &*self.0,
             borrow(fd)?,
             EventData::new_u64(key),
             events,
@@ -78,7 +80,7 @@ impl Epoll {
 
     /// Removes a descriptor.
     pub(crate) fn remove(&self, fd: RawFd) -> io::Result<()> {
-        Ok(epoll::delete(&self.0, borrow(fd)?)?)
+        Ok(epoll::delete(&*self.0, borrow(fd)?)?)
     }
 
     /// [`ready`] of this descriptor.
@@ -90,7 +92,7 @@ impl Epoll {
 /// False for a descriptor that is no epoll descriptor. Nothing in it is looked at.
 pub(crate) fn is_epoll(fd: BorrowedFd<'_>) -> bool {
     let stranger = Epoll::new();
-    stranger.is_ok_and(|stranger| epoll::delete(fd, &stranger.0) == Err(Errno::NOENT))
+    stranger.is_ok_and(|stranger| epoll::delete(fd, &*stranger.0) == Err(Errno::NOENT))
 }
 
 /// Puts what is ready now in an epoll descriptor, `most` of it, in place of what is in

@@ -11,6 +11,7 @@ use super::connection::{ConnectionInner, State, Waiting, error};
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
 use super::sending::Hold;
+use crate::descriptor::scatter;
 use crate::readiness::Events;
 use crate::readiness::poll_context::{in_turn, turn_is_long};
 use crate::stack::Stack;
@@ -108,22 +109,14 @@ impl TcpStream {
     fn peek_own(
         &self,
         connection: &Arc<ConnectionInner>,
-        buffer: &mut [u8],
+        buffers: &mut [IoSliceMut<'_>],
         at_once: bool,
     ) -> io::Result<usize> {
+        if buffers.iter().all(|buffer| buffer.is_empty()) {
+            return Ok(0);
+        }
         self.receive(connection, at_once, &mut |state| {
-            if buffer.is_empty() {
-                return Ok(0);
-            }
-            let mut rest = &mut *buffer;
-            let mut copied = 0;
-            for piece in state.connection.received() {
-                let length = piece.len().min(rest.len());
-                let (place, after) = rest.split_at_mut(length);
-                place.copy_from_slice(piece.get(..length).unwrap_or_default());
-                copied += length;
-                rest = after;
-            }
+            let copied = scatter(&state.connection.received(), buffers);
             if copied > 0 {
                 return Ok(copied);
             }

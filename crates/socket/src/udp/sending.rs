@@ -1,6 +1,6 @@
 //! Sending: in a frame of our own, or through the kernel's socket.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -64,6 +64,26 @@ impl UdpSocket {
         let sent = self.send_one(payload, None, peer, true)?;
         self.inner.note_sent();
         Ok(sent)
+    }
+
+    /// Sends by the kernel's socket that holds the port, with flags of sendmsg(2): MSG_MORE has it
+    /// keep the bytes for a datagram that a later call completes.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for a stack without a kernel (in memory); what the kernel reports.
+    pub fn send_by_kernel(
+        &self,
+        buffers: &[IoSlice<'_>],
+        destination: Option<SocketAddr>,
+        flags: i32,
+    ) -> io::Result<usize> {
+        self.take_pending()?;
+        let Some(reservation) = &self.inner.reservation else {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        };
+        // One that was adopted may be blocking for those who share it.
+        let flags = flags | libc::MSG_DONTWAIT;
+        reservation.send(buffers, destination, flags)
     }
 
     /// Queues a datagram; [`UdpSocket::flush`] sends everything queued with one

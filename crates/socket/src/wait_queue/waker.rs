@@ -5,12 +5,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tidewall_device::forked::Unshared;
 use tidewall_sys::WakeFd;
 
 /// Wakes a sleeping thread, which polls its descriptor.
 #[derive(Debug)]
 pub(crate) struct Waker {
-    pub(super) event: WakeFd,
+    pub(super) event: Unshared<WakeFd>,
     /// Whether `event` is signalled, so that nobody pays for a system call that
     /// would change nothing.
     pub(super) signalled: AtomicBool,
@@ -23,7 +24,7 @@ pub(crate) struct Waker {
 impl Waker {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Waker {
-            event: WakeFd::new()?,
+            event: Unshared::new(WakeFd::new()?)?,
             signalled: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
             has_resigned: AtomicBool::new(false),

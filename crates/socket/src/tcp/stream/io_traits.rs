@@ -21,8 +21,8 @@ impl Read for &TcpStream {
 }
 
 impl TcpStream {
-    /// Receives into several buffers (a frame, where such are carried), with flags of `recvmsg`: MSG_DONTWAIT, MSG_TRUNC
-    /// (bytes are dropped) and, into the first buffer alone, MSG_PEEK. Others are the kernel's business.
+    /// Receives into several buffers (a frame, where such are carried), with flags of `recvmsg`:
+    /// MSG_DONTWAIT, MSG_PEEK and MSG_TRUNC (bytes are dropped). Others are the kernel's business.
     pub(crate) fn receive_pieces(
         &self,
         buffers: &mut [IoSliceMut<'_>],
@@ -41,10 +41,7 @@ impl TcpStream {
         }
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         if flags & libc::MSG_PEEK != 0 {
-            return match buffers.iter_mut().find(|buffer| !buffer.is_empty()) {
-                Some(first) => self.peek_own(connection, first, at_once),
-                None => Ok(0),
-            };
+            return self.peek_own(connection, buffers, at_once);
         }
         let truncate = flags & libc::MSG_TRUNC != 0;
         self.receive(connection, at_once, &mut |state| {
