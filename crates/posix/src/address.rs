@@ -66,6 +66,18 @@ pub(crate) fn check_datagram_family(address: SocketAddr, domain: i32) -> Result<
     }
 }
 
+/// Checks that a TCP socket of a family may be connected to an address.
+pub(crate) fn check_peer(address: SocketAddr, domain: i32, only_v6: bool) -> Result<()> {
+    check_family(address, domain)?;
+    match address {
+        // Linux: IPv6 has no way to a mapped address.
+        SocketAddr::V6(it) if only_v6 && it.ip().to_ipv4_mapped().is_some() => {
+            Err(Errno(libc::ENETUNREACH))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Checks that a socket of a family may be given an address.
 pub(crate) fn check_family(address: SocketAddr, domain: i32) -> Result<()> {
     match (domain, address) {

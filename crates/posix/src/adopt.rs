@@ -11,7 +11,7 @@ use tidewall_socket::readiness::EpollSet;
 use tidewall_socket::{OpenFile, TcpListener, TcpStream, UdpSocket};
 use tidewall_sys::option_bytes;
 
-use crate::address::{canonical, shown};
+use crate::address::{canonical, check_peer, shown};
 use crate::datagram::message_options;
 use crate::option::{self, Options};
 use crate::socket::{State, kernel_socket, stream_of};
@@ -161,7 +161,7 @@ impl Posix {
     ///
     /// # Errors
     /// As [`Posix::connect`]: with EINPROGRESS, or where the handshake failed, the number
-    /// names the connection.
+    /// names the connection; with others it names nothing, and its socket is as before.
     pub fn adopt_connecting(
         &self,
         fd: i32,
@@ -172,6 +172,7 @@ impl Posix {
     ) -> Result<bool> {
         let domain = domain_of(&socket)?;
         let mut state = self.carried(&socket, domain, set)?;
+        check_peer(address, domain, state.options.only_v6)?;
         let options = tidewall_socket::ConnectOptions {
             stream: state.options.stream_options(),
             ..tidewall_socket::ConnectOptions::default()

@@ -44,6 +44,24 @@ pub(crate) fn message_bit(domain: i32, level: i32, option: i32) -> Option<u8> {
     found.map(|at| 1 << at)
 }
 
+/// The bit in [`Socket::messages`] of a datagram that MSG_MORE has begun.
+const BEGUN: u8 = 1 << 7;
+const _: () = assert!(MESSAGES.len() < 7);
+
+impl Socket {
+    /// Whether a call with MSG_MORE has begun a datagram.
+    pub(crate) fn has_begun_datagram(&self) -> bool {
+        self.messages.load(Ordering::Relaxed) & BEGUN != 0
+    }
+
+    pub(crate) fn note_begun_datagram(&self, begun: bool) {
+        match begun {
+            true => self.messages.fetch_or(BEGUN, Ordering::Relaxed),
+            false => self.messages.fetch_and(!BEGUN, Ordering::Relaxed),
+        };
+    }
+}
+
 /// All of them, to be carried over.
 pub(crate) fn message_options() -> impl Iterator<Item = (i32, i32)> {
     MESSAGES
@@ -112,7 +130,7 @@ impl Posix {
         flags: i32,
     ) -> Result<Received> {
         let at_once = flags & libc::MSG_DONTWAIT != 0;
-        let wanted = socket.messages.load(Ordering::Relaxed);
+        let wanted = socket.messages.load(Ordering::Relaxed) & !BEGUN;
         let mut result = Received::default();
         let each = |packet: tidewall_socket::Received<'_>| {
             let length = packet.payload.len();

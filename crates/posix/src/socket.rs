@@ -13,7 +13,7 @@ use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::tcp::State as Phase;
 use tidewall_socket::{BindOptions, ConnectOptions, OpenFile, TcpListener, TcpStream, UdpSocket};
 
-use crate::address::{canonical, check_datagram_family, check_family, shown, wildcard};
+use crate::address::{canonical, check_datagram_family, check_family, check_peer, shown, wildcard};
 use crate::atm::AtmState;
 use crate::option::{Options, SYSCTL_FAST_OPEN_CLIENT, SYSCTL_FAST_OPEN_NO_COOKIE};
 use crate::{Errno, Posix, Result, errno, lock};
@@ -350,8 +350,11 @@ impl Posix {
         let began = matches!(&*file, OpenFile::Kernel(_));
         match &*file {
             OpenFile::Kernel(_) => {
-                check_family(address, socket.domain)?;
-                let fast = lock(&socket.state).options.fast_open_connect;
+                let (fast, only_v6) = {
+                    let state = lock(&socket.state);
+                    (state.options.fast_open_connect, state.options.only_v6)
+                };
+                check_peer(address, socket.domain, only_v6)?;
                 drop(file);
                 let waits = self.begin_connect(fd, &socket, address, fast)?;
                 if !waits {

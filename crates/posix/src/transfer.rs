@@ -14,6 +14,8 @@ use crate::{Errno, ExtendedError, Posix, Received, Result, errno, lock};
 /// Flags of a sending call that mean something here; others change nothing.
 const SEND_FLAGS: i32 =
     libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_ZEROCOPY;
+/// The same of a datagram.
+const DATAGRAM_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 /// The same of a receiving call.
 const RECEIVE_FLAGS: i32 =
     libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC;
@@ -153,14 +155,10 @@ impl Posix {
                 let to = to.ok_or(Errno(libc::EDESTADDRREQ))?;
                 let any = crate::address::wildcard(socket.domain);
                 self.bind(fd, SocketAddr::new(any, 0))?;
-                let flags = flags & SEND_FLAGS;
-                return self
-                    .file(fd)?
-                    .send(buffers, Some(canonical(to)), flags)
-                    .map_err(errno);
+                let file = self.file(fd)?;
+                return send_datagram(&file, &socket, buffers, flags, Some(to));
             }
-            let to = to.map(canonical);
-            return file.send(buffers, to, flags & SEND_FLAGS).map_err(errno);
+            return send_datagram(&file, &socket, buffers, flags, to);
         }
         if flags & libc::MSG_FASTOPEN != 0 {
             drop(file);
@@ -241,6 +239,33 @@ impl Posix {
         }
         sent
     }
+}
+
+/// With MSG_MORE the bytes wait for the call that completes their datagram. The kernel's socket
+/// joins them: so it sends all from the first to the last.
+fn send_datagram(
+    file: &OpenFile,
+    socket: &Socket,
+    buffers: &[IoSlice<'_>],
+    flags: i32,
+    to: Option<SocketAddr>,
+) -> Result<usize> {
+    let to = to.map(canonical);
+    let (more, is_begun) = (flags & libc::MSG_MORE, socket.has_begun_datagram());
+    let OpenFile::Datagram(datagrams) = file else {
+        return file
+            .send(buffers, to, flags & DATAGRAM_FLAGS)
+            .map_err(errno);
+    };
+    if more == 0 && !is_begun {
+        return file
+            .send(buffers, to, flags & DATAGRAM_FLAGS)
+            .map_err(errno);
+    }
+    let sent = datagrams.send_by_kernel(buffers, to, more).map_err(errno);
+    // The kernel has dropped what an error ends.
+    socket.note_begun_datagram(more != 0 && sent.is_ok());
+    sent
 }
 
 fn is_opening(stream: &TcpStream) -> bool {
