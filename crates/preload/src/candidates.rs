@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use tidewall_device::forked;
 use tidewall_posix::OptionsSet;
 
+use crate::registered;
+
 /// Numbers are below this; sockets above stay with the kernel. Pages that no number is in
 /// take no memory.
 pub(crate) const NUMBERS: usize = 1 << 20;
@@ -67,9 +69,20 @@ fn store(fd: i32, word: u32) {
     }
 }
 
-/// The number names an epoll set.
+/// The number names an epoll set, which was just made.
 pub(crate) fn note_set(fd: i32) {
+    forget(fd);
     store(fd, SET);
+}
+
+/// The number becomes nothing any more, and no set knows it from here: it is closed, it names
+/// another file, or it stays the kernel's. Sets of a socket that the stack has taken were moved
+/// before.
+pub(crate) fn forget(fd: i32) {
+    if is_any(fd) {
+        store(fd, 0);
+        registered::forget(fd);
+    }
 }
 
 /// The numbers of sockets that may become the stack's.
@@ -79,20 +92,23 @@ pub(crate) fn all() -> impl Iterator<Item = i32> {
 }
 
 /// Says what a number may become. Any option may have been set.
-pub(crate) fn set(fd: i32, kind: Option<Kind>) {
+pub(crate) fn set(fd: i32, kind: Kind) {
     enter(fd, kind, OptionsSet::ALL);
 }
 
 /// As [`set`], of a socket that was just made.
 pub(crate) fn made(fd: i32, kind: Option<Kind>) {
-    enter(fd, kind, OptionsSet::NONE);
+    // A number that was closed past this library names another file.
+    forget(fd);
+    if let Some(kind) = kind {
+        enter(fd, kind, OptionsSet::NONE);
+    }
 }
 
-fn enter(fd: i32, kind: Option<Kind>, options: OptionsSet) {
+fn enter(fd: i32, kind: Kind, options: OptionsSet) {
     let kind = match kind {
-        None => return store(fd, 0),
-        Some(Kind::Stream) => STREAM,
-        Some(Kind::Datagram) => DATAGRAM,
+        Kind::Stream => STREAM,
+        Kind::Datagram => DATAGRAM,
     };
     store(fd, kind | options.bits() << KIND_BITS);
 }

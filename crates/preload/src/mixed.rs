@@ -15,6 +15,7 @@ use tidewall_socket::descriptor::Flags;
 use tidewall_socket::readiness::{Events, SignalSet};
 
 use crate::process::{self, inside};
+use crate::protected::{out_of_the_way, release};
 use crate::raw;
 
 /// The kernel's descriptors that a thread sleeps on.
@@ -31,6 +32,7 @@ thread_local! {
 impl Drop for Side {
     fn drop(&mut self) {
         if let Some(posix) = process::posix() {
+            release(self.number);
             inside(|| drop(posix.descriptors().close(self.number)));
         }
     }
@@ -40,6 +42,7 @@ impl Side {
     fn new(posix: &Posix) -> Result<Self> {
         let set =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| errno(error.into()))?;
+        let set = out_of_the_way(set);
         let number = set.as_raw_fd();
         let table = posix.descriptors();
         table.install(number, set, Flags::NONE).map_err(errno)?;
@@ -59,16 +62,28 @@ impl Side {
             // It may be closed, and out of the set by that.
             let _ = raw::borrow(fd).map(|file| epoll::delete(set, file));
         }
-        for entry in list {
+        for (fd, events) in asked_of_each(list) {
             // What never waits, as a file of a disk, was ready when it was asked.
-            if let Some(file) = raw::borrow(entry.fd)
-                && enter(set, file, entry.events).is_ok()
-                && !self.entered.contains(&entry.fd)
+            if let Some(file) = raw::borrow(fd)
+                && enter(set, file, events).is_ok()
+                && !self.entered.contains(&fd)
             {
-                self.entered.push(entry.fd);
+                self.entered.push(fd);
             }
         }
     }
+}
+
+/// Each descriptor once, with all that its entries ask for.
+fn asked_of_each(list: &[PollFd]) -> Vec<(i32, i16)> {
+    let mut asked: Vec<_> = list.iter().map(|entry| (entry.fd, entry.events)).collect();
+    asked.sort_unstable();
+    asked.dedup_by(|next, kept| {
+        let is_same = next.0 == kept.0;
+        kept.1 |= if is_same { next.1 } else { 0 };
+        is_same
+    });
+    asked
 }
 
 fn enter(set: BorrowedFd<'_>, file: BorrowedFd<'_>, events: i16) -> rustix::io::Result<()> {
@@ -109,6 +124,10 @@ pub(crate) fn poll(
         let found = ready + own.iter().filter(|entry| entry.revents != 0).count();
         let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
         let over = timeout == Some(Duration::ZERO) || left == Some(Duration::ZERO);
+        if found == 0 && timeout == Some(Duration::ZERO) && signals.is_some() {
+            // A signal that is pending, and not blocked for the call, ends it all the same.
+            inside(|| raw::sleep_on_kernel(&mut [], timeout, signals))?;
+        }
         if found > 0 || over {
             let (mut own, mut others) = (own.iter(), others.iter());
             for (entry, is_own) in list.iter_mut().zip(is_own) {

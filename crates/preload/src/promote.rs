@@ -22,7 +22,7 @@ use tidewall_sys::{RawAddress, SignalSet, option, option_bytes};
 
 use crate::candidates::{self, Kind};
 use crate::process::{self, inside, is_inside, ours};
-use crate::protected::protecting;
+use crate::protected::{has_ring, protecting};
 use crate::raw;
 use crate::registered;
 use crate::report::{Verdict, record};
@@ -151,7 +151,9 @@ pub(crate) fn inherited(fd: i32) {
     );
     // A connection is the kernel's already.
     let connected = || rustix::net::getpeername(socket).is_ok();
-    if kind.is_some() && !(kind == Some(Kind::Stream) && connected()) {
+    if let Some(kind) = kind
+        && !(kind == Kind::Stream && connected())
+    {
         candidates::set(fd, kind);
         forked::note_shared();
     }
@@ -206,36 +208,38 @@ fn promote(fd: i32, kind: Kind) -> Option<&'static Posix> {
         return None;
     }
     if is_over() {
-        candidates::set(fd, None);
+        candidates::forget(fd);
         return ours(fd);
     }
-    promoting(|| match kind {
-        _ if candidates::kind(fd).is_none() => (),
-        _ if is_over() => candidates::set(fd, None),
-        Kind::Stream => promote_listener(fd),
-        Kind::Datagram => promote_datagrams(fd),
+    raw::with_room(|| {
+        promoting(|| match kind {
+            _ if candidates::kind(fd).is_none() => (),
+            _ if is_over() => candidates::forget(fd),
+            Kind::Stream => promote_listener(fd),
+            Kind::Datagram => promote_datagrams(fd),
+        });
     });
     ours(fd)
 }
 
 /// It stays the kernel's, for good.
 fn keep(fd: i32, what: &str, address: impl Display, why: impl Display) {
-    candidates::set(fd, None);
+    candidates::forget(fd);
     record(Verdict::Kernel, what, address, why);
 }
 
 fn promote_listener(fd: i32) {
     let Some(socket) = raw::borrow(fd) else {
-        return candidates::set(fd, None);
+        return candidates::forget(fd);
     };
     match option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) {
         Ok(1) => {}
         // It may listen or connect later.
         Ok(_) => return,
-        Err(_) => return candidates::set(fd, None),
+        Err(_) => return candidates::forget(fd),
     }
     let Some(local) = local_address(socket) else {
-        return candidates::set(fd, None);
+        return candidates::forget(fd);
     };
     if let Err(why) =
         reaches(local.ip()).and_then(|()| asks_otherwise(socket, candidates::options(fd)))
@@ -249,10 +253,10 @@ fn promote_listener(fd: i32) {
 
 fn promote_datagrams(fd: i32) {
     let Some(socket) = raw::borrow(fd) else {
-        return candidates::set(fd, None);
+        return candidates::forget(fd);
     };
     let Some(local) = local_address(socket) else {
-        return candidates::set(fd, None);
+        return candidates::forget(fd);
     };
     if local.port() == 0 {
         // Nothing can come.
@@ -297,8 +301,8 @@ fn adopt(
     let copy = socket.try_clone_to_owned().map_err(errno);
     match copy.and_then(|copy| adopt(posix, copy)) {
         Ok(()) => {
-            candidates::set(fd, None);
             registered::move_over(posix, fd);
+            candidates::forget(fd);
             take_copies(posix, fd, socket);
             record(Verdict::Promoted, what, address, "");
         }
@@ -328,8 +332,8 @@ fn take_copies(posix: &Posix, fd: i32, socket: BorrowedFd<'_>) {
             && rustix::net::sockopt::socket_cookie(other).ok() == cookie
             && posix.duplicate_as(fd, copy).is_ok()
         {
-            candidates::set(copy, None);
             registered::move_over(posix, copy);
+            candidates::forget(copy);
         }
     }
 }
@@ -345,15 +349,16 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
         return None;
     }
     if is_over() {
-        candidates::set(fd, None);
+        candidates::forget(fd);
         return None;
     }
     let ip = to.ip().to_canonical();
-    if ip.is_loopback() || ip.is_unspecified() {
-        candidates::set(fd, None);
+    // The kernel says what comes of port 0.
+    if ip.is_loopback() || ip.is_unspecified() || to.port() == 0 {
+        candidates::forget(fd);
         return None;
     }
-    let prepared = promoting(|| {
+    let prepare = || {
         if process::posix().is_none()
             && let Err(why) = leads(to)
         {
@@ -373,11 +378,12 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
         let nonblocking = fcntl_getfl(socket).ok()?.contains(OFlags::NONBLOCK);
         let copy = socket.try_clone_to_owned().ok()?;
         Some((posix, copy, nonblocking))
-    });
-    let (posix, copy, nonblocking) = prepared?;
+    };
+    let (posix, copy, nonblocking) = raw::with_room(|| promoting(prepare))?;
     let set = candidates::options(fd);
     raw::test_cancellation(|| !nonblocking);
-    let result = inside(|| posix.adopt_connecting(fd, copy, to, nonblocking, set));
+    let connect = || inside(|| posix.adopt_connecting(fd, copy, to, nonblocking, set));
+    let result = raw::with_room(connect);
     match result {
         Ok(false) => {
             inside(|| keep(fd, "connection", to, "another interface leads there"));
@@ -385,9 +391,9 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
         }
         result => {
             if posix.owns(fd) {
-                candidates::set(fd, None);
                 inside(|| {
                     registered::move_over(posix, fd);
+                    candidates::forget(fd);
                     if let Some(socket) = raw::borrow(fd) {
                         take_copies(posix, fd, socket);
                     }
@@ -467,7 +473,7 @@ pub(crate) fn is_of_signatures(level: i32, name: i32) -> bool {
 /// A socket that may become the stack's signs its segments, which the stack does not.
 pub(crate) fn signs(fd: i32) {
     if candidates::kind(fd) == Some(Kind::Stream) && !is_inside() {
-        candidates::set(fd, None);
+        candidates::forget(fd);
         let local = raw::borrow(fd).and_then(local_address);
         let local = local.map_or(String::new(), |it| it.to_string());
         inside(|| {
@@ -565,6 +571,11 @@ pub(crate) fn stack() -> Option<&'static Posix> {
 }
 
 fn make(source: &Source) -> io::Result<&'static Posix> {
+    if has_ring() {
+        let why = "the program has an io_uring, which does not reach the stack's sockets";
+        record(Verdict::NoStack, "", &source.interface, why);
+        return Err(io::Error::other(why));
+    }
     let config = EmbeddedConfig::new(&source.interface).policy(policy());
     let _ = MAKES.try_with(|makes| makes.set(true));
     let made = protecting(|| match &source.manager {

@@ -64,6 +64,13 @@ fn protect(fd: i32) {
     }
 }
 
+/// A number that was [`out_of_the_way`] is about to be closed.
+pub(crate) fn release(fd: i32) {
+    if let Some(word) = PROTECTED.get(fd as usize / 64) {
+        word.fetch_and(!(1 << (fd as usize % 64)), Ordering::Relaxed);
+    }
+}
+
 /// A descriptor under a protected number that programs have no use for.
 pub(crate) fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
     let moved = fcntl_dupfd_cloexec(&descriptor, FIRST_NUMBER).unwrap_or(descriptor);
@@ -79,6 +86,16 @@ pub(crate) fn open_numbers() -> Option<Vec<i32>> {
     // The directory that was read is among them, and closed by now.
     numbers.retain(|&fd| crate::raw::is_open(fd));
     Some(numbers)
+}
+
+/// Whether the process has made an io_uring, past this library.
+pub(crate) fn has_ring() -> bool {
+    let is_ring = |fd: i32| {
+        let file = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+        file.is_ok_and(|file| file.as_os_str() == "anon_inode:[io_uring]")
+    };
+    let numbers = open_numbers().unwrap_or_default();
+    numbers.into_iter().any(is_ring)
 }
 
 /// Whether a number that has come while the stack was made may be the stack's: other threads

@@ -103,6 +103,7 @@ pub(super) fn point<T>(
     loop {
         test(&sleeps);
         let result = call();
+        super::ends::stay_at_end();
         let interrupted = matches!(result, Err(Errno(libc::EINTR)));
         let forget = |place: &Place| {
             let own = place.0.get().and_then(Option::as_ref);

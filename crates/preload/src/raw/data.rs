@@ -212,11 +212,18 @@ unsafe fn receive_into(
     length: usize,
     flags: c_int,
 ) -> ssize_t {
+    let mut first = [0];
     // SAFETY: the caller's.
-    let place = unsafe { room(buffer, length) };
-    answer(place.and_then(|place| {
-        receive(posix, fd, Ok(&mut [IoSliceMut::new(place)]), flags).map(|it| it.bytes)
-    }))
+    let (place, flags) = match unsafe { room(buffer, length) } {
+        Ok(place) => (place, flags),
+        // Nothing is taken, and the end needs no memory.
+        Err(_) => (&mut first[..], flags | libc::MSG_PEEK),
+    };
+    let received = receive(posix, fd, Ok(&mut [IoSliceMut::new(place)]), flags);
+    answer(match received {
+        Ok(received) if received.bytes > 0 && buffer.is_null() => Err(Errno(libc::EFAULT)),
+        received => received.map(|it| it.bytes),
+    })
 }
 
 #[unsafe(no_mangle)]

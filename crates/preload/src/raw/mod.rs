@@ -4,16 +4,20 @@ mod aliases;
 mod cancellation;
 mod copying;
 mod data;
+mod ends;
 mod explicit;
+mod given;
 mod inherited;
 mod numbers;
 mod options;
 mod originals;
 mod processes;
 mod readiness;
+mod rings;
 mod sandbox;
 mod signals;
 mod sockets;
+mod stacks;
 mod stdio;
 mod syscall;
 
@@ -30,21 +34,19 @@ pub(crate) use cancellation::{allow, forbid, test as test_cancellation};
 pub(crate) use readiness::{control, leave_set, poll_now, sleep_on_kernel};
 pub(crate) use signals::run_waiting;
 pub(crate) use sockets::unconnected;
+pub(crate) use stacks::with_room;
 
-use crate::process::{self, inside, last_error};
+use crate::process::{self, last_error};
 use crate::{promote, report};
 
 /// What the dynamic linker calls when it has loaded the library.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
-/// What it calls when the program ends.
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static END: extern "C" fn() = end;
 
 extern "C" fn begin() {
     originals::resolve();
+    stacks::note_main();
     // SAFETY: looks at the auxiliary vector alone.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         // Of a setuid program: who started it decides nothing.
@@ -52,7 +54,10 @@ extern "C" fn begin() {
     }
     let may_promote = promote::begin();
     let refused = match may_promote && process::is_filtered() {
-        true => inherited::refused(),
+        true => {
+            sandbox::note_filter();
+            inherited::refused()
+        }
         false => None,
     };
     if refused.is_none_or(|(_, may_report)| may_report) {
@@ -62,7 +67,7 @@ extern "C" fn begin() {
         promote::refuse(call);
     } else if may_promote {
         // SAFETY: a function that is never unloaded.
-        unsafe { __cxa_at_quick_exit(end_quickly, ptr::null_mut()) };
+        unsafe { __cxa_at_quick_exit(ends::end_quickly, ptr::null_mut()) };
         watch_forks();
         // What the program was started with.
         crate::protected::open_numbers()
@@ -80,35 +85,8 @@ pub(crate) fn watch_forks() {
     unsafe { libc::pthread_atfork(Some(before), Some(after), Some(child)) };
 }
 
-extern "C" fn end() {
-    if !process::is_inside() && process::posix().is_some() {
-        stdio::flush();
-    }
-    close_all();
-}
-
-/// What quick_exit(3) calls.
-extern "C" fn end_quickly(_: *mut c_void) {
-    close_all();
-}
-
 unsafe extern "C" {
     fn __cxa_at_quick_exit(function: extern "C" fn(*mut c_void), library: *mut c_void) -> c_int;
-}
-
-/// What the kernel does to a process's connections when it ends.
-fn close_all() {
-    // A child of vfork ends alone: the stack is its parent's.
-    if process::is_inside() {
-        return;
-    }
-    if let Some(posix) = process::posix() {
-        inside(|| {
-            // What the kernel does to a process's sockets when it exits.
-            let _ = posix.descriptors().close_range(0, u32::MAX, 0);
-            posix.stack().linger();
-        });
-    }
 }
 
 /// True for a number that is open.

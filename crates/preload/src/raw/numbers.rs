@@ -9,11 +9,10 @@ use crate::candidates;
 use crate::process::{self, inside, is_inside, ours};
 use crate::promote;
 use crate::protected::{between, is_protected};
-use crate::registered;
 use crate::sleepers;
 
 /// The number names nothing of ours from now on.
-fn forget(fd: c_int) {
+pub(super) fn forget(fd: c_int) {
     if is_inside() {
         return;
     }
@@ -22,9 +21,8 @@ fn forget(fd: c_int) {
         let _ = inside(|| posix.close(fd));
     }
     if candidates::is_any(fd) {
-        registered::forget(fd);
         sleepers::forget(fd);
-        candidates::set(fd, None);
+        candidates::forget(fd);
     }
 }
 
@@ -37,11 +35,13 @@ fn copy(fd: c_int, number: c_int) {
         Some(posix) => drop(inside(|| posix.duplicate_as(fd, number))),
         None if candidates::is_set(fd) => candidates::note_set(number),
         None => {
-            if let kind @ Some(_) = candidates::kind(fd) {
+            if let Some(kind) = candidates::kind(fd) {
                 // Options that are set by one number are the other's, too.
                 candidates::set(fd, kind);
                 candidates::set(number, kind);
                 promote::note_copy();
+            } else {
+                super::given::given(number);
             }
         }
     }

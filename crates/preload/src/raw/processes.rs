@@ -1,4 +1,4 @@
-//! The ends of processes, and their children.
+//! Children of processes.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -168,27 +168,6 @@ pub(super) unsafe extern "C" fn clone(
         process::note_vfork(false);
     }
     child
-}
-
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C" fn _exit(status: c_int) -> ! {
-    super::close_all();
-    // SAFETY: the caller's.
-    unsafe { originals::_exit(status) };
-    unreachable()
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn _Exit(status: c_int) -> ! {
-    // SAFETY: the caller's.
-    unsafe { _exit(status) }
-}
-
-/// The process has ended: there is no way here.
-fn unreachable() -> ! {
-    loop {
-        core::hint::spin_loop();
-    }
 }
 
 /// A child of vfork shares the memory with its parent, which waits: until it executes a

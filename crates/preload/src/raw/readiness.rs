@@ -90,7 +90,7 @@ fn adopt_set(posix: &Posix, set: c_int) -> Result<()> {
 
 /// What has made an epoll set.
 fn made(set: c_int) -> c_int {
-    if set >= 0 && !is_inside() {
+    if super::given::given(set) >= 0 && !is_inside() {
         candidates::note_set(set);
     }
     set
@@ -275,9 +275,6 @@ unsafe fn wait(
     if count == 0 {
         return done(Err(Errno(libc::EINVAL)));
     }
-    if events.is_null() {
-        return done(Err(Errno(libc::EFAULT)));
-    }
     let mut found = [EpollEvent::default(); EVENTS_MAX];
     let room = found.get_mut(..count).unwrap_or_default();
     let begun = timeout.map(|_| Instant::now());
@@ -299,6 +296,7 @@ unsafe fn wait(
         match without_bell(set, places, |event| event.data) {
             // It rings for others, who have to run for that.
             0 => std::thread::yield_now(),
+            _ if events.is_null() => break Err(Errno(libc::EFAULT)),
             kept => break Ok(kept),
         }
     };
@@ -312,6 +310,9 @@ unsafe fn wait(
         };
     }
     let result = waited.inspect(|&ready| {
+        if ready == 0 {
+            return;
+        }
         // SAFETY: the caller's: room for so many.
         let places = unsafe { slice::from_raw_parts_mut(events, count) };
         for (place, event) in places.iter_mut().zip(found.iter().take(ready)) {

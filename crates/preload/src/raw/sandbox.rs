@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use libc::sock_fprog;
 use tidewall_posix::Result;
 
@@ -50,6 +52,19 @@ pub(super) unsafe extern "C" fn prlimit(
     unsafe { originals::prlimit(process, resource, limit, old) }
 }
 
+/// This process has been put under a filter of system calls.
+static FILTERED: AtomicBool = AtomicBool::new(false);
+
+/// It is under one from now on, or may be.
+pub(super) fn note_filter() {
+    FILTERED.store(true, Ordering::Relaxed);
+}
+
+/// Whether a filter may refuse calls that no stack needs.
+pub(super) fn has_filter() -> bool {
+    FILTERED.load(Ordering::Relaxed)
+}
+
 /// Operations and flags of seccomp(2).
 const SET_MODE_STRICT: c_uint = libc::SECCOMP_SET_MODE_STRICT;
 const SET_MODE_FILTER: c_uint = libc::SECCOMP_SET_MODE_FILTER;
@@ -67,6 +82,7 @@ pub(super) unsafe extern "C" fn prctl(
     if option != libc::PR_SET_SECCOMP {
         return call();
     }
+    note_filter();
     let install = || checked(call());
     number(match a as c_uint {
         libc::SECCOMP_MODE_STRICT => confinement::confine(&Confinement::Strict, false, install),
@@ -96,6 +112,7 @@ pub(super) unsafe fn seccomp(
         )
     };
     let install = || checked(call() as c_int);
+    note_filter();
     let all_threads = u64::from(flags) & libc::SECCOMP_FILTER_FLAG_TSYNC != 0;
     number(match operation {
         SET_MODE_STRICT => confinement::confine(&Confinement::Strict, false, install),

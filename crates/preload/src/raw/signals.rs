@@ -2,7 +2,9 @@
 //! hold, waits until the thread is out.
 //!
 //! Meanwhile its signal is blocked, as far as the thread has not blocked it itself: more of
-//! the same wait in the kernel, which knows how many there are, and in which order.
+//! the same wait in the kernel, which knows how many there are, and in which order. No signal
+//! but those that an instruction causes interrupts [`deliver`]: the mask that it changes is the
+//! one that the thread goes on with.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
@@ -14,7 +16,7 @@ use libc::{sigaction as Action, sighandler_t, siginfo_t, ucontext_t};
 use tidewall_posix::{Errno, Posix, Result};
 use tidewall_socket::readiness::{SignalSet, interrupt_sleep, take_interruption};
 
-use super::{cancellation, fail, originals};
+use super::{cancellation, fail, originals, stacks};
 use crate::process;
 use crate::promote;
 
@@ -47,10 +49,9 @@ struct Waiting {
     signals: UnsafeCell<[MaybeUninit<(c_int, siginfo_t)>; WAITING_MAX]>,
     /// Signals that are blocked because one waits.
     blocked: Cell<u64>,
-    /// What handlers that have waited, and run, block; a place of the stack that they are
-    /// called from, above whatever they call.
+    /// What handlers that have waited, and run, block. One that is not blocked any more is held
+    /// by none: its handler has left by a jump, or has unblocked it.
     held: Cell<u64>,
-    held_above: Cell<usize>,
     /// All of those that have run since a call began may have it begin again (SA_RESTART).
     restarts: Cell<bool>,
 }
@@ -62,7 +63,6 @@ thread_local! {
             signals: UnsafeCell::new([const { MaybeUninit::uninit() }; WAITING_MAX]),
             blocked: Cell::new(0),
             held: Cell::new(0),
-            held_above: Cell::new(0),
             restarts: Cell::new(true),
         }
     };
@@ -72,22 +72,35 @@ fn handler(signal: c_int) -> Option<&'static Handler> {
     HANDLERS.get(usize::try_from(signal).ok()?)
 }
 
+/// Signals that the instruction at hand has caused: they cannot wait.
+const CAUSED: [c_int; 6] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+];
+
+/// The mask of a set of the C library's, which begins with the kernel's.
+fn bits_of(set: &mut libc::sigset_t) -> &mut u64 {
+    // SAFETY: the kernel's set is as long, and at the beginning of the C library's.
+    unsafe { &mut *(&raw mut *set).cast::<u64>() }
+}
+
 /// What the kernel calls.
 unsafe extern "C" fn deliver(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // What the instruction at hand has caused cannot wait.
-    let caused = matches!(
-        signal,
-        libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
-    );
     // SAFETY: null, or the kernel's.
     let (about, interrupted) = unsafe { (info.as_ref(), context.cast::<ucontext_t>().as_mut()) };
-    if !caused
-        && process::is_in_stack()
+    if !CAUSED.contains(&signal)
         && let (Some(about), Some(interrupted)) = (about, interrupted)
-        && put_off(signal, about, interrupted)
     {
-        interrupt_sleep();
-        return;
+        if process::is_in_stack() && put_off(signal, about, interrupted) {
+            interrupt_sleep();
+            return;
+        }
+        let before = *bits_of(&mut interrupted.uc_sigmask);
+        SignalSet::from_bits(before | blocked_by(signal)).set();
     }
     // SAFETY: as the kernel calls it.
     unsafe { run(signal, info, context) };
@@ -95,6 +108,18 @@ unsafe extern "C" fn deliver(signal: c_int, info: *mut siginfo_t, context: *mut 
 
 fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
+}
+
+/// What is blocked while the handler of a signal runs.
+fn blocked_by(signal: c_int) -> u64 {
+    let Some(handler) = handler(signal) else {
+        return 0;
+    };
+    let mask = handler.mask.load(Ordering::Acquire);
+    match handler.flags.load(Ordering::Acquire) & libc::SA_NODEFER {
+        0 => mask | bit(signal),
+        _ => mask,
+    }
 }
 
 /// False where it cannot wait.
@@ -114,8 +139,9 @@ fn put_off(signal: c_int, info: &siginfo_t, interrupted: &mut ucontext_t) -> boo
                 .cast::<MaybeUninit<(c_int, siginfo_t)>>();
             (*places.add(place)).write((signal, *info));
         }
-        // SAFETY: the kernel's set is as long, and at the beginning of the C library's.
-        let mask = unsafe { &mut *(&raw mut interrupted.uc_sigmask).cast::<u64>() };
+        // It has come: it is blocked by no handler.
+        waiting.held.set(waiting.held.get() & !bit(signal));
+        let mask = bits_of(&mut interrupted.uc_sigmask);
         if *mask & bit(signal) == 0 {
             *mask |= bit(signal);
             waiting.blocked.set(waiting.blocked.get() | bit(signal));
@@ -141,15 +167,47 @@ unsafe fn run(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     if flags & libc::SA_RESTART == 0 {
         let _ = WAITING.try_with(|waiting| waiting.restarts.set(false));
     }
-    if flags & libc::SA_SIGINFO != 0 {
-        type Long = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
-        // SAFETY: the program has said that it is one.
-        unsafe { core::mem::transmute::<usize, Long>(function)(signal, info, context) };
-    } else {
-        type Short = unsafe extern "C" fn(c_int);
-        // SAFETY: as above.
-        unsafe { core::mem::transmute::<usize, Short>(function)(signal) };
+    // The kernel, too, gives all three to a handler that asks for one.
+    type Long = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+    // SAFETY: the program has said that it is one.
+    let function = unsafe { core::mem::transmute::<usize, Long>(function) };
+    // SAFETY: as above.
+    unsafe { function(signal, info, context) };
+}
+
+/// As [`run`], of a signal that has waited: the place that the handler finds interrupted is this
+/// call, as that of a signal which comes while a system call returns. Where it says another mask
+/// (`uc_sigmask`) that is the result; other changes are lost.
+///
+/// # Safety
+/// As [`run`], with all signals blocked, which it changes to what the handler asks for.
+unsafe fn run_late(signal: c_int, info: &mut siginfo_t, before: u64) -> u64 {
+    let mut context = MaybeUninit::<ucontext_t>::zeroed();
+    // SAFETY: fills it, but for what is zero.
+    let context = unsafe {
+        libc::getcontext(context.as_mut_ptr());
+        context.assume_init_mut()
+    };
+    // SAFETY: a place for the answer; no stack is set.
+    unsafe { libc::sigaltstack(std::ptr::null(), &raw mut context.uc_stack) };
+    *bits_of(&mut context.uc_sigmask) = before;
+    let (stack, place) = (context.uc_stack, (&raw mut *context).cast());
+    let wants = |flag| {
+        let flags = handler(signal).map(|it| it.flags.load(Ordering::Acquire));
+        flags.is_some_and(|flags| flags & flag != 0)
+    };
+    SignalSet::from_bits(before | blocked_by(signal)).set();
+    match stack.ss_flags & (libc::SS_ONSTACK | libc::SS_DISABLE) {
+        0 if wants(libc::SA_ONSTACK) => {
+            let top = stack.ss_sp.wrapping_byte_add(stack.ss_size);
+            // SAFETY: a stack of the program's, which this thread does not use, as the kernel
+            // would have called it there.
+            unsafe { stacks::call_on(top, || run(signal, &raw mut *info, place)) };
+        }
+        // SAFETY: the caller's.
+        _ => unsafe { run(signal, &raw mut *info, place) },
     }
+    *bits_of(&mut context.uc_sigmask)
 }
 
 /// In a forked child: what waits is its parent's. Async-signal-safe.
@@ -198,17 +256,12 @@ impl Waiting {
 #[cold]
 fn run_each() {
     let errno = std::io::Error::last_os_error().raw_os_error();
-    let here = (&raw const errno).addr();
     let _ = take_interruption();
     let _ = WAITING.try_with(|waiting| {
-        let outer = waiting.held_above.get();
-        if outer <= here {
-            // Who held them has left by a jump.
-            waiting.held.set(0);
-        }
         loop {
             let before = SignalSet::full().block().bits();
-            let held = waiting.held.get();
+            let held = waiting.held.get() & before;
+            waiting.held.set(held);
             // SAFETY: they are.
             let Some((signal, mut info)) = (unsafe { waiting.next() }) else {
                 let over = waiting.blocked.get() & !held;
@@ -216,25 +269,14 @@ fn run_each() {
                 SignalSet::from_bits(before & !over).set();
                 break;
             };
-            let (flags, mask) = handler(signal).map_or((0, 0), |it| {
-                let flags = it.flags.load(Ordering::Acquire);
-                (flags, it.mask.load(Ordering::Acquire))
-            });
-            let held_by_it = match flags & libc::SA_NODEFER {
-                0 => mask | bit(signal),
-                _ => mask,
-            };
             // It is blocked since it waits.
             let before = before & !(waiting.blocked.get() & bit(signal));
             waiting.blocked.set(waiting.blocked.get() & !bit(signal));
-            waiting.held.set(held | held_by_it);
-            waiting.held_above.set(here);
-            SignalSet::from_bits(before | held_by_it).set();
-            // SAFETY: as the kernel would have called it; where it was is not known any more.
-            unsafe { run(signal, &raw mut info, std::ptr::null_mut()) };
+            waiting.held.set(held | blocked_by(signal));
+            // SAFETY: as the kernel would have called it.
+            let after = unsafe { run_late(signal, &mut info, before) };
             waiting.held.set(held);
-            waiting.held_above.set(outer);
-            SignalSet::from_bits(before).set();
+            SignalSet::from_bits(after).set();
         }
     });
     fail(errno.unwrap_or(0));
@@ -292,7 +334,8 @@ pub(super) unsafe extern "C" fn sigaction(
     let mut wanted = unsafe { action.as_ref() }.copied();
     let kept = handler(signal).map(|it| {
         let function = it.function.load(Ordering::Acquire);
-        (function, it.flags.load(Ordering::Acquire))
+        let flags = it.flags.load(Ordering::Acquire);
+        (function, flags, it.mask.load(Ordering::Acquire))
     });
     if let (Some(wanted), Some(handler)) = (&mut wanted, handler(signal))
         && !passes
@@ -300,14 +343,17 @@ pub(super) unsafe extern "C" fn sigaction(
         && wanted.sa_sigaction != libc::SIG_IGN
     {
         handler.flags.store(wanted.sa_flags, Ordering::Release);
-        // SAFETY: the kernel's set is as long, and at the beginning of the C library's.
-        let mask = unsafe { *(&raw const wanted.sa_mask).cast::<u64>() };
-        handler.mask.store(mask, Ordering::Release);
+        let mask = bits_of(&mut wanted.sa_mask);
+        handler.mask.store(*mask, Ordering::Release);
         handler
             .function
             .store(wanted.sa_sigaction, Ordering::Release);
         wanted.sa_sigaction = deliver as *const () as sighandler_t;
         wanted.sa_flags |= libc::SA_SIGINFO;
+        if !CAUSED.contains(&signal) {
+            *mask = CAUSED.iter().fold(!0, |all, &caused| all & !bit(caused));
+            wanted.sa_flags &= !libc::SA_NODEFER;
+        }
     }
     let wanted = wanted
         .as_ref()
@@ -315,11 +361,65 @@ pub(super) unsafe extern "C" fn sigaction(
     // SAFETY: an action that is here, and the caller's place.
     let result = unsafe { originals::sigaction(signal, wanted, old) };
     // SAFETY: the caller's.
-    if let (0, Some(old), Some((function, flags))) = (result, unsafe { old.as_mut() }, kept)
+    if let (0, Some(old), Some((function, flags, mask))) = (result, unsafe { old.as_mut() }, kept)
         && old.sa_sigaction == deliver as *const () as sighandler_t
     {
+        const OURS: c_int = libc::SA_SIGINFO | libc::SA_NODEFER;
         old.sa_sigaction = function;
-        old.sa_flags = old.sa_flags & !libc::SA_SIGINFO | flags & libc::SA_SIGINFO;
+        old.sa_flags = old.sa_flags & !OURS | flags & OURS;
+        *bits_of(&mut old.sa_mask) = mask;
+    }
+    result
+}
+
+/// The kernel's action, which the C library has in another order.
+#[repr(C)]
+pub(super) struct KernelAction {
+    handler: sighandler_t,
+    flags: libc::c_ulong,
+    restorer: usize,
+    mask: u64,
+}
+
+/// rt_sigaction(2). Where a handler returns to is the C library's to say.
+///
+/// # Safety
+/// As the system call has it.
+pub(super) unsafe fn rt_sigaction(
+    signal: c_int,
+    action: *const KernelAction,
+    old: *mut KernelAction,
+    length: usize,
+) -> c_int {
+    // SAFETY: all zero is an action: SIG_DFL.
+    let (mut wanted, mut found): (Action, Action) = unsafe { core::mem::zeroed() };
+    // SAFETY: the caller's.
+    let given = unsafe { action.as_ref() }.filter(|_| length == size_of::<u64>());
+    if let Some(given) = given {
+        wanted.sa_sigaction = given.handler;
+        wanted.sa_flags = given.flags as c_int;
+        *bits_of(&mut wanted.sa_mask) = given.mask;
+    }
+    // The C library has two signals for itself.
+    if length != size_of::<u64>() || (32..=33).contains(&signal) {
+        let (action, old) = (action.expose_provenance(), old.expose_provenance());
+        // SAFETY: the caller's.
+        return unsafe {
+            let number = libc::SYS_rt_sigaction;
+            originals::syscall(number, signal as usize, action, old, length, 0, 0) as c_int
+        };
+    }
+    let wanted = given.map_or(std::ptr::null(), |_| &raw const wanted);
+    // SAFETY: actions that are here.
+    let result = unsafe { sigaction(signal, wanted, &raw mut found) };
+    // SAFETY: the caller's.
+    if let (0, Some(old)) = (result, unsafe { old.as_mut() }) {
+        *old = KernelAction {
+            handler: found.sa_sigaction,
+            flags: found.sa_flags as libc::c_ulong,
+            restorer: found.sa_restorer.map_or(0, |it| it as *const () as usize),
+            mask: *bits_of(&mut found.sa_mask),
+        };
     }
     result
 }

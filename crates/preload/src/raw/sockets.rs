@@ -27,7 +27,7 @@ pub(super) unsafe extern "C-unwind" fn socket(
 ) -> c_int {
     // SAFETY: the caller's.
     let fd = unsafe { originals::socket(domain, kind, protocol) };
-    if fd >= 0 && !is_inside() {
+    if super::given::given(fd) >= 0 && !is_inside() {
         candidates::made(fd, candidates::of_call(domain, kind, protocol));
     }
     fd
@@ -97,7 +97,7 @@ pub(super) unsafe extern "C-unwind" fn accept(
         // SAFETY: the caller's.
         Some(posix) => unsafe { accept_here(posix, fd, from, length, 0) },
         // SAFETY: the caller's.
-        None => unsafe { originals::accept(fd, from, length) },
+        None => super::given::given(unsafe { originals::accept(fd, from, length) }),
     }
 }
 
@@ -112,7 +112,7 @@ pub(super) unsafe extern "C-unwind" fn accept4(
         // SAFETY: the caller's.
         Some(posix) => unsafe { accept_here(posix, fd, from, length, flags) },
         // SAFETY: the caller's.
-        None => unsafe { originals::accept4(fd, from, length, flags) },
+        None => super::given::given(unsafe { originals::accept4(fd, from, length, flags) }),
     }
 }
 
@@ -210,7 +210,7 @@ fn placeholder(cloexec: bool) -> Result<c_int> {
         false => libc::F_DUPFD,
     };
     // SAFETY: duplicates a descriptor.
-    checked(unsafe { originals::fcntl(socket.as_raw_fd(), command, 0) })
+    checked(unsafe { originals::fcntl(socket.as_raw_fd(), command, 0) }).map(super::given::given)
 }
 
 #[unsafe(no_mangle)]

@@ -2,7 +2,10 @@
 
 use std::ffi::{c_int, c_long};
 
-use super::{copying, data, numbers, options, originals, processes, readiness, sandbox, sockets};
+use super::{
+    copying, data, ends, numbers, options, originals, processes, readiness, sandbox, signals,
+    sockets,
+};
 use crate::candidates;
 use crate::promote;
 
@@ -81,7 +84,8 @@ unsafe extern "C-unwind" fn syscall(
         SYS_chroot => sandbox::chroot(0);
         SYS_prctl => sandbox::prctl(0, 1, 2, 3, 4);
         SYS_seccomp => sandbox::seccomp(0, 1, 2);
-        SYS_exit_group => processes::_exit(0);
+        SYS_rt_sigaction => signals::rt_sigaction(0, 1, 2, 3);
+        SYS_exit_group => ends::_exit(0);
     }
 }
 
