@@ -268,6 +268,8 @@ impl Reassembly {
             // Of no cell: nothing begins by it.
             return Ok(None);
         }
+        // The last cell may have been lost: what comes much later is another PDU.
+        partial.discarding &= now.saturating_sub(partial.began) < self.limits.timeout;
         if partial.discarding {
             partial.discarding = !last;
             return Err(DropReason::Rest);
@@ -288,7 +290,9 @@ impl Reassembly {
         };
         if let Some(reason) = refused {
             partial.discarding = !last;
-            if !first {
+            if first {
+                partial.began = now;
+            } else {
                 self.under_way.remove(&(partial.began, circuit));
                 self.held -= partial.bytes.len();
                 keep(&mut self.kept, mem::take(&mut partial.bytes));
@@ -316,7 +320,9 @@ impl Reassembly {
         Ok(Some(Some(crc)))
     }
 
-    /// Gives up PDUs whose time is over. Each cell that comes does so, too.
+    /// Gives up PDUs whose time is over. Each cell that comes does so, too. The next cell
+    /// begins a PDU: the last one of the old was lost, most likely. If it was not, what is
+    /// left of the old fails its CRC.
     #[expect(
         clippy::indexing_slicing,
         reason = "the array has one place per variant"
@@ -328,7 +334,6 @@ impl Reassembly {
             self.under_way.pop_first();
             if let Some(partial) = self.circuits.get_mut(&circuit) {
                 self.held -= partial.bytes.len();
-                partial.discarding = true;
                 keep(&mut self.kept, mem::take(&mut partial.bytes));
                 self.dropped[DropReason::TimedOut as usize] += 1;
             }

@@ -163,11 +163,33 @@ fn a_pdu_that_never_ends_holds_memory_for_its_time_only() {
     reassembly.expire(timeout);
     assert_eq!((reassembly.held(), reassembly.poll_timeout()), (0, None));
     assert_eq!(reassembly.dropped(DropReason::TimedOut), 1);
-    let error = reassembly
-        .cell(timeout, A, PayloadType::USER_LAST, &cell)
-        .unwrap_err();
-    assert_eq!(error, DropReason::Rest);
     assert!(put(&mut reassembly, A, &pdu(b"next")).unwrap().is_some());
+}
+
+/// In cells and in frames, after a time-out and after a PDU that was refused.
+#[test]
+fn a_lost_last_cell_costs_no_later_pdu() {
+    let timeout = Limits::default().timeout;
+    let next = pdu(b"next");
+    let taken = |reassembly: &mut Reassembly, now| {
+        let pdu = reassembly.part(now, A, &next, true);
+        pdu.map(|pdu| pdu.is_some())
+    };
+    let mut reassembly = Reassembly::new(Limits::default());
+    reassembly.open(A, 100).unwrap();
+    reassembly
+        .cell(NOW, A, PayloadType::USER, &[0; 48])
+        .unwrap();
+    assert_eq!(taken(&mut reassembly, NOW + timeout), Ok(true));
+    reassembly.part(NOW, A, &[0; 96], false).unwrap();
+    assert_eq!(taken(&mut reassembly, NOW + timeout), Ok(true));
+    let long = reassembly.part(NOW, A, &[0; 480], false).unwrap_err();
+    assert_eq!(long, DropReason::TooLong);
+    let early = taken(&mut reassembly, NOW + timeout / 2);
+    assert_eq!(early, Err(DropReason::Rest));
+    let long = reassembly.part(NOW, A, &[0; 480], false).unwrap_err();
+    assert_eq!(long, DropReason::TooLong);
+    assert_eq!(taken(&mut reassembly, NOW + timeout), Ok(true));
 }
 
 #[test]
