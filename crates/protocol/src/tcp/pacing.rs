@@ -26,6 +26,10 @@ const NEAR: u32 = 512;
 /// No segment takes longer to drain, however slow the path; in microseconds.
 const PAUSE_MAX: u32 = 1 << 26;
 
+/// Nothing waits for longer than [`PAUSE_MAX`] and a burst. After a silence of this
+/// length a departure time that wraps could be taken for a later one.
+const SILENCE: Duration = Duration::from_secs(1 << 10);
+
 impl Connection {
     /// What the path is to be sent, in bytes a second: twice the window a round
     /// trip while slow start is far from its end, 1.2 times it from then on, so
@@ -90,7 +94,8 @@ impl Connection {
         let clock = microseconds(now);
         // Half a burst's time is not lost if the timer is late.
         let earliest = clock.wrapping_sub(BURST / 2);
-        if before(self.send.departure_time, earliest) {
+        let is_past = now.saturating_sub(self.send.last_sent) > SILENCE;
+        if is_past || before(self.send.departure_time, earliest) {
             self.send.departure_time = earliest;
         }
         let takes = |bytes: u32| {

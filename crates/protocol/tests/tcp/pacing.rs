@@ -143,16 +143,27 @@ fn nothing_is_sent_faster_than_asked() {
 
 #[test]
 fn a_pause_earns_no_more_than_a_burst() {
-    let config = Config {
-        pacing_rate_max: Some(1_000_000),
-        ..plain()
-    };
-    let mut peer = Peer::established(&config);
+    for slow_start_after_idle in [true, false] {
+        pauses_earn_no_more_than_a_burst(&Config {
+            pacing_rate_max: Some(1_000_000),
+            slow_start_after_idle,
+            ..plain()
+        });
+    }
+}
+
+fn pauses_earn_no_more_than_a_burst(config: &Config) {
+    let mut peer = Peer::established(config);
     let mut offset = 0;
     for pause in [
         ms(1),
         ms(150),
         Duration::from_secs(3),
+        // Microseconds wrap after 71 minutes.
+        Duration::from_secs(36 * 60),
+        Duration::from_secs(50 * 60),
+        Duration::from_secs(71 * 60),
+        Duration::from_secs(110 * 60),
         Duration::from_secs(5000),
     ] {
         peer.now += pause;
