@@ -44,7 +44,7 @@ pub(super) use codec::Codec;
 use codec::{Reader, Writer, hash, one_of};
 
 /// Of this description; raised with every change of it.
-const VERSION: u32 = 0x5457_000d;
+const VERSION: u32 = 0x5457_000e;
 
 /// Why bytes are not a frozen connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -177,6 +177,10 @@ impl Connection {
                 icmp_limit: codec.u16(self.path.icmp_limit),
                 probe: codec.u16(self.path.probe),
                 since: age(self.path.since, codec.now().as_secs() as u32, codec),
+                reductions: codec.u8(self.path.reductions),
+                size_before: codec.u16(self.path.size_before),
+                stalled_to: codec.u32(self.path.stalled_to),
+                passed: codec.u16(self.path.passed),
             },
             acp: acp(self.acp.as_deref(), codec),
             fast_open: fast_open(self.fast_open.as_deref(), codec),

@@ -57,6 +57,15 @@ pub(super) struct PathMtu {
     pub(super) probe: u16,
     /// When the search began or ICMP spoke, in seconds.
     pub(super) since: u32,
+    /// How often the size was reduced since something was acknowledged.
+    pub(super) reductions: u8,
+    /// The size before that.
+    pub(super) size_before: u16,
+    /// The end of what was outstanding then.
+    pub(super) stalled_to: u32,
+    /// What got through after an outage, or zero: where larger segments are lost again,
+    /// it is the size.
+    pub(super) passed: u16,
 }
 
 impl PathMtu {
@@ -71,6 +80,10 @@ impl PathMtu {
             icmp_limit: u16::MAX,
             probe: 0,
             since: 0,
+            reductions: 0,
+            size_before: 0,
+            stalled_to: 0,
+            passed: 0,
         }
     }
 
@@ -183,8 +196,17 @@ impl Connection {
         } else {
             PATH_MSS_MIN_V6
         };
+        let end = self.send.nxt;
+        if self.path.reductions == 0 || !before(self.send.una, self.path.stalled_to) {
+            (self.path.reductions, self.path.size_before) = (0, now_sent);
+        }
         let base = self.base();
-        let mut smaller = if base < now_sent { base } else { now_sent / 2 }.max(least);
+        let mut smaller = match self.path.passed {
+            passed @ 1.. if self.path.reductions == 0 && passed < now_sent => passed,
+            _ if base < now_sent => base,
+            _ => now_sent / 2,
+        }
+        .max(least);
         // A size that all of it fits into would change nothing.
         while outstanding <= self.payload_of(smaller) && smaller > least {
             smaller = (smaller / 2).max(least);
@@ -193,7 +215,27 @@ impl Connection {
             return;
         }
         self.search(smaller, now);
+        self.path.reductions = self.path.reductions.saturating_add(1);
+        self.path.stalled_to = end;
         self.update_mss();
+    }
+
+    /// What was reduced is acknowledged. If smaller copies of the same were lost as well,
+    /// the path was down, and is not narrow: the size is what it was before, unless a probe
+    /// can say so at once.
+    fn end_stall(&mut self, now: Time) {
+        if self.path.reductions == 0 || before(self.send.una, self.path.stalled_to) {
+            return;
+        }
+        let was_down = self.path.reductions > 1;
+        self.path.reductions = 0;
+        self.path.passed = if was_down { self.path.low } else { 0 };
+        let size = self.path.size_before.min(self.most());
+        let probed = self.payload_of(size) + FOLLOWERS * u32::from(self.send.mss);
+        if was_down && size > self.path.low && self.unsent() < probed {
+            self.search(size, now);
+            self.update_mss();
+        }
     }
 
     /// The path carries no more than so much, an ICMP error says. True when
@@ -236,6 +278,7 @@ impl Connection {
         if self.path.probe != 0 || !quiet || !open || self.timers.is_running(Timer::Pace) {
             return None;
         }
+        self.end_stall(now);
         self.raise_path(now);
         if !self.path.searching {
             return None;

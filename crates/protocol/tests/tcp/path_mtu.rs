@@ -106,6 +106,53 @@ fn an_outage_costs_the_size_for_a_moment_only() {
     assert_eq!(info(&mut link).send_mss, 1448);
 }
 
+/// Of a connection that sends messages, of which none is enough for a probe.
+#[test]
+fn after_an_outage_messages_are_whole_segments_again() {
+    for length in [300, 900, 1400] {
+        for outage in [Duration::from_millis(4800), Duration::from_millis(19_200)] {
+            let mut link = link(Config::default(), length);
+            link.hosts[0].closes = false;
+            link.run_for(Duration::from_secs(1));
+            link.weather[0].loss = 100;
+            more(&mut link, length);
+            link.run_for(outage);
+            link.weather[0].loss = 0;
+            link.run_for(Duration::from_secs(60));
+            // The congestion window has to grow first.
+            more(&mut link, length);
+            link.run_for(Duration::from_secs(5));
+            // What a bad path loses is sent again.
+            let sent = |link: &mut Link| {
+                let info = info(link);
+                info.segments_sent - info.retransmissions
+            };
+            let before = sent(&mut link);
+            more(&mut link, length);
+            link.run_for(Duration::from_secs(5));
+            let sent = sent(&mut link) - before;
+            assert_eq!(sent, 1, "messages of {length} bytes after {outage:?}");
+        }
+    }
+}
+
+/// One whose messages do not fit goes back to the size that got through, and stays there.
+#[test]
+fn a_black_hole_stalls_messages_twice_at_most() {
+    let mut link = link(Config::default(), 1400);
+    link.hosts[0].closes = false;
+    link.run_for(Duration::from_secs(1));
+    link.weather[0].payload_max = 400;
+    for _ in 0..5 {
+        more(&mut link, 1400);
+        link.run_for(Duration::from_secs(30));
+    }
+    assert!(info(&mut link).timeouts <= 12, "{:?}", info(&mut link));
+    link.hosts[0].closes = true;
+    link.run(MINUTE);
+    link.assert_delivered();
+}
+
 #[test]
 fn a_path_that_carries_more_again_is_used() {
     let mut link = link(Config::default(), 600_000);
