@@ -89,7 +89,7 @@ impl LinkWatch {
                 Change::Gone(index) | Change::Moved(index) => gone |= index == self.link.index,
                 Change::Address => addresses = true,
                 Change::Missed => (addresses, look) = (true, true),
-                Change::Link(_) | Change::NeighbourGone(..) => {}
+                Change::Link(_) | Change::NeighbourGone(..) | Change::Routes => {}
             }
         }
         if look {

@@ -18,6 +18,7 @@ use crate::address::chunk;
 mod neighbour;
 mod netdev;
 mod route;
+mod routing;
 mod veth;
 
 pub use neighbour::Neighbour;
@@ -25,6 +26,7 @@ pub use netdev::{
     Napi, Netdev, Queue, XDP_BASIC, XDP_NDO_XMIT, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM,
 };
 pub use route::{Change, Link, LinkCounters, Monitor, Route, Rtnetlink};
+pub use routing::{Found, Routing};
 pub use veth::{GroupLink, VethPair};
 
 /// linux/netlink.h.
@@ -79,11 +81,26 @@ impl Client {
     /// Sends one request, and collects the answers to it: all up to the end or
     /// the acknowledgment where `flags` asks for such, else the first.
     fn exchange(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<Answer>> {
+        let mut answers = Vec::new();
+        self.each(kind, flags, body, &mut |kind, body| {
+            answers.push((kind, body.to_vec()));
+            Ok(())
+        })?;
+        Ok(answers)
+    }
+
+    /// As [`Client::exchange`]: gives each answer to `on`, whose error ends it.
+    fn each(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        body: &[u8],
+        on: &mut dyn FnMut(u16, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
         self.sequence = self.sequence.wrapping_add(1);
         let request = message(kind, NLM_F_REQUEST | flags, self.sequence, body);
         // Without a destination a message goes to the kernel.
         send(&self.socket, &request, SendFlags::empty())?;
-        let mut answers = Vec::new();
         loop {
             let (length, _) = recv(&self.socket, &mut self.buffer[..], RecvFlags::empty())?;
             for (header, body) in messages(self.buffer.get(..length).unwrap_or_default()) {
@@ -92,15 +109,15 @@ impl Client {
                     continue;
                 }
                 match header.kind {
-                    NLMSG_DONE => return Ok(answers),
+                    NLMSG_DONE => return Ok(()),
                     NLMSG_ERROR => match chunk(body, 0).map_or(0, i32::from_ne_bytes) {
-                        0 => return Ok(answers),
+                        0 => return Ok(()),
                         code => return Err(io::Error::from_raw_os_error(-code)),
                     },
-                    kind => answers.push((kind, body.to_vec())),
+                    kind => on(kind, body)?,
                 }
                 if flags & (NLM_F_DUMP | NLM_F_ACK) == 0 {
-                    return Ok(answers);
+                    return Ok(());
                 }
             }
         }

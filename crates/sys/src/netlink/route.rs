@@ -44,10 +44,16 @@ const TX_PACKETS: usize = 1;
 const TX_DROPPED: usize = 7;
 const RX_FIFO_ERRORS: usize = 14;
 const RX_MISSED_ERRORS: usize = 15;
-const RTM_GETROUTE: u16 = 26;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+pub(super) const RTM_GETROUTE: u16 = 26;
+const RTM_NEWRULE: u16 = 32;
+const RTM_DELRULE: u16 = 33;
 const RTM_DELNEIGH: u16 = 29;
 /// `RTMGRP_NEIGH`.
 const NEIGHBOURS: u32 = 0x4;
+/// RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE.
+const ROUTES: u32 = 0x40 | 0x80 | 0x400 | 0x4_0000;
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
@@ -57,8 +63,8 @@ const RTA_VIA: u16 = 18;
 const RTA_METRICS: u16 = 8;
 const RTAX_LOCK: u16 = 1;
 const RTAX_MTU: u16 = 2;
-const RTN_UNICAST: u8 = 1;
-const RTN_LOCAL: u8 = 2;
+pub(super) const RTN_UNICAST: u8 = 1;
+pub(super) const RTN_LOCAL: u8 = 2;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// linux/pkt_sched.h: the parent of a root queueing discipline.
@@ -85,6 +91,42 @@ pub struct Route {
     /// [`usize::MAX`]: as the interface's. 0 where IPv4 datagrams may not be sent
     /// with don't-fragment set, however short: the MTU is locked.
     pub mtu: usize,
+}
+
+impl Route {
+    /// From the body of a message.
+    pub(super) fn parse(body: &[u8]) -> Option<Self> {
+        // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
+        let fixed = body.first_chunk::<12>()?;
+        let v4 = i32::from(fixed[0]) == libc::AF_INET;
+        let mut route = Route {
+            unicast: fixed[7] == RTN_UNICAST,
+            local: fixed[7] == RTN_LOCAL,
+            ..Route::NONE
+        };
+        for (kind, value) in attributes(body.get(12..).unwrap_or_default()) {
+            match kind {
+                RTA_OIF => route.interface = word(value),
+                RTA_GATEWAY => route.gateway = address(value),
+                // A router of the other IP version: its family comes first.
+                RTA_VIA => route.gateway = address(value.get(2..).unwrap_or_default()),
+                RTA_PREFSRC => route.source = address(value),
+                RTA_METRICS => route.mtu = mtu(value, v4),
+                _ => {}
+            }
+        }
+        Some(route)
+    }
+
+    /// That of a destination to which none leads.
+    pub(super) const NONE: Route = Route {
+        unicast: false,
+        local: false,
+        interface: 0,
+        gateway: None,
+        source: None,
+        mtu: usize::MAX,
+    };
 }
 
 /// Frames that an interface has counted since it was made: members of `struct
@@ -203,6 +245,10 @@ pub enum Change {
     /// An interface, by index, has this neighbour no longer. For those who asked
     /// ([`Monitor::with_neighbours`]).
     NeighbourGone(u32, IpAddr),
+    /// A route or a policy rule came or went, of those that the kernel announces: the
+    /// routes of an interface that goes down are not among them. For those who asked
+    /// ([`Monitor::with_routes`]).
+    Routes,
     /// The kernel had more to say than there was room for.
     Missed,
 }
@@ -228,6 +274,14 @@ impl Monitor {
     /// As there.
     pub fn with_neighbours() -> io::Result<Self> {
         Self::of(CHANGES | NEIGHBOURS)
+    }
+
+    /// As [`Monitor::open`], with routes and policy rules.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_routes() -> io::Result<Self> {
+        Self::of(CHANGES | ROUTES)
     }
 
     fn of(groups: u32) -> io::Result<Self> {
@@ -266,6 +320,9 @@ impl Monitor {
                         }
                     }),
                     RTM_NEWADDR | RTM_DELADDR => Some(Change::Address),
+                    RTM_NEWROUTE | RTM_DELROUTE | RTM_NEWRULE | RTM_DELRULE => {
+                        (changes.last() != Some(&Change::Routes)).then_some(Change::Routes)
+                    }
                     RTM_DELNEIGH => neighbour::fields(body)
                         .map(|(interface, address, _)| Change::NeighbourGone(interface, address)),
                     _ => None,
@@ -328,27 +385,7 @@ impl Rtnetlink {
             attribute(&mut body, RTA_OIF, &interface.to_ne_bytes());
         }
         let reply = self.0.first(RTM_GETROUTE, 0, &body)?;
-        let fixed = reply.get(..12).ok_or(io::ErrorKind::InvalidData)?;
-        let mut route = Route {
-            unicast: fixed[7] == RTN_UNICAST,
-            local: fixed[7] == RTN_LOCAL,
-            interface: 0,
-            gateway: None,
-            source: None,
-            mtu: usize::MAX,
-        };
-        for (kind, value) in attributes(reply.get(12..).unwrap_or_default()) {
-            match kind {
-                RTA_OIF => route.interface = word(value),
-                RTA_GATEWAY => route.gateway = address(value),
-                // A router of the other IP version: its family comes first.
-                RTA_VIA => route.gateway = address(value.get(2..).unwrap_or_default()),
-                RTA_PREFSRC => route.source = address(value),
-                RTA_METRICS => route.mtu = mtu(value, destination.is_ipv4()),
-                _ => {}
-            }
-        }
-        Ok(route)
+        Route::parse(&reply).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// The interface of this index.
