@@ -208,7 +208,19 @@ impl Switch {
         if now > self.cookies_until || self.members_up() == 0 {
             return false;
         }
-        let Some(handshake) = self.cookies.check(segment, now) else {
+        let check = |segment: &Segment<'_>| self.cookies.check(segment, now);
+        // An acknowledgment that was lost is followed by a probe of the window, which is
+        // closed: it has the sequence number before.
+        let is_probe = segment.payload.is_empty();
+        let found = check(segment).or_else(|| {
+            let sequence = segment.header.sequence.wrapping_add(1);
+            let header = Header {
+                sequence,
+                ..segment.header
+            };
+            is_probe.then(|| check(&Segment { header, ..*segment }))?
+        });
+        let Some(handshake) = found else {
             return false;
         };
         self.counters.cookies_taken += 1;
