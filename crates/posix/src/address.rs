@@ -11,13 +11,14 @@ pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// As a socket of a family shows an address.
+/// As a socket of a family shows an address. The scope stays: an answer to a link-local
+/// address leaves by the interface that it names.
 pub(crate) fn shown(address: SocketAddr, domain: i32) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(v4) if domain == libc::AF_INET6 => {
             SocketAddr::new(v4.to_ipv6_mapped().into(), address.port())
         }
-        ip => SocketAddr::new(ip, address.port()),
+        _ => address,
     }
 }
 
@@ -86,5 +87,21 @@ pub(crate) fn check_family(address: SocketAddr, domain: i32) -> Result<()> {
         // Linux: an address too short for the family.
         (libc::AF_INET6, SocketAddr::V4(_)) => Err(Errno(libc::EINVAL)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddrV6;
+
+    #[test]
+    fn an_address_is_shown_with_its_scope() {
+        let link_local = SocketAddrV6::new("fe80::7".parse().unwrap(), 53, 0, 3).into();
+        assert_eq!(shown(link_local, libc::AF_INET6), link_local);
+        let v4 = "10.0.0.1:53".parse().unwrap();
+        assert_eq!(shown(v4, libc::AF_INET), v4);
+        let mapped = "[::ffff:10.0.0.1]:53".parse().unwrap();
+        assert_eq!(shown(v4, libc::AF_INET6), mapped);
     }
 }
