@@ -384,13 +384,14 @@ impl ConnectionInner {
 
     pub(super) fn arm(&self, core: &Core, state: &mut State, due: Duration) {
         if due < state.armed {
-            state.armed = due;
             // Keepalive probes of many connections go together.
             let due = if state.connection.is_idle() {
                 Duration::from_secs(due.as_secs() + 1)
             } else {
                 due
             };
+            // Not the exact time: what is due between the two is not armed otherwise.
+            state.armed = due;
             core.tcp.arm(self.timer, due);
         }
     }

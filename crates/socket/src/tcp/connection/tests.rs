@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use tidewall_device::memory::{LinkConfig, pair};
+use tidewall_device::memory::{Link, LinkConfig, pair};
 
 use super::*;
 use crate::{MemoryConfig, Stack, TcpListener, TcpStream, tcp::Interest, tcp::Selector};
@@ -13,40 +13,100 @@ use crate::{MemoryConfig, Stack, TcpListener, TcpStream, tcp::Interest, tcp::Sel
 /// Bytes of an answer: two segments, which a receiver acknowledges at once.
 const ANSWER: usize = 2_000;
 
+/// Two stacks on a clock that goes on by 10 us each time that it is looked at, with a
+/// selector each, and a connection between them: near's end, far's end.
+struct Bed {
+    clock: Arc<AtomicU64>,
+    near: Stack,
+    selectors: [Selector; 2],
+    server: TcpStream,
+    client: TcpStream,
+    _listener: TcpListener,
+    _far: Stack,
+    _link: Link,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let (link, one, other) = pair(LinkConfig::default()).unwrap();
+        let clock = Arc::new(AtomicU64::new(0));
+        let on = |end, own: u8, peer: u8| {
+            let clock = clock.clone();
+            let now = move || Duration::from_micros(10 * clock.fetch_add(1, Ordering::Relaxed));
+            let config = MemoryConfig {
+                addresses: vec![Ipv4Addr::new(10, 0, 0, own).into()],
+                mac: MacAddress([2, 0, 0, 0, 0, own]),
+                peer: MacAddress([2, 0, 0, 0, 0, peer]),
+            };
+            Stack::in_memory_on_clock(end, config, now).unwrap()
+        };
+        let (near, far) = (on(one, 1, 2), on(other, 2, 1));
+        let selectors = [&near, &far].map(|stack| Selector::new(stack).unwrap());
+        let service = SocketAddr::from(([10, 0, 0, 1], 80));
+        let listener = TcpListener::bind(&near, service).unwrap();
+        selectors[0].add(&listener, 0, Interest::READABLE).unwrap();
+        let client = TcpStream::connect_nonblocking(&far, service).unwrap();
+        selectors[1].add(&client, 0, Interest::READABLE).unwrap();
+        (0..4).for_each(|_| turn(&selectors));
+        listener.set_nonblocking(true).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        server.set_nonblocking(true).unwrap();
+        selectors[0].add(&server, 1, Interest::READABLE).unwrap();
+        Bed {
+            clock,
+            near,
+            selectors,
+            server,
+            client,
+            _listener: listener,
+            _far: far,
+            _link: link,
+        }
+    }
+}
+
+fn turn(selectors: &[Selector]) {
+    for selector in selectors {
+        selector
+            .wait(&mut Vec::new(), Some(Duration::ZERO))
+            .unwrap();
+    }
+}
+
+/// What is due between the time of a keepalive probe and the second that the probes of
+/// many connections go together at is not put off to that.
+#[test]
+fn a_keepalive_timer_puts_no_other_off() {
+    let mut bed = Bed::new();
+    let core = bed.near.core();
+    let keepalive = tidewall_protocol::tcp::Keepalive {
+        idle: Duration::from_millis(2100),
+        ..Default::default()
+    };
+    bed.server.set_keepalive(Some(keepalive)).unwrap();
+    turn(&bed.selectors);
+    let due = core.tcp.timers.next(core.now()).unwrap();
+    assert!(due > Duration::from_millis(2100), "{due:?}");
+    // Just before its time something leaves, and its acknowledgment does not come.
+    bed.clock.store(205_000, Ordering::Relaxed);
+    bed.server.write_all(b"!").unwrap();
+    turn(&bed.selectors[..1]);
+    let due = core.tcp.timers.next(core.now()).unwrap();
+    assert!(due < Duration::from_millis(500), "{due:?}");
+}
+
 /// A thread that sleeps after each answer would be woken for nothing after two round
 /// trips and 2 ms (RFC 8985 §7.2).
 #[test]
 fn a_timer_for_what_is_acknowledged_wakes_nobody() {
-    let (_link, one, other) = pair(LinkConfig::default()).unwrap();
-    let clock = Arc::new(AtomicU64::new(0));
-    let on = |end, own: u8, peer: u8| {
-        let clock = clock.clone();
-        let now = move || Duration::from_micros(10 * clock.fetch_add(1, Ordering::Relaxed));
-        let config = MemoryConfig {
-            addresses: vec![Ipv4Addr::new(10, 0, 0, own).into()],
-            mac: MacAddress([2, 0, 0, 0, 0, own]),
-            peer: MacAddress([2, 0, 0, 0, 0, peer]),
-        };
-        Stack::in_memory_on_clock(end, config, now).unwrap()
-    };
-    let (near, far) = (on(one, 1, 2), on(other, 2, 1));
-    let selectors = [&near, &far].map(|stack| Selector::new(stack).unwrap());
-    let mut events = Vec::new();
-    let mut turn = || {
-        for selector in &selectors {
-            selector.wait(&mut events, Some(Duration::ZERO)).unwrap();
-        }
-    };
-    let service = SocketAddr::from(([10, 0, 0, 1], 80));
-    let listener = TcpListener::bind(&near, service).unwrap();
-    selectors[0].add(&listener, 0, Interest::READABLE).unwrap();
-    let mut client = TcpStream::connect_nonblocking(&far, service).unwrap();
-    selectors[1].add(&client, 0, Interest::READABLE).unwrap();
-    (0..4).for_each(|_| turn());
-    listener.set_nonblocking(true).unwrap();
-    let (mut server, _) = listener.accept().unwrap();
-    server.set_nonblocking(true).unwrap();
-    selectors[0].add(&server, 1, Interest::READABLE).unwrap();
+    let Bed {
+        near,
+        selectors,
+        mut server,
+        mut client,
+        ..
+    } = Bed::new();
+    let turn = || turn(&selectors);
     let core = near.core();
     let connection = core.tcp.flows.all().pop().unwrap();
     for _ in 0..10 {
