@@ -1,13 +1,13 @@
 //! Why the kernel refuses a driver program, and what helps.
 
-use std::fmt;
-use std::io;
+use std::path::Path;
+use std::{fmt, fs, io};
 
 use aya::programs::ProgramError;
 use tidewall_device::capabilities::{self, Set};
 use tidewall_device::interface::is_physical;
 use tidewall_sys::interface;
-use tidewall_sys::netlink::{Netdev, XDP_BASIC};
+use tidewall_sys::netlink::{Netdev, Rtnetlink, XDP_BASIC};
 
 /// Why the kernel refused the driver program or what belongs to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub(crate) fn describe(what: &str, error: impl std::error::Error + 'static) -> i
     }) = find(&error)
     {
         let log = verifier_log.to_string();
-        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let missing = Set::effective().missing(&capabilities::LOAD);
         // Without CAP_PERFMON the verifier forbids what it allows otherwise.
         if missing.is_empty() {
@@ -179,7 +179,7 @@ pub fn check_generic(interface: &str) -> io::Result<()> {
 
 /// What a VLAN, a bond or a bridge stands on: its parent or its ports.
 fn lower_interfaces(interface: &str) -> Vec<String> {
-    let entries = std::fs::read_dir(format!("/sys/class/net/{interface}"));
+    let entries = fs::read_dir(format!("/sys/class/net/{interface}"));
     let names = entries.into_iter().flatten().flatten().filter_map(|entry| {
         let name = entry.file_name();
         Some(name.to_str()?.strip_prefix("lower_")?.to_owned())
@@ -187,6 +187,29 @@ fn lower_interfaces(interface: &str) -> Vec<String> {
     let mut names: Vec<String> = names.collect();
     names.sort();
     names
+}
+
+/// A process that has an interface's XDP program attached by a link (proc_pid_fdinfo(5)); `None`
+/// where this process may not look, or a link is pinned and nobody has it open.
+fn holder(interface: &str) -> Option<String> {
+    let index = interface::index(interface).ok()?;
+    let program = Rtnetlink::open().ok()?.link(index).ok()?.xdp_program?;
+    // A number of an interface may be another's in another network namespace.
+    let wanted = ["link_type:\txdp".to_owned(), format!("prog_id:\t{program}")];
+    let is_link = |path: &Path| {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        wanted.iter().all(|line| text.lines().any(|it| it == line))
+    };
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
+    let has_link = |process: &Path| {
+        let mut descriptors = entries(&process.join("fdinfo"));
+        descriptors.any(|descriptor| is_link(&descriptor.path()))
+    };
+    let mut processes = entries(Path::new("/proc")).map(|entry| entry.path());
+    let process = processes.find(|process| has_link(process))?;
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    let number = process.file_name()?.to_str()?;
+    Some(format!("process {number} ({})", name.trim()))
 }
 
 pub(crate) fn attach_error(interface: &str, error: io::Error) -> io::Error {
@@ -199,7 +222,8 @@ pub(crate) fn attach_error(interface: &str, error: io::Error) -> io::Error {
     };
     let text = match errno {
         Some(libc::EBUSY) => format!(
-            "another XDP program is attached to {interface} (see: ip -details link show dev {interface})"
+            "another XDP program is attached to {interface}{} (see: ip -details link show dev {interface})",
+            holder(interface).map_or(String::new(), |holder| format!(" by {holder}"))
         ),
         Some(libc::EOPNOTSUPP) if native(interface) == Some(true) => refuses("as it is set up now"),
         Some(libc::EOPNOTSUPP) => match check_generic(interface) {
