@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -48,8 +48,42 @@ const MAPS: [&str; 10] = [
 const PROGRAM: &str = "program";
 const JOURNAL: &str = "journal";
 const LINK: &str = "link";
+/// linux/magic.h
+const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 /// Entries of the journal: one for each application, and the manager's own.
 const JOURNAL_ENTRIES: u32 = APPLICATIONS as u32 + 1;
+
+/// Where bpffs is mounted.
+pub const BPFFS: &str = "/sys/fs/bpf";
+
+/// Whether bpffs is mounted at a path, and can be written.
+pub fn is_bpffs(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|found| found.f_type == BPF_FS_MAGIC)
+        && rustix::fs::statvfs(path)
+            .is_ok_and(|found| !found.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+/// A bpffs that this process alone has: what is pinned there ends with it.
+#[derive(Debug)]
+pub struct PrivateBpffs {
+    mount: OwnedFd,
+}
+
+impl PrivateBpffs {
+    /// Makes one, mounted nowhere.
+    ///
+    /// # Errors
+    /// PermissionDenied without CAP_SYS_ADMIN; what the kernel reports.
+    pub fn new() -> io::Result<Self> {
+        let mount = crate::raw::mount::bpffs()?;
+        Ok(PrivateBpffs { mount })
+    }
+
+    /// Its root, by which this process alone finds it, while this value lives.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.mount.as_raw_fd()))
+    }
+}
 
 /// A directory of bpffs that one process has to itself.
 #[derive(Debug)]
@@ -83,8 +117,7 @@ impl PinDirectory {
         {
             return Err(read_only(path));
         }
-        // `BPF_FS_MAGIC` (linux/magic.h).
-        if rustix::fs::fstatfs(&directory)?.f_type != 0xcafe_4a11 {
+        if rustix::fs::fstatfs(&directory)?.f_type != BPF_FS_MAGIC {
             let text = format!(
                 "{} is not in bpffs: mount -t bpf bpf /sys/fs/bpf",
                 path.display()

@@ -4,6 +4,8 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use crate::pinned::BPFFS;
+
 /// Directory of managers' sockets.
 pub const SOCKETS: &str = "/run/tidewall";
 /// What a manager's socket ends with.
@@ -13,13 +15,13 @@ pub const VARIABLE: &str = "TIDEWALL_MANAGER";
 
 /// Where the daemon of an interface pins its program.
 pub fn pins(interface: &str) -> PathBuf {
-    Path::new("/sys/fs/bpf/tidewall").join(interface)
+    Path::new(BPFFS).join("tidewall").join(interface)
 }
 
 /// Where a manager pins it that lives no longer than one program: apart, so that what a
 /// killed daemon left for the next one is not taken for leftovers, nor the other way about.
 pub fn ephemeral_pins(interface: &str) -> PathBuf {
-    Path::new("/sys/fs/bpf/tidewall-run").join(interface)
+    Path::new(BPFFS).join("tidewall-run").join(interface)
 }
 
 /// Where the manager of an interface listens.

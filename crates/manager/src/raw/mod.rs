@@ -1,4 +1,5 @@
-//! The unsafe edge of this crate: the restorer's fork. Nothing outside `raw` contains an
+//! The unsafe edge of this crate: the restorer's fork, and fsmount(2). Nothing outside `raw` contains an
 //! unsafe block.
 
 pub(crate) mod fork;
+pub(crate) mod mount;
