@@ -38,6 +38,7 @@ mod program;
 pub mod protocol;
 #[allow(unsafe_code)]
 mod raw;
+pub mod record;
 mod refusal;
 pub mod restore;
 mod syn_limit;

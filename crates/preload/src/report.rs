@@ -1,80 +1,143 @@
-//! What became of the program's sockets, for whoever started it (`tidewall run --report`).
+//! What became of the program's sockets, for whoever started it (`tidewall run`).
 //!
-//! The form of a record: docs/preload.md.
+//! The form of a record: [`tidewall_manager::record`].
 
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Write, stderr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::fstat;
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
+};
+pub(crate) use tidewall_manager::record::Verdict;
+use tidewall_manager::record::{KEY_VARIABLE, Record, VARIABLE};
 
 use crate::protected::out_of_the_way;
 
-/// Names the file that records are appended to; it is there already.
-const VARIABLE: &str = "TIDEWALL_REPORT";
 /// When set, records go to standard error too.
 const DEBUG: &str = "TIDEWALL_DEBUG";
 /// Most records of a process; a program that connects all day does not fill the disk.
 const RECORDS_MAX: usize = 256;
 
 struct Report {
-    file: Option<File>,
+    to: Channel,
     debug: bool,
     program: String,
     said: Mutex<Vec<String>>,
 }
 
+/// The way of a record.
+enum Channel {
+    /// Appended to a file that is there.
+    File(File),
+    /// Sent to a `tidewall run`.
+    Run(OwnedFd),
+    /// Written to standard error, if it is of something unprotected: nothing else says it. The
+    /// file that standard error was at first: a program may close it, and open its own under
+    /// the number. `None`: not asked, since a filter of system calls might refuse that.
+    StandardError(Option<FileId>),
+}
+
+/// Device and inode.
+type FileId = (u64, u64);
+
 static REPORT: OnceLock<Report> = OnceLock::new();
 
-/// What became of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// A stack was made.
-    Stack,
-    /// None could be made.
-    NoStack,
-    /// The socket is the stack's.
-    Promoted,
-    /// It stayed the kernel's.
-    Kernel,
-    /// A filter of system calls was refused.
-    NoFilter,
-}
-
-impl Verdict {
-    fn name(self) -> &'static str {
-        match self {
-            Verdict::Stack => "stack",
-            Verdict::NoStack => "no-stack",
-            Verdict::Promoted => "promoted",
-            Verdict::Kernel => "kernel",
-            Verdict::NoFilter => "no-filter",
-        }
-    }
-}
-
 /// Opens the report while the program's root directory and user are still what they were.
-pub(crate) fn begin() {
+/// `confined`: a filter of system calls may refuse all but opening, reading and writing a file.
+pub(crate) fn begin(confined: bool) {
     let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     let debug = std::env::var_os(DEBUG).is_some_and(|value| !value.is_empty());
-    if path.is_none() && !debug {
-        return;
-    }
-    let file = path.and_then(|path| OpenOptions::new().append(true).open(path).ok());
-    // Some programs close first whatever they do not know.
-    let file = file.map(|file| File::from(out_of_the_way(file.into())));
+    let to = match &path {
+        Some(path) => channel(path.as_ref(), confined),
+        None => None,
+    };
+    let standard_error = match confined {
+        true => None,
+        false => id(stderr()),
+    };
     let program = crate::process::beginning_of("/proc/self/comm");
     let _ = REPORT.set(Report {
-        file,
+        to: to.unwrap_or(Channel::StandardError(standard_error)),
         debug,
         program: program.trim_end().to_owned(),
         said: Mutex::default(),
     });
 }
 
+/// Some programs close first whatever they do not know, so it is protected.
+fn channel(path: &Path, confined: bool) -> Option<Channel> {
+    match OpenOptions::new().append(true).open(path) {
+        Ok(file) => Some(Channel::File(File::from(out_of_the_way(file.into())))),
+        // A socket.
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) && !confined => {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let kind = SocketType::SEQPACKET;
+            let socket = socket_with(AddressFamily::UNIX, kind, flags, None).ok()?;
+            connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
+            let key = std::env::var_os(KEY_VARIABLE)?;
+            send(&socket, key.as_bytes(), SendFlags::NOSIGNAL).ok()?;
+            Some(Channel::Run(out_of_the_way(socket)))
+        }
+        Err(_) => None,
+    }
+}
+
+fn id(file: impl AsFd) -> Option<FileId> {
+    let file = fstat(file).ok()?;
+    Some((file.st_dev, file.st_ino))
+}
+
 impl Report {
     fn said(&self) -> MutexGuard<'_, Vec<String>> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Never waits for the reader, who is not the program's concern.
+    fn send(&self, record: &Record) {
+        let line = record.line();
+        match &self.to {
+            Channel::File(file) => {
+                let mut file = file;
+                let _ = file.write_all(format!("{line}\n").as_bytes());
+            }
+            Channel::Run(socket) => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                let _ = send(socket, line.as_bytes(), flags);
+            }
+            Channel::StandardError(at_first) if record.is_unprotected() => {
+                if at_first.is_none_or(is_writable) {
+                    say(&record.to_string());
+                }
+            }
+            Channel::StandardError(_) => {}
+        }
+        if self.debug {
+            say(&line);
+        }
+    }
+}
+
+/// Whether standard error is still that file, and takes a line at once.
+fn is_writable(at_first: FileId) -> bool {
+    let file = stderr();
+    let mut waits = [PollFd::new(&file, PollFlags::OUT)];
+    let at_once = Timespec::default();
+    id(&file) == Some(at_first)
+        && poll(&mut waits, Some(&at_once)).is_ok()
+        // A pipe that nobody reads has an error, too, and would end the program (SIGPIPE).
+        && waits.iter().all(|it| it.revents() == PollFlags::OUT)
+}
+
+fn say(text: &str) {
+    let line = format!("tidewall: {text}\n");
+    let _ = rustix::io::write(stderr(), line.as_bytes());
 }
 
 /// Nobody says anything meanwhile.
@@ -85,18 +148,28 @@ pub(crate) fn hold() -> Option<MutexGuard<'static, Vec<String>>> {
 /// Says once what became of a socket: what it was, its address, and why.
 pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: impl Display) {
     let Some(report) = REPORT.get() else { return };
-    let words = format!("{}\t{what}\t{address}\t{why}", verdict.name());
-    let line = format!("{}\t{}\t{words}\n", std::process::id(), report.program);
     let mut said = report.said();
-    if said.len() >= RECORDS_MAX || said.contains(&words) {
+    if said.len() >= RECORDS_MAX {
+        return;
+    }
+    let record = Record {
+        process: std::process::id(),
+        program: report.program.clone(),
+        verdict,
+        what: what.to_owned(),
+        address: address.to_string(),
+        why: why.to_string(),
+    };
+    // Without the process, which is the same in all.
+    let words = format!(
+        "{}\t{what}\t{}\t{}",
+        verdict.name(),
+        record.address,
+        record.why
+    );
+    if said.contains(&words) {
         return;
     }
     said.push(words);
-    if let Some(mut file) = report.file.as_ref() {
-        // Who reads it is not the program's concern.
-        let _ = file.write_all(line.as_bytes());
-    }
-    if report.debug {
-        let _ = std::io::stderr().write_all(format!("tidewall: {line}").as_bytes());
-    }
+    report.send(&record);
 }

@@ -31,7 +31,7 @@ pub fn descends(connection: impl AsFd, process: u32, from: u32) -> bool {
 }
 
 /// Parent, parent's parent and so on.
-fn ancestors(process: u32) -> Vec<u32> {
+pub fn ancestors(process: u32) -> Vec<u32> {
     let generations = std::iter::successors(parent(process), |&process| parent(process));
     // Nobody is 0: so the kernel names who cannot be seen from here.
     let generations = generations.take_while(|&ancestor| ancestor != 0);

@@ -44,6 +44,7 @@ use journal::Entry;
 use ports::PortKey;
 use unit::UnitName;
 
+pub use descent::ancestors;
 pub use foreign::ForeignFd;
 pub use manager::{ClientId, Manager, Recovered, Refusal, Reply};
 

@@ -61,7 +61,7 @@ extern "C" fn begin() {
         false => None,
     };
     if refused.is_none_or(|(_, may_report)| may_report) {
-        report::begin();
+        report::begin(refused.is_some());
     }
     if let Some((call, _)) = refused {
         promote::refuse(call);

@@ -1,0 +1,174 @@
+//! What became of a socket of an unmodified program: the records that its processes send to the
+//! `tidewall run` that started it. The form of a line: docs/preload.md.
+
+use std::fmt;
+
+/// Variable with the path that records go to: a file, or the socket of a `tidewall run`.
+pub const VARIABLE: &str = "TIDEWALL_REPORT";
+
+/// Variable with what a process sends first to that socket: only who was started by the run, or
+/// could trace who was, knows it.
+pub const KEY_VARIABLE: &str = "TIDEWALL_REPORT_KEY";
+
+/// Bytes of the longest line that is read.
+pub const LINE_BYTES: usize = 4096;
+
+/// What became of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// A stack was made.
+    Stack,
+    /// None could be made.
+    NoStack,
+    /// The socket is the stack's.
+    Promoted,
+    /// It stayed the kernel's.
+    Kernel,
+    /// A filter of system calls was refused.
+    NoFilter,
+}
+
+impl Verdict {
+    const ALL: [Verdict; 5] = [
+        Verdict::Stack,
+        Verdict::NoStack,
+        Verdict::Promoted,
+        Verdict::Kernel,
+        Verdict::NoFilter,
+    ];
+
+    /// Its name in a line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Stack => "stack",
+            Verdict::NoStack => "no-stack",
+            Verdict::Promoted => "promoted",
+            Verdict::Kernel => "kernel",
+            Verdict::NoFilter => "no-filter",
+        }
+    }
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Record {
+    /// The process that sends it.
+    pub process: u32,
+    /// The program's name, as `/proc/PID/comm` had it when the library was loaded.
+    pub program: String,
+    /// What became of the socket.
+    pub verdict: Verdict,
+    /// `listener`, `datagrams`, `connection`, `connections` or `later sockets`; empty for what is
+    /// of no socket.
+    pub what: String,
+    /// Address and port; of what is of no socket the interface.
+    pub address: String,
+    /// The reason, in words; empty where there is none to give.
+    pub why: String,
+}
+
+impl Record {
+    /// Reads a line. What could move a terminal's cursor is escaped.
+    pub fn parse(line: &str) -> Option<Self> {
+        let (process, rest) = line.split_once('\t')?;
+        let mut fields = (rest.split('\t')).map(|field| field.escape_debug().to_string());
+        let mut next = || fields.next().unwrap_or_default();
+        let [program, verdict, what, address, why] = [next(), next(), next(), next(), next()];
+        let verdict = Verdict::ALL.into_iter().find(|it| it.name() == verdict)?;
+        Some(Record {
+            process: process.parse().ok()?,
+            program,
+            verdict,
+            what,
+            address,
+            why,
+        })
+    }
+
+    /// The line, without its end.
+    pub fn line(&self) -> String {
+        let Record {
+            process,
+            program,
+            verdict,
+            what,
+            address,
+            why,
+        } = self;
+        let verdict = verdict.name();
+        format!("{process}\t{program}\t{verdict}\t{what}\t{address}\t{why}")
+    }
+
+    /// Whether it is of something that Tidewall does not protect.
+    pub fn is_unprotected(&self) -> bool {
+        matches!(self.verdict, Verdict::NoStack | Verdict::Kernel)
+    }
+}
+
+impl fmt::Display for Record {
+    /// A sentence for an operator.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Record {
+            process,
+            program,
+            what,
+            address,
+            why,
+            ..
+        } = self;
+        write!(f, "{program} (process {process}): ")?;
+        match self.verdict {
+            Verdict::Stack => write!(f, "its sockets are Tidewall's on {address}"),
+            Verdict::NoStack => write!(
+                f,
+                "its sockets stay with the kernel, without a stack on {address}"
+            ),
+            Verdict::Promoted => write!(f, "{what} {address} is Tidewall's"),
+            Verdict::Kernel if address.is_empty() => write!(f, "{what} stay with the kernel"),
+            Verdict::Kernel => write!(f, "{what} {address} stays with the kernel"),
+            Verdict::NoFilter => write!(f, "a filter of system calls was refused"),
+        }?;
+        match why.is_empty() {
+            true => Ok(()),
+            false => write!(f, ": {why}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_as_it_was_written() {
+        for verdict in Verdict::ALL {
+            let record = Record {
+                process: 7,
+                program: "nginx".to_owned(),
+                verdict,
+                what: "listener".to_owned(),
+                address: "0.0.0.0:80".to_owned(),
+                why: "there is no stack".to_owned(),
+            };
+            assert_eq!(Record::parse(&record.line()), Some(record));
+        }
+        for wrong in ["", "7", "x\tnginx\tkernel\t\t\t", "7\tnginx\tlost\t\t\t"] {
+            assert_eq!(Record::parse(wrong), None, "{wrong}");
+        }
+        let escaped = Record::parse("9\t\u{1b}[2J\tkernel\tlistener\t\u{7}").unwrap();
+        assert!(!escaped.to_string().chars().any(char::is_control));
+    }
+
+    #[test]
+    fn a_sentence_names_program_socket_and_reason() {
+        let line = "7\tnginx\tkernel\tlistener\t127.0.0.1:81\tloopback";
+        let record = Record::parse(line).unwrap();
+        assert!(record.is_unprotected());
+        assert_eq!(
+            record.to_string(),
+            "nginx (process 7): listener 127.0.0.1:81 stays with the kernel: loopback"
+        );
+        let stack = Record::parse("7\tnginx\tstack\t\teth0\t").unwrap();
+        assert!(!stack.is_unprotected());
+    }
+}
