@@ -14,7 +14,7 @@ use crate::end::{Failure, Outcome, say_line};
 pub fn check() -> Vec<Finding> {
     vec![
         settings(record::left()),
-        namespaces(Path::new("/run/netns"), in_use),
+        namespaces(Path::new("/run/netns"), is_left),
         sockets(Path::new(control::DIRECTORY)),
     ]
 }
@@ -61,9 +61,22 @@ pub fn mend(interface: Option<&str>) -> Outcome {
     Ok(())
 }
 
-/// True when a process lives in a namespace; on doubt too.
-fn in_use(name: &str) -> bool {
-    tool("ip", &["netns", "pids", name]).map_or(true, |processes| !processes.trim().is_empty())
+/// Whether a namespace is demonstrably one that a killed `tidewall lab`, `demo` or `tune` left: its
+/// name has that process's number, which no process has now; no process lives there; and all its
+/// interfaces have the laboratory's names.
+fn is_left(name: &str) -> bool {
+    let process = name
+        .strip_prefix("tw-")
+        .and_then(|rest| rest.split_once('-'));
+    let process = process.and_then(|(process, _)| process.parse::<u32>().ok());
+    let is_gone = |process: u32| !Path::new(&format!("/proc/{process}")).exists();
+    let is_empty = || tool("ip", &["netns", "pids", name]).is_ok_and(|it| it.trim().is_empty());
+    let of_laboratory = || {
+        let links = tool("ip", &["-n", name, "-brief", "link"]);
+        let is_named = |line: &str| line.starts_with("tw-") || line.starts_with("lo ");
+        links.is_ok_and(|links| links.lines().all(is_named))
+    };
+    process.is_some_and(is_gone) && is_empty() && of_laboratory()
 }
 
 fn names(directory: &Path) -> Vec<String> {
@@ -78,30 +91,20 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-fn namespaces(directory: &Path, in_use: impl Fn(&str) -> bool) -> Finding {
+fn namespaces(directory: &Path, is_left: impl Fn(&str) -> bool) -> Finding {
     const CHECK: &str = "leftover namespaces";
-    let all: Vec<String> = names(directory)
-        .into_iter()
-        .filter(|name| name.starts_with("tw-"))
-        .collect();
-    let idle: Vec<&String> = all.iter().filter(|name| !in_use(name)).collect();
-    if idle.is_empty() {
-        return Finding::ok(
-            CHECK,
-            match all.len() {
-                0 => "none".to_owned(),
-                used => format!("none; {used} named tw-… are in use"),
-            },
-        );
+    let mut left = names(directory);
+    left.retain(|name| is_left(name));
+    if left.is_empty() {
+        return Finding::ok(CHECK, "none");
     }
-    let list: Vec<&str> = idle.iter().map(|name| name.as_str()).collect();
     Finding::warning(
         CHECK,
         format!(
-            "no process lives in {} (a test may be about to use it)",
-            list.join(", ")
+            "a `tidewall lab`, `demo` or `tune` that was killed has left {}",
+            left.join(", ")
         ),
-        list.iter()
+        left.iter()
             .map(|name| format!("ip netns del {name}"))
             .collect::<Vec<_>>()
             .join("\n"),
@@ -156,19 +159,45 @@ mod tests {
     }
 
     #[test]
-    fn only_idle_namespaces_of_ours_are_leftovers() {
+    fn only_what_the_laboratory_left_is_offered_for_removal() {
         let path = directory("netns");
-        for name in ["tw-old", "tw-used", "other"] {
+        for name in ["tw-1-s", "other"] {
             std::fs::write(path.join(name), "").unwrap();
         }
-        let finding = namespaces(&path, |name| name == "tw-used");
-        assert_eq!(finding.mend.as_deref(), Some("ip netns del tw-old"));
-        assert_eq!(
-            namespaces(&path, |_| true).text,
-            "none; 2 named tw-… are in use"
-        );
-        std::fs::remove_dir_all(&path).unwrap();
+        let finding = namespaces(&path, |name| name == "tw-1-s");
+        assert_eq!(finding.mend.as_deref(), Some("ip netns del tw-1-s"));
         assert_eq!(namespaces(&path, |_| false).severity, Severity::Ok);
+        std::fs::remove_dir_all(&path).unwrap();
+        // Names that are not the laboratory's, or of a process that lives.
+        let own = format!("tw-{}-s", std::process::id());
+        for name in ["tw-old", "tw-cli-1-s", "other", &own] {
+            assert!(!is_left(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_is_the_laboratory_s_by_its_interfaces() {
+        let test = "a_namespace_is_the_laboratory_s_by_its_interfaces";
+        if !rustix::process::geteuid().is_root() {
+            return tidewall_skip::missing(test, "root");
+        }
+        // Greater than any process's number (PID_MAX_LIMIT).
+        let name = format!("tw-4{:07}-s", std::process::id());
+        let ip = |words: &str| tool("ip", &words.split(' ').collect::<Vec<_>>());
+        if let Err(error) = ip(&format!("netns add {name}")) {
+            return tidewall_skip::missing(test, error);
+        }
+        let link = |name: &str, to: &str| {
+            ip(&format!(
+                "-n {name} link add {to} type veth peer name tw-{to}"
+            ))
+        };
+        let before = is_left(&name);
+        let ours = link(&name, "tw-a").map(|_| is_left(&name));
+        let others = link(&name, "eth0").map(|_| is_left(&name));
+        let removed = ip(&format!("netns del {name}"));
+        assert_eq!((before, ours, others), (true, Ok(true), Ok(false)));
+        removed.unwrap();
     }
 
     #[test]
