@@ -1,5 +1,5 @@
-# Tidewall. Two commands: `make demo` and `make test`. Both install what they
-# miss on a Debian 12 machine (as root) and are safe to repeat.
+# Tidewall. Two commands: `make demo` and `make test`. Each installs what it
+# misses on a Debian 12 machine (as root) and is safe to repeat.
 
 CARGO ?= cargo
 export PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -7,7 +7,8 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 .PHONY: demo test build install programs setup check loom sanitize instructions kernels clean
 
 ## demo: the main job, live: Tidewall beside Linux, from 10,000 packets/s to all the link carries
-demo: setup
+demo:
+	scripts/setup.sh demo
 	$(CARGO) build --release --locked -p tidewall
 	./target/release/tidewall demo --out out/demo
 
@@ -37,9 +38,9 @@ install:
 programs: setup
 	scripts/compatibility.sh
 
-## setup: Debian packages that are missing (needs root only if some are)
+## setup: Debian packages that `make test` misses (needs root only if some are)
 setup:
-	scripts/setup.sh
+	scripts/setup.sh test
 
 ## check: formatting, lints and documentation
 check:

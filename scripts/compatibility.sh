@@ -18,7 +18,7 @@ END
 	cat "$rows"/*
 	cat <<'END'
 
-Not reached at all, said by `tidewall run` before the start, and run on the kernel's sockets: static programs, Go, musl, setuid programs and those whose files have capabilities, 32 bits ([manager.md](manager.md#tidewall-run)).
+Not reached at all, so refused by `tidewall run` or run on the kernel's sockets by `--or-kernel`: static programs, Go, musl, setuid programs and those whose files have capabilities, 32 bits ([manager.md](manager.md#tidewall-run)).
 
 Programs with filters of system calls (seccomp): those that refuse what the stack calls keep the kernel's sockets, or are refused ([preload.md](preload.md#filters-of-system-calls)).
 END

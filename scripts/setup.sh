@@ -1,13 +1,22 @@
 #!/bin/sh
-# Installs what this machine lacks: clang and the kernel headers for the driver
-# program, iproute2 and ethtool for the test beds, tshark and atm-tools' saaldump as judges of captures,
-# nft for the kernel's SYN proxy, curl, wrk, ab and h2load as clients of the web
-# server, servers that run unmodified (Redis, memcached, HAProxy, Unbound, nginx, Squid, Node, sshd for
-# its client), what Redis tests itself with and dnsperf, musl for a program that cannot, perf, valgrind to count
-# instructions, Python for the lane of kernels, and Rust where there is none.
-# Without root only what building needs is asked for: the tests that need more are
-# skipped, by name.
+# setup.sh [demo|test]: installs what this machine lacks, for `make demo` or (by default) for
+# `make test`, and leaves no service enabled that it has installed.
+#
+# demo: clang and the kernel headers for the driver program, Rust where there is none, iproute2
+# and ethtool for the test bed, wrk as client of the web server.
+# test: also tshark and atm-tools' saaldump as judges of captures, nft for the kernel's SYN proxy,
+# curl, ab and h2load as clients, servers that run unmodified (Redis, memcached, HAProxy, Unbound,
+# nginx, Squid, Node, sshd for its client), what Redis tests itself with and dnsperf, musl for a
+# program that cannot, perf, valgrind to count instructions, Python for the lane of kernels.
+# Without root only what building needs is asked for: the tests that need more are skipped, by name.
 set -eu
+
+what=${1:-test}
+case $what in demo | test) ;; *)
+	echo "usage: $0 [demo|test]" >&2
+	exit 2
+	;;
+esac
 
 need=""
 want() { # program package
@@ -19,18 +28,21 @@ want cc gcc
 [ -e /usr/include/stdio.h ] || need="$need libc6-dev"
 if ! PATH="$HOME/.cargo/bin:$PATH" command -v cargo >/dev/null 2>&1; then
 	# Debian 12's own rustc is too old; rustc-web follows Firefox.
-	need="$need rustc-web cargo-web rust-web-clippy rustfmt-web"
+	need="$need rustc-web cargo-web"
+	[ "$what" = demo ] || need="$need rust-web-clippy rustfmt-web"
 fi
 if [ "$(id -u)" = 0 ]; then
 	want ip iproute2
 	want ethtool ethtool
+	want taskset util-linux
+	want wrk wrk
+fi
+if [ "$(id -u)" = 0 ] && [ "$what" = test ]; then
 	want nft nftables
 	want tshark tshark
 	want saaldump atm-tools
 	want ping iputils-ping
-	want taskset util-linux
 	want curl curl
-	want wrk wrk
 	want ab apache2-utils
 	want valgrind valgrind
 	want h2load nghttp2-client
@@ -54,8 +66,24 @@ if [ "$(id -u)" = 0 ]; then
 	want python3 python3
 fi
 
+# Disables the services of packages, unless one runs: somebody uses it.
+leave_disabled() { # packages
+	for package in "$@"; do
+		units=$(dpkg -L "$package" 2>/dev/null | sed -n 's#^\(/usr\)\{0,1\}/lib/systemd/system/\([^@/]*\.\(service\|socket\)\)$#\2#p')
+		for unit in $units; do
+			systemctl is-active -q "$unit" 2>/dev/null || systemctl disable -q "$unit" 2>/dev/null || :
+		done
+	done
+}
+# An earlier version of this script installed openssh-server, and left it enabled.
+ours="apt-get install -y -qq --no-install-recommends"
+if [ "$(id -u)" = 0 ] &&
+	zgrep -hs "^Commandline: $ours" /var/log/apt/history.log* | grep -q ' openssh-server\( \|$\)'; then
+	leave_disabled openssh-server
+fi
+
 redis_tests() {
-	[ "$(id -u)" = 0 ] || return 0
+	[ "$(id -u)" = 0 ] && [ "$what" = test ] || return 0
 	sh "$(dirname "$0")/redis-tests.sh" /var/cache/tidewall/redis ||
 		echo "without the sources of Redis: its own tests will be skipped" >&2
 }
@@ -77,8 +105,6 @@ if [ ! -e "$policy" ]; then
 	printf '#!/bin/sh\nexit 101\n' >"$policy"
 	chmod +x "$policy"
 fi
-DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $need >/dev/null
-for service in squid nginx redis-server memcached haproxy unbound ssh; do
-	case "$need " in *" $service"[\ -]*) systemctl disable -q "$service" 2>/dev/null || : ;; esac
-done
+DEBIAN_FRONTEND=noninteractive $ours $need >/dev/null
+leave_disabled $need
 redis_tests
