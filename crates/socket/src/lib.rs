@@ -81,3 +81,8 @@ pub use tcp::{
 pub use tidewall_manager::XdpMode;
 pub use udp::{BindOptions, MtuDiscover, Received, UdpSocket};
 pub use virtual_time::{Sleep, VirtualTime};
+
+// The examples of README.md compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
