@@ -116,6 +116,11 @@ pub fn say(text: &str) -> Outcome {
     }
 }
 
+/// Prints a message to standard error; a reader that has gone away is no concern.
+pub fn warn(text: &str) {
+    let _ = io::stderr().write_all(format!("tidewall: {text}\n").as_bytes());
+}
+
 /// As [`say`], with a line end.
 pub fn say_line(text: &str) -> Outcome {
     say(&format!("{text}\n"))

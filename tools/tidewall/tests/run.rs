@@ -3,13 +3,13 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::bed::Bed;
-use common::host::{Host, LIBRARY};
-use common::{PROGRAM, Running, Service, signal, text};
+use common::host::{Host, LIBRARY, library};
+use common::{PROGRAM, Place, Running, Service, signal, text};
 
 /// A library that can be loaded, and does nothing there.
 const HARMLESS: &str = "/lib/x86_64-linux-gnu/libm.so.6";
@@ -208,8 +208,8 @@ fn a_run_ends_as_its_program_does() {
 }
 
 #[test]
-fn what_cannot_work_is_said_and_runs_on_the_kernel() {
-    let test = "what_cannot_work_is_said_and_runs_on_the_kernel";
+fn what_cannot_work_is_refused_or_runs_on_the_kernel() {
+    let test = "what_cannot_work_is_refused_or_runs_on_the_kernel";
     let Some(host) = Host::or_skip(test, "rx") else {
         return;
     };
@@ -228,20 +228,26 @@ fn what_cannot_work_is_said_and_runs_on_the_kernel() {
     assert_eq!((code, said), (Some(3), String::new()));
 
     // What was preloaded before stays, without the library in front.
-    let shown_without = |on: &str, options: &[&str], why: &str| {
+    let refused = |on: &str, options: &[&str], why: &str| {
         let (code, shown, said) = ends_on(on, options, &show);
+        assert!(said.contains(why), "{said}");
+        assert!(said.contains("the program was not started"), "{said}");
+        assert!(!said.contains("all sockets stayed"), "{said}");
+        assert_eq!((code, shown), (Some(2), String::new()));
+        let (code, shown, said) = ends_on(on, &[&["--or-kernel"], options].concat(), &show);
         assert!(said.contains(why), "{said}");
         assert_eq!((code, shown.trim()), (Some(3), "libdl.so.2"));
         said
     };
-    shown_without("tw-no-such", &[], "no interface tw-no-such");
+    refused("tw-no-such", &[], "no interface tw-no-such");
 
     // Of an interface with the same name, whose manager is not for this one.
     let run = Service::start(host.run(&[], &service("7009")));
     let script = format!(
         "mount -t bpf tw-bpf /sys/fs/bpf; ip link add {interface} type veth peer name tw-other
          ip address add 10.98.0.1/24 dev {interface}; ip link set {interface} up
-         exec {PROGRAM} run --interface {interface} -- sh -c 'exit 4'"
+         ! {PROGRAM} run --interface {interface} -- sh -c 'exit 4'
+         exec {PROGRAM} run --interface {interface} --or-kernel -- sh -c 'exit 4'"
     );
     let mut other = host.command("unshare", &["-nm", "sh", "-ec", &script]);
     let output = other.env(LIBRARY, HARMLESS).output().unwrap();
@@ -251,9 +257,22 @@ fn what_cannot_work_is_said_and_runs_on_the_kernel() {
     assert_eq!(host.echo(7009, "still"), "still");
     run.end();
 
+    // Without a library.
+    let (here, elsewhere) = (PROGRAM, Place::new("no-library"));
+    let elsewhere = elsewhere.name("tidewall");
+    std::fs::copy(here, &elsewhere).unwrap();
+    for (options, code) in [(&[][..], 2), (&["--or-kernel"], 5)] {
+        let run = [&["run", "--interface", interface], options].concat();
+        let run = [&run[..], &["--", "sh", "-c", "exit 5"]].concat();
+        let output = host.command(&elsewhere, &run).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(said.contains("there is no libtidewall.so"), "{said}");
+        assert_eq!(output.status.code(), Some(code), "{said}");
+    }
+
     let flush = ["address", "flush", "dev", interface];
     assert!(host.command("ip", &flush).status().unwrap().success());
-    let said = shown_without(interface, &["--report"], "has no address");
+    let said = refused(interface, &["--report"], "has no address");
     assert!(
         said.contains("all sockets stayed with the kernel"),
         "{said}"
@@ -261,15 +280,131 @@ fn what_cannot_work_is_said_and_runs_on_the_kernel() {
     host.check_clean();
 
     // ldconfig(8) is static, for the day on which no library can be loaded.
-    let (code, _, said) = ends_on(interface, &[], &["/sbin/ldconfig", "--version"]);
+    let ldconfig = ["/sbin/ldconfig", "--version"];
+    let (code, _, said) = ends_on(interface, &[], &ldconfig);
     assert!(said.contains("linked statically"), "{said}");
+    assert_eq!(code, Some(2));
+    let (code, shown, _) = ends_on(interface, &["--or-kernel"], &ldconfig);
+    assert!(shown.contains("ldconfig"), "{shown}");
     assert_eq!(code, Some(0));
 
-    let mut run = host.run(&[], &["true"]);
+    let mut run = host.run(&["--or-kernel"], &["true"]);
     let output = run.env(LIBRARY, "/tw/none.so").output().unwrap();
     let said = text(&output.stderr);
     assert!(said.contains("no such file"), "{said}");
     assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_user_without_capabilities_is_told_which() {
+    let test = "a_user_without_capabilities_is_told_which";
+    let Some(host) = Host::or_skip(test, "rcap") else {
+        return;
+    };
+    let run = ["run", "--interface", &host.bed.interface, "--"];
+    let user = [
+        &service("1")[1..6],
+        &[PROGRAM],
+        &run,
+        &["sh", "-c", "exit 6"],
+    ]
+    .concat();
+    let mut command = host.command("setpriv", &user);
+    let output = command.env(LIBRARY, "").output().unwrap();
+    let said = text(&output.stderr);
+    assert!(said.contains("this process lacks CAP_NET_ADMIN"), "{said}");
+    assert!(said.contains("run it as root"), "{said}");
+    assert!(!said.contains("mount"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn words_after_the_program_are_its_own() {
+    let Some(host) = Host::or_skip("words_after_the_program_are_its_own", "rw") else {
+        return;
+    };
+    // As env(1), nice(1) and their like, without `--`.
+    let words = [
+        "run",
+        "--interface",
+        &host.bed.interface,
+        "echo",
+        "-e",
+        "--report",
+        "--",
+        "x",
+    ];
+    let output = host.command(PROGRAM, &words).env(LIBRARY, "").output();
+    let output = output.unwrap();
+    assert_eq!(text(&output.stdout), "--report -- x\n");
+    let output = host
+        .command(PROGRAM, &["run", "--iface", "x", "true"])
+        .output();
+    let said = text(&output.unwrap().stderr);
+    assert!(said.contains("unexpected argument '--iface'"), "{said}");
+
+    // And the interface of the default route where none is named.
+    let route = ["route", "add", "default", "via", "10.99.0.1"];
+    assert!(host.command("ip", &route).status().unwrap().success());
+    let show = "ls /run/tidewall | grep manager";
+    let output = host
+        .command(PROGRAM, &["run", "sh", "-c", show])
+        .env(LIBRARY, "")
+        .output();
+    let manager = format!("{}.manager\n", host.bed.interface);
+    assert_eq!(text(&output.unwrap().stdout), manager);
+    host.check_clean();
+}
+
+#[test]
+fn a_program_that_goes_to_the_background_stays_protected() {
+    let test = "a_program_that_goes_to_the_background_stays_protected";
+    let Some(host) = Host::or_skip(test, "rb") else {
+        return;
+    };
+    let is_taken = || {
+        let link = ["-d", "link", "show", "dev", &host.bed.interface];
+        host.output("ip", &link).contains("xdp")
+    };
+    // daemon(3): another session, and the process that was started ends.
+    let script = format!("setsid -f {}", service("7007").join(" "));
+    let mut run = Service::start(host.run(&[], &["sh", "-c", &script]));
+    assert!(run.first.contains("Tidewall"), "{}", run.first);
+    let started = |run: &Service| children(run).split_whitespace().count();
+    let end = Instant::now() + Duration::from_secs(20);
+    while started(&run) != 1 {
+        assert!(Instant::now() < end, "{}", children(&run));
+    }
+    assert_eq!(host.echo(7007, "behind"), "behind");
+    assert!(is_taken() && run.process.0.try_wait().unwrap().is_none());
+    // Signals are for what is left, and so is the exit code.
+    let totals = run.end();
+    assert!(totals.contains('1'), "{totals}");
+    assert!(!is_taken());
+    host.check_clean();
+
+    for (script, code) in [
+        ("(sleep 0.2; exit 7) & exit 0", 7),
+        ("(sleep 0.2; exit 7) & exit 3", 3),
+        ("sleep 600 & exit 0", 128 + 15),
+    ] {
+        let mut run = Running(host.run(&[], &["sh", "-c", script]).spawn().unwrap());
+        if script.contains("600") {
+            let list = format!("/proc/{0}/task/{0}/children", run.0.id());
+            let left = || std::fs::read_to_string(&list).unwrap_or_default();
+            let is_left = |process: &str| {
+                let name = std::fs::read_to_string(format!("/proc/{process}/comm"));
+                name.is_ok_and(|name| name.trim() == "sleep")
+            };
+            let end = Instant::now() + Duration::from_secs(20);
+            while !left().split_whitespace().all(is_left) || left().is_empty() {
+                assert!(Instant::now() < end, "{}", left());
+            }
+            signal("-TERM", &run);
+        }
+        assert_eq!(run.0.wait().unwrap().code(), Some(code), "{script}");
+    }
+    host.check_clean();
 }
 
 #[test]
@@ -286,12 +421,124 @@ fn descendants_may_join_and_strangers_may_not() {
     let orphans = children(&run);
     assert_eq!(orphans.split_whitespace().count(), 2, "{orphans}");
     host.check_strangers_are_refused();
-    // The shell ends by the signal; what it left, when it is asked to.
+    // The program ends by the signal, and then what it has left, too.
     signal("-TERM", &run.process);
     let mut process = run.process;
     assert_eq!(process.0.wait().unwrap().code(), Some(128 + 15));
     host.check_clean();
-    kill(&orphans);
+    for orphan in orphans.split_whitespace() {
+        let path = format!("/proc/{orphan}");
+        assert!(!std::path::Path::new(&path).exists(), "{path}");
+    }
+}
+
+/// A server of one client, which it greets.
+const GREETS: &str = r#"
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <unistd.h>
+
+int main(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7021) };
+	int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+	if (bind(listener, (void *)&any, sizeof any) || listen(listener, 1))
+		return 1;
+	puts("serves");
+	fflush(stdout);
+	int client = accept(listener, NULL, NULL);
+	return write(client, "greetings\n", 10) != 10 || close(client);
+}
+"#;
+
+#[test]
+fn a_program_with_address_sanitizer_serves() {
+    let test = "a_program_with_address_sanitizer_serves";
+    let Some(host) = Host::or_skip(test, "ra") else {
+        return;
+    };
+    let place = Place::new("sanitized");
+    let source = place.name("greets.c");
+    std::fs::write(&source, GREETS).unwrap();
+    let program = place.name("greets");
+    let mut compile = Command::new("cc");
+    compile.args(["-fsanitize=address", "-o", &program, &source]);
+    if !compile.status().is_ok_and(|status| status.success()) {
+        return tidewall_skip::missing(test, "gcc's libasan");
+    }
+    let mut run = host.run_on(&host.bed.interface, &["--report"], &[&program]);
+    run.env(LIBRARY, library())
+        .env("ASAN_OPTIONS", "detect_leaks=0");
+    let log = place.name("said");
+    run.stdout(Stdio::piped())
+        .stderr(std::fs::File::create(&log).unwrap());
+    let said = || std::fs::read_to_string(&log).unwrap();
+    let mut run = Running(run.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(run.0.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "serves\n", "{}", said());
+    let ask = "exec 3<>/dev/tcp/10.99.0.2/7021; timeout 20 cat <&3";
+    let answer = Bed::other(&host.bed.client, "bash", &["-c", ask])
+        .output()
+        .unwrap();
+    assert_eq!(text(&answer.stdout), "greetings\n", "{}", said());
+    assert_eq!(run.0.wait().unwrap().code(), Some(0), "{}", said());
+    let taken = said()
+        .lines()
+        .any(|line| line.contains(" Tidewall ") && line.contains(":7021"));
+    assert!(taken, "{}", said());
+    host.check_clean();
+}
+
+#[test]
+fn a_run_needs_no_bpffs() {
+    let Some(host) = Host::or_skip("a_run_needs_no_bpffs", "rm") else {
+        return;
+    };
+    // As `ip netns exec` and containers have it: an empty /sys/fs/bpf.
+    let interface = &host.bed.interface;
+    let script = format!(
+        "umount /sys/fs/bpf; exec {PROGRAM} run --interface {interface} -- {}",
+        service("7007").join(" ")
+    );
+    let mut run = host.command("unshare", &["-m", "sh", "-c", &script]);
+    run.env(LIBRARY, "");
+    let run = Service::start(run);
+    assert!(run.first.contains("Tidewall"), "{}", run.first);
+    assert_eq!(host.echo(7007, "nowhere"), "nowhere");
+    // Another stack is refused, and told whose the interface is.
+    let (code, said) = host.ends(&[], &["true"]);
+    let another = format!("another `tidewall run` (process {})", run.id());
+    assert!(said.contains(&another), "{said}");
+    assert_eq!(code, Some(2));
+    run.end();
+    host.check_clean();
+
+    let serve = ["serve", "echo", "--interface", interface, "--port", "7010"];
+    let serve = Service::start(host.command(PROGRAM, &serve));
+    let (code, said) = host.ends(&[], &["true"]);
+    let holder = format!("by process {} (tidewall)", serve.id());
+    assert!(said.contains(&holder), "{said}");
+    assert_eq!(code, Some(2));
+    serve.end();
+
+    // Without the capability to make one, the cure is named.
+    let script = format!(
+        "umount /sys/fs/bpf; exec setpriv --bounding-set -sys_admin --inh-caps -sys_admin \
+         {PROGRAM} run --interface {interface} -- true"
+    );
+    let mut run = host.command("unshare", &["-m", "sh", "-c", &script]);
+    let output = run.env(LIBRARY, "").output().unwrap();
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("mount -t bpf -o mode=0700 bpf /sys/fs/bpf"),
+        "{said}"
+    );
+    assert_eq!(output.status.code(), Some(2));
+    host.check_clean();
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! The host: kernel, BPF, privileges, memory, real-time throttling, conntrack.
 
 use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tidewall_device::capabilities::{
     BPF, IPC_LOCK, NET_ADMIN, NET_RAW, PERFMON, SETCAP, SYS_NICE, SYS_RESOURCE, Set,
 };
+use tidewall_manager::pinned::{BPFFS, is_bpffs};
 use tidewall_manager::{KERNEL_MINIMUM, Program, Refused, version};
 use tidewall_socket::snapshot::StackSnapshot;
 
@@ -25,6 +27,7 @@ pub fn check(live: &[StackSnapshot]) -> Vec<Finding> {
         jit(compiler_switch().as_deref()),
         missing_capabilities(capabilities),
         driver_program(),
+        bpffs(is_bpffs(Path::new(BPFFS))),
         locked_memory(&limits, capabilities),
         throttling(
             line_of("/proc/sys/kernel/sched_rt_runtime_us").as_deref(),
@@ -155,6 +158,23 @@ fn memlock(limits: &str) -> Option<Option<u64>> {
     match line.split_whitespace().next()? {
         "unlimited" => Some(None),
         number => number.parse().ok().map(Some),
+    }
+}
+
+/// Whether it is mounted and can be written.
+fn bpffs(mounted: bool) -> Finding {
+    const CHECK: &str = "bpffs";
+    match mounted {
+        true => Finding::ok(CHECK, format!("mounted at {BPFFS}")),
+        false => Finding::warning(
+            CHECK,
+            format!(
+                "not mounted at {BPFFS}, or read-only: tidewalld needs it; `tidewall run` uses one of its \
+                 own, so if it is killed its program loses Tidewall's sockets (`ip netns exec` hides \
+                 what is mounted there)"
+            ),
+            format!("mount -t bpf -o mode=0700 bpf {BPFFS}"),
+        ),
     }
 }
 

@@ -10,15 +10,23 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use object::elf::{EM_X86_64, FileHeader64};
+use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
-use object::{Endianness, ReadCache, elf};
+use object::{Endianness, ReadCache, ReadRef, elf};
 use rustix::process::{geteuid, getgid, getuid};
 
 /// Interpreters that follow each other, as `execve(2)` allows them.
 const INTERPRETERS: usize = 5;
 /// Bytes of a script's first line that the kernel reads (BINPRM_BUF_SIZE).
 const FIRST_LINE: u64 = 256;
+/// What this processor runs (linux/elf-em.h).
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
+    EM_AARCH64
+} else {
+    EM_X86_64
+};
+/// How the runtime libraries' names begin that refuse to be loaded behind another.
+const FIRST: [&str; 2] = ["libasan.so", "libclang_rt.asan"];
 /// Type of the note `.note.go.buildid`, whose name is "Go".
 const GO_BUILD_ID: u32 = 4;
 
@@ -62,13 +70,68 @@ impl fmt::Display for Obstacle {
 /// or an interpreter that its first line names, `/usr/bin/env` included. `None` too for what
 /// cannot be read or found: to start it says so, or it is no obstacle.
 pub fn obstacle(words: &[OsString]) -> Option<(PathBuf, Obstacle)> {
+    let (path, file) = loaded(words)?;
+    // An interpreter's rights count, not the script's.
+    let found = rights(&path, &file.metadata().ok()?).or_else(|| of_elf(file))?;
+    Some((path, found))
+}
+
+/// The obstacle in a program's file itself.
+pub fn obstacle_of(path: &Path) -> Option<Obstacle> {
+    of_elf(File::open(path).ok()?)
+}
+
+/// The library that the program has to be loaded with before any other: AddressSanitizer's, which
+/// ends a program where another one comes first.
+pub fn first_library(words: &[OsString]) -> Option<OsString> {
+    let (_, file) = loaded(words)?;
+    let needed = needed(&ReadCache::new(file)).unwrap_or_default();
+    let is_first = |name: &OsString| {
+        let is = |start: &&str| name.as_bytes().starts_with(start.as_bytes());
+        FIRST.iter().any(|start| is(&start))
+    };
+    needed.into_iter().find(is_first)
+}
+
+/// The libraries that an ELF file names (DT_NEEDED).
+fn needed<'a>(data: impl ReadRef<'a>) -> object::Result<Vec<OsString>> {
+    let header = FileHeader64::<Endianness>::parse(data)?;
+    let endian = header.endian()?;
+    let segments = header.program_headers(endian, data)?;
+    let mut entries: &[elf::Dyn64<Endianness>] = &[];
+    for segment in segments {
+        entries = segment.dynamic(endian, data)?.unwrap_or(entries);
+    }
+    let value = |tag: i64| {
+        let mut entries = entries.iter();
+        let found = entries.find(|entry| entry.d_tag.get(endian) == tag);
+        found.map_or(0, |entry| entry.d_val.get(endian))
+    };
+    let (address, bytes) = (value(elf::DT_STRTAB), value(elf::DT_STRSZ));
+    let mut names: &[u8] = &[];
+    for segment in segments {
+        if segment.p_type(endian) == elf::PT_LOAD
+            && let Ok(Some(found)) = segment.data_range(endian, data, address, bytes)
+        {
+            names = found;
+        }
+    }
+    let needed = (entries.iter()).filter(|entry| entry.d_tag.get(endian) == elf::DT_NEEDED);
+    let name = |entry: &elf::Dyn64<Endianness>| {
+        let rest = names.get(usize::try_from(entry.d_val.get(endian)).ok()?..)?;
+        let name = rest.split(|&byte| byte == 0).next()?;
+        Some(OsString::from_vec(name.to_vec()))
+    };
+    Ok(needed.filter_map(name).collect())
+}
+
+/// The file that the kernel loads where these words are executed.
+fn loaded(words: &[OsString]) -> Option<(PathBuf, File)> {
     let mut path = find(words.first()?)?;
     for _ in 0..INTERPRETERS {
         let file = File::open(&path).ok()?;
-        // An interpreter's rights count, not the script's.
         let Some((interpreter, argument)) = interpreter(&file) else {
-            let found = rights(&path, &file.metadata().ok()?).or_else(|| of_elf(file))?;
-            return Some((path, found));
+            return Some((path, file));
         };
         let of_env = Path::new(&interpreter).file_name() == Some(OsStr::new("env"));
         path = match argument.filter(|_| of_env) {
@@ -137,7 +200,7 @@ fn of_elf(file: File) -> Option<Obstacle> {
     }
     let header = FileHeader64::<Endianness>::parse(&data).ok()?;
     let endian = header.endian().ok()?;
-    if header.e_machine(endian) != EM_X86_64 {
+    if header.e_machine(endian) != MACHINE {
         return Some(Obstacle::OtherMachine);
     }
     let mut loader = None;
@@ -234,6 +297,27 @@ mod tests {
     }
 
     #[test]
+    fn a_runtime_that_must_come_first_is_found() {
+        let place = Place::new("runtime");
+        let plain = place.compile("plain", "cc", &[]).unwrap();
+        assert_eq!(first_library(&[plain]), None);
+        let Some(program) = place.compile("asan", "cc", &["-fsanitize=address"]) else {
+            return tidewall_skip::missing("a_runtime_that_must_come_first_is_found", "libasan");
+        };
+        let first = first_library(std::slice::from_ref(&program)).unwrap();
+        assert!(first.as_bytes().starts_with(b"libasan.so."), "{first:?}");
+        let line = format!("#!{}\n", program.display());
+        let script = place.file("script", line.as_bytes(), 0o755);
+        assert_eq!(first_library(&[script]), Some(first));
+        // Broken files name nothing.
+        let bytes = fs::read(&program).unwrap();
+        for length in [64, 200, 4096, bytes.len() / 2] {
+            let cut = place.file("cut", &bytes[..length], 0o755);
+            let _ = first_library(&[cut]);
+        }
+    }
+
+    #[test]
     fn a_note_of_go_is_read() {
         let place = Place::new("go");
         let note = ".section .note.go.buildid, \"a\", @note\n\
@@ -274,8 +358,8 @@ mod tests {
         let program = place.compile("program", "cc", &[]).unwrap();
         let mut bytes = fs::read(&program).unwrap();
         // e_machine, then EI_CLASS.
-        bytes[18] = 0xb7;
-        let other = place.file("arm", &bytes, 0o755);
+        bytes[18] = 0xf3;
+        let other = place.file("risc-v", &bytes, 0o755);
         assert_eq!(found(other), Some(Obstacle::OtherMachine));
         bytes[4] = 1;
         let other = place.file("short", &bytes, 0o755);

@@ -11,7 +11,7 @@ use tidewall_sys::interface;
 use tidewall_sys::netlink::Rtnetlink;
 
 use super::executable;
-use crate::end::Failure;
+use crate::end::{Failure, check_interface};
 
 /// Its file's name.
 const NAME: &str = "libtidewall.so";
@@ -22,19 +22,36 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// Where it may be, seen from the directory of this program: built, then installed.
 const PLACES: [&str; 4] = ["", "deps", "../lib", "../lib/tidewall"];
 
-/// Where it is; `None` where the variable says that there shall be none, and, said so, where
-/// none is found.
+/// The library for a program.
+pub enum Library {
+    /// Its path.
+    At(PathBuf),
+    /// The variable is empty: the program is written for Tidewall.
+    NotWanted,
+    /// It is in none of the places, in words.
+    Missing(String),
+}
+
+/// Where it is.
 ///
 /// # Errors
-/// Exit code 2: what the variable names is not there.
-pub fn find() -> Result<Option<PathBuf>, Failure> {
+/// Exit code 2: the variable names no file, or the loader cannot take the name.
+pub fn find() -> Result<Library, Failure> {
     let path = match env::var_os(VARIABLE) {
+        Some(path) if path.is_empty() => return Ok(Library::NotWanted),
         Some(path) => PathBuf::from(path),
-        None => beside(&env::current_exe().unwrap_or_default()),
+        None => {
+            let program = env::current_exe().unwrap_or_default();
+            let Some(path) = beside(&program) else {
+                return Ok(Library::Missing(format!(
+                    "there is no {NAME} beside {} nor in ../lib (name it by {VARIABLE}; set that empty \
+                     for a program that is written for Tidewall)",
+                    program.display()
+                )));
+            };
+            path
+        }
     };
-    if path.as_os_str().is_empty() {
-        return Ok(None);
-    }
     let absolute = std::path::absolute(&path).unwrap_or(path);
     if !absolute.is_file() {
         return Err(Failure::usage(format!(
@@ -50,21 +67,19 @@ pub fn find() -> Result<Option<PathBuf>, Failure> {
             absolute.display()
         )));
     }
-    Ok(Some(absolute))
+    Ok(Library::At(absolute))
 }
 
-/// Empty where it is in none of the places.
-fn beside(program: &Path) -> PathBuf {
+fn beside(program: &Path) -> Option<PathBuf> {
     let directory = program.parent().unwrap_or(Path::new("/"));
     let mut places = PLACES.iter().map(|place| directory.join(place).join(NAME));
-    places.find(|path| path.is_file()).unwrap_or_else(|| {
-        eprintln!(
-            "tidewall: there is no {NAME} beside {} nor in ../lib: programs that are not written for \
-             Tidewall run on the kernel's sockets (name it by {VARIABLE}; set that empty for none)",
-            program.display()
-        );
-        PathBuf::new()
-    })
+    places.find(|path| path.is_file())
+}
+
+/// The interface's absence, in words.
+pub fn no_interface(name: &str) -> Option<String> {
+    let missing = check_interface(name).err();
+    missing.map(|failure| failure.to_string())
 }
 
 /// Why the program's sockets stay with the kernel: itself, or the interface it would use.
@@ -72,15 +87,10 @@ pub fn obstacle(words: &[OsString], interface: &str) -> Option<String> {
     if let Some((path, obstacle)) = executable::obstacle(words) {
         return Some(format!("{}: {obstacle}", path.display()));
     }
-    let index = match interface::index(interface) {
-        Ok(index) => index,
-        Err(_) => {
-            return Some(format!(
-                "no interface {interface} in this network namespace; see: ip link"
-            ));
-        }
-    };
-    match routable(index) {
+    if let Some(why) = no_interface(interface) {
+        return Some(why);
+    }
+    match routable(interface) {
         Ok(true) => None,
         Ok(false) => Some(format!(
             "{interface} has no address that is reached from beyond its link; see: ip address add"
@@ -89,7 +99,8 @@ pub fn obstacle(words: &[OsString], interface: &str) -> Option<String> {
     }
 }
 
-fn routable(index: u32) -> io::Result<bool> {
+fn routable(interface: &str) -> io::Result<bool> {
+    let index = interface::index(interface)?;
     let addresses = Rtnetlink::open()?.addresses_at(index)?;
     Ok(addresses.iter().any(|address| match address {
         std::net::IpAddr::V4(address) => !address.is_link_local(),
@@ -97,18 +108,25 @@ fn routable(index: u32) -> io::Result<bool> {
     }))
 }
 
-/// Puts it in front of what the loader is told to take.
+/// Puts it in front of what the loader is told to take, but behind what the program needs first.
 pub fn put(command: &mut Command, library: &Path) {
-    command.env(PRELOAD, in_front(library, env::var_os(PRELOAD).as_deref()));
+    let program = command.get_program().to_owned();
+    let first = executable::first_library(&[program]);
+    let before = env::var_os(PRELOAD);
+    command.env(
+        PRELOAD,
+        joined([
+            first.as_deref(),
+            Some(library.as_os_str()),
+            before.as_deref(),
+        ]),
+    );
 }
 
-fn in_front(library: &Path, before: Option<&OsStr>) -> OsString {
-    let mut all = library.as_os_str().to_owned();
-    if let Some(before) = before.filter(|before| !before.is_empty()) {
-        all.push(":");
-        all.push(before);
-    }
-    all
+/// The loader's list of these.
+fn joined(names: [Option<&OsStr>; 3]) -> OsString {
+    let names = names.into_iter().flatten().filter(|name| !name.is_empty());
+    names.collect::<Vec<_>>().join(OsStr::new(":"))
 }
 
 #[cfg(test)]
@@ -117,13 +135,19 @@ mod tests {
 
     #[test]
     fn what_was_preloaded_stays_behind_it() {
-        let library = Path::new("/lib/libtidewall.so");
-        for (before, after) in [
-            (None, "/lib/libtidewall.so"),
-            (Some(""), "/lib/libtidewall.so"),
-            (Some("a.so b.so"), "/lib/libtidewall.so:a.so b.so"),
+        let library = "/lib/libtidewall.so";
+        for (first, before, after) in [
+            (None, None, "/lib/libtidewall.so"),
+            (None, Some(""), "/lib/libtidewall.so"),
+            (None, Some("a.so b.so"), "/lib/libtidewall.so:a.so b.so"),
+            (
+                Some("libasan.so.8"),
+                Some("a.so"),
+                "libasan.so.8:/lib/libtidewall.so:a.so",
+            ),
         ] {
-            assert_eq!(in_front(library, before.map(OsStr::new)), after);
+            let names = [first, Some(library), before];
+            assert_eq!(joined(names.map(|name| name.map(OsStr::new))), after);
         }
     }
 

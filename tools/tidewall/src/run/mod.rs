@@ -3,39 +3,50 @@
 mod executable;
 mod library;
 mod program;
-mod report;
+pub mod report;
+mod unreached;
 
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tidewall_device::capabilities::{self, BPF, NET_ADMIN, NET_RAW, PERFMON, Set};
 use tidewall_device::demux::layout::APPLICATIONS;
 use tidewall_manager::XdpMode;
 use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::daemon::direct::DirectDevice;
 use tidewall_manager::daemon::log::{Level, Log};
 use tidewall_manager::daemon::server::Server;
-use tidewall_manager::daemon::{Limits, Trust};
-use tidewall_manager::pinned::PinDirectory;
+use tidewall_manager::daemon::{Limits, Trust, ancestors};
+use tidewall_manager::pinned::{BPFFS, PinDirectory, PrivateBpffs, is_bpffs};
 use tidewall_manager::places;
 use tidewall_manager::view::View;
 use tidewall_socket::control;
 use tidewall_socket::tuning::PolicyKind;
+use tidewall_sys::interface;
+use tidewall_sys::netlink::Rtnetlink;
 
-use crate::end::{Failure, Outcome, check_interface};
+use crate::end::{Failure, Outcome, check_interface, warn};
 use crate::serve::policy;
+use library::Library;
 use program::Program;
 use report::Report;
 
 /// Variable by which the library learns of `--policy`.
 const POLICY: &str = "TIDEWALL_POLICY";
+/// The name of this program's processes, which a daemon's have not.
+const RUN: &str = "tidewall";
 /// What fails where signals cannot be caught.
 const CATCHING: &str = "catching signals";
+/// Addresses of documentation, which no network has (RFC 5737, RFC 3849).
+const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
 /// Run a program on Tidewall, unchanged, with a manager that lives as long as it does; nothing is installed.
 ///
@@ -43,28 +54,32 @@ const CATCHING: &str = "catching signals";
 /// in the program and what it starts; sockets that the interface does not reach stay with the
 /// kernel. The manager (as tidewalld, docs/manager.md) is this process: it takes the interface,
 /// starts the program, and lets it and whatever it starts join, also under another user id.
-/// They find it by TIDEWALL_MANAGER. When the program ends, however it ends, the interface
-/// is as before. Where a tidewalld has the interface, the program becomes that one's
+/// They find it by TIDEWALL_MANAGER. When the last process of the program ends, however it
+/// ends, the interface is as before; a server that goes to the background keeps this command
+/// running. Where a tidewalld has the interface, the program becomes that one's
 /// application instead, if it trusts its user. Needs root: CAP_NET_ADMIN, CAP_NET_RAW,
 /// CAP_BPF and CAP_PERFMON.
 #[derive(clap::Args)]
 #[command(
-    override_usage = "tidewall run [--interface IF] [--private] [--ports PORTS] [--policy NAME] [--xdp MODE] [--report] -- PROGRAM [ARGUMENT]...",
+    override_usage = "tidewall run [--interface IF] [--private] [--ports PORTS] [--policy NAME] [--xdp MODE] [--or-kernel] [--report] [--] PROGRAM [ARGUMENT]...",
     after_help = "Examples:\n  tidewall run --interface eth1 -- redis-server --protected-mode no\n  \
-    tidewall run --interface eth1 --report -- nginx -g 'daemon off; worker_processes 1;'\n  \
-    tidewall run --interface eth1 -- setpriv --reuid 1000 --regid 1000 --clear-groups tidewall serve http /srv/www --port 8080\n  \
+    tidewall run --interface eth1 --report -- nginx\n  \
+    tidewall run --interface eth1 --private -- memcached -d -u nobody\n  \
     tidewall run -- tidewall serve echo          as an application of the only tidewalld\n\n\
-    Signals are passed on to the program. Killed itself by SIGKILL, it leaves the interface to the \
-    program, which goes on; the next run on the interface, or tidewalld --interface IF --remove, gives \
-    it back.\n\nWhat cannot work is said before the start, and all of the program then stays with the \
-    kernel's sockets, behind the driver's limits for them: static programs, Go, musl, setuid and file \
-    capabilities, 32 bits, an interface that is not there or has no address. \
+    Signals are passed on: to the program, or to what it has left running once it has ended. \
+    Killed itself by SIGKILL, this command leaves the interface to the program, which goes on; the \
+    next run on the interface, or tidewalld --interface IF --remove, gives it back.\n\n\
+    Where all of the program would stay with the kernel's sockets it is not started (exit code 2), or \
+    with --or-kernel is started there: static programs, Go, musl, setuid and file capabilities, 32 \
+    bits, no library, an interface that is not there, has no address or cannot be taken. \
+    Single sockets that stay with the kernel are named on standard error as they appear. \
     TIDEWALL_LIBRARY names another library; empty, it says that programs are written for Tidewall.\n\n\
-    Exit codes: the program's; 128 and the signal's number if a signal ended it; 127 no such program; \
-    126 it cannot be started; 1 what was changed could not be put back; 2 it could not begin."
+    Exit codes: the program's, or of one that went to the background the last of its processes'; 128 \
+    and the signal's number if a signal ended it; 127 no such program; 126 it cannot be started; 1 \
+    what was changed could not be put back; 2 it could not begin."
 )]
 pub struct Arguments {
-    /// Interface to take; may be left out where one tidewalld runs
+    /// Interface to take [default: that of the only tidewalld, else that of the default route]
     #[arg(long, value_name = "IF")]
     interface: Option<String>,
     /// Let processes of the program join in private mode only: several at once, and only what is
@@ -83,12 +98,16 @@ pub struct Arguments {
     /// cannot, on hardware, generically]
     #[arg(long, value_name = "MODE")]
     xdp: Option<XdpMode>,
+    /// Start the program on the kernel's sockets where Tidewall cannot have them, unprotected,
+    /// instead of ending with exit code 2
+    #[arg(long)]
+    or_kernel: bool,
     /// At the end, say on standard error which sockets Tidewall had, and which stayed with the
     /// kernel and why
     #[arg(long)]
     report: bool,
     /// What to run, and its arguments
-    #[arg(value_name = "PROGRAM", required = true, last = true)]
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
@@ -113,50 +132,103 @@ fn ports(text: &str) -> Result<Ports, String> {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
     let library = library::find()?;
-    let report = arguments.report.then(Report::new).transpose();
-    let report = report.map_err(|error| Failure::io("making a file for the report", &error))?;
     let (socket, interface) = match &arguments.interface {
         Some(interface) => (places::socket(interface), interface.clone()),
-        None => only_manager()?,
+        None => default_interface()?,
+    };
+    let obstacle = match &library {
+        Library::At(_) => {
+            elsewhere(&socket).or_else(|| library::obstacle(&arguments.program, &interface))
+        }
+        // The program is written for Tidewall, so only the interface counts.
+        Library::NotWanted => library::no_interface(&interface),
+        Library::Missing(why) => Some(why.clone()),
     };
     let mut launch = Launch::new(arguments, &socket);
-    let obstacle = match &library {
-        Some(_) => elsewhere(&socket).or_else(|| library::obstacle(&arguments.program, &interface)),
-        None => Some("there was no library".to_owned()),
-    };
-    match (&library, &obstacle) {
-        (Some(library), None) => launch.put_library(library, report.as_ref()),
-        (Some(_), Some(why)) => {
-            eprintln!("tidewall: {why}\n  the program runs on the kernel's sockets");
+    match (library, obstacle) {
+        (Library::At(library), None) => launch.library = Some(library),
+        (_, None) => {}
+        (_, Some(why)) => {
+            arguments.refuse(&Failure::usage(why.as_str()))?;
+            launch.obstacle = Some(why);
         }
-        // Said already, or wished.
-        (None, _) => {}
     }
-    let outcome = launch_on(arguments, launch, &interface, &socket);
-    if let Some(report) = report {
-        report.print(obstacle.as_deref());
+    launch_on(arguments, launch, &interface, &socket)
+}
+
+impl Arguments {
+    /// Refuses to start the program, or says with `--or-kernel` why Tidewall has none of its
+    /// sockets.
+    fn refuse(&self, why: &Failure) -> Outcome {
+        if self.or_kernel {
+            warn(&format!(
+                "{why}\n  the program runs on the kernel's sockets (--or-kernel)"
+            ));
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "{why}\n  the program was not started; with --or-kernel it runs on the kernel's sockets"
+        )))
     }
-    outcome
 }
 
 fn launch_on(arguments: &Arguments, launch: Launch, interface: &str, socket: &Path) -> Outcome {
-    if arguments.interface.is_none() {
-        return join(arguments, launch, socket);
-    }
     if check_interface(interface).is_err() {
-        return ended(launch.supervise()?);
+        return launch.supervise();
     }
+    if let Some(process) = another_run(socket) {
+        let why = Failure::usage(format!(
+            "another `tidewall run` (process {process}) has {interface} until its program ends"
+        ));
+        if launch.obstacle.is_none() {
+            arguments.refuse(&why)?;
+        }
+        return launch.on_kernel(&why).supervise();
+    }
+    let mounted = is_bpffs(Path::new(BPFFS));
     let pins = places::ephemeral_pins(interface);
-    // What an earlier run left that was killed.
-    remove_left(&pins, interface)?;
+    // What an earlier run left that was killed; only its user may look.
+    if mounted && missing_privileges().is_none() {
+        remove_left(&pins, interface)?;
+    }
     if View::connect(socket).is_ok() {
         return join(arguments, launch, socket);
     }
+    if let Some(missing) = missing_privileges() {
+        arguments.refuse(&missing)?;
+        return launch.on_kernel(&missing).supervise();
+    }
+    // Nothing that is pinned has to outlive this process but by SIGKILL.
+    let own = (!mounted).then(PrivateBpffs::new).transpose();
+    let (pins, _own) = match own {
+        Ok(Some(own)) => (own.path().join(interface), Some(own)),
+        Ok(None) => (pins, None),
+        Err(error) => {
+            let why = Failure::usage(format!(
+                "bpffs is not mounted at {BPFFS}, or read-only, and this process cannot make one \
+                 ({error}): mount -t bpf -o mode=0700 bpf {BPFFS}"
+            ));
+            arguments.refuse(&why)?;
+            return launch.on_kernel(&why).supervise();
+        }
+    };
     let code = manage(arguments, launch, interface, &pins, socket);
     let removed = remove_left(&pins, interface);
     let code = code?;
     removed?;
     ended(code)
+}
+
+/// What a manager needs beyond this process's capabilities, with the cure.
+fn missing_privileges() -> Option<Failure> {
+    let needed = [NET_ADMIN, NET_RAW, BPF, PERFMON];
+    if Set::effective().missing(&needed).is_empty() {
+        return None;
+    }
+    let (cause, _) = capabilities::refusal(&needed);
+    Some(Failure::usage(format!(
+        "{cause}: run it as root, or have a tidewalld let this user join (docs/manager.md)"
+    )))
 }
 
 /// Why the manager that listens is none for this program: interfaces of several network
@@ -174,6 +246,14 @@ fn elsewhere(socket: &Path) -> Option<String> {
     })
 }
 
+/// The `tidewall run` whose manager listens, unless this process belongs to its program.
+fn another_run(socket: &Path) -> Option<u32> {
+    let peer = Connection::connect(socket).and_then(|it| it.peer()).ok()?;
+    let name = fs::read_to_string(format!("/proc/{}/comm", peer.pid)).ok()?;
+    let is_other = name.trim() == RUN && !ancestors(std::process::id()).contains(&peer.pid);
+    is_other.then_some(peer.pid)
+}
+
 fn ended(code: u8) -> Outcome {
     match code {
         0 => Ok(()),
@@ -181,16 +261,20 @@ fn ended(code: u8) -> Outcome {
     }
 }
 
-/// Of those that listen.
-fn only_manager() -> Result<(PathBuf, String), Failure> {
+/// That of the only manager that listens, else that of the default route.
+fn default_interface() -> Result<(PathBuf, String), Failure> {
     let mut live: Vec<(PathBuf, String)> = (places::managers().into_iter())
         .filter(|(path, _)| View::connect(path).is_ok())
         .collect();
     match (live.pop(), live.is_empty()) {
         (Some(manager), true) => Ok(manager),
-        (None, _) => Err(Failure::usage(
-            "no tidewalld runs here: name the interface to take with --interface IF",
-        )),
+        (None, _) => match of_default_route() {
+            Some(interface) => Ok((places::socket(&interface), interface)),
+            None => Err(Failure::usage(
+                "no tidewalld runs here, and there is no default route: name the interface to take \
+                 with --interface IF",
+            )),
+        },
         (Some(_), false) => Err(Failure::usage(format!(
             "several managers run here ({}/*.{}): name the interface with --interface IF",
             places::SOCKETS,
@@ -199,11 +283,27 @@ fn only_manager() -> Result<(PathBuf, String), Failure> {
     }
 }
 
+/// The interface by which the rest of the world is reached.
+fn of_default_route() -> Option<String> {
+    let [v4, v6] = [OUTSIDE_V4.into(), OUTSIDE_V6.into()];
+    let mut routes = Rtnetlink::open().ok()?;
+    let mut index = |to: IpAddr| {
+        let route = routes.route(to, None, None).ok()?;
+        route.unicast.then_some(route.interface)
+    };
+    let index = index(v4).or_else(|| index(v6))?;
+    interface::name(index).ok()
+}
+
 /// The program, before its start.
 struct Launch {
     command: Command,
-    /// Its end is waited for, also where there is no manager of its own.
-    supervised: bool,
+    /// Put in front of the C library.
+    library: Option<PathBuf>,
+    /// Why all sockets stay with the kernel.
+    obstacle: Option<String>,
+    /// The sockets are named at the end.
+    has_report: bool,
 }
 
 impl Launch {
@@ -218,23 +318,62 @@ impl Launch {
         }
         Launch {
             command,
-            supervised: arguments.report,
+            library: None,
+            obstacle: None,
+            has_report: arguments.report,
         }
     }
 
-    fn put_library(&mut self, library: &Path, report: Option<&Report>) {
-        library::put(&mut self.command, library);
-        if let Some(report) = report {
-            self.command.env(report::VARIABLE, report.path());
-        }
+    /// Without the library and a manager.
+    fn on_kernel(mut self, why: &Failure) -> Self {
+        self.library = None;
+        self.obstacle = Some(why.to_string());
+        self.command.env_remove(places::VARIABLE);
+        self
     }
 
-    /// Runs it to its end without a manager of its own; its exit code.
-    fn supervise(mut self) -> Result<u8, Failure> {
-        let program = Program::new().map_err(|error| Failure::io(CATCHING, &error))?;
+    /// Runs it to the end of its last process; the exit code. `meanwhile` is given what is
+    /// readable then.
+    fn follow(
+        mut self,
+        program: Program,
+        meanwhile: impl FnOnce(BorrowedFd<'_>),
+    ) -> Result<u8, Failure> {
+        let mut report = None;
+        if let Some(library) = &self.library {
+            library::put(&mut self.command, library);
+            let started = Report::start(library);
+            let started = report.insert(
+                started.map_err(|error| Failure::io("making a socket for the report", &error))?,
+            );
+            started.offer(&mut self.command);
+        }
         let running = program.start(&mut self.command);
         let running = running.map_err(|error| not_started(&self.command, &error))?;
-        Ok(running.wait())
+        meanwhile(running.end().as_fd());
+        let code = running.wait();
+        match (report, self.obstacle) {
+            _ if !self.has_report => {}
+            (Some(report), _) => eprint!("{}", report.end()),
+            (None, Some(why)) => warn(&format!("all sockets stayed with the kernel: {why}")),
+            (None, None) => {}
+        }
+        Ok(code)
+    }
+
+    /// Runs it without a manager of its own.
+    fn supervise(self) -> Outcome {
+        let program = Program::new().map_err(|error| Failure::io(CATCHING, &error))?;
+        ended(self.follow(program, |_| ())?)
+    }
+
+    /// Becomes the program; a failure to.
+    fn exec(mut self) -> Failure {
+        if let Some(library) = &self.library {
+            library::put(&mut self.command, library);
+        }
+        let error = self.command.exec();
+        not_started(&self.command, &error)
     }
 }
 
@@ -249,7 +388,7 @@ fn not_started(command: &Command, error: &io::Error) -> Failure {
 }
 
 /// Becomes the program, as an application of a manager that is there.
-fn join(arguments: &Arguments, mut launch: Launch, manager: &Path) -> Outcome {
+fn join(arguments: &Arguments, launch: Launch, manager: &Path) -> Outcome {
     if arguments.private || arguments.ports.is_some() || arguments.xdp.is_some() {
         return Err(Failure::usage(format!(
             "a tidewalld listens at {}, and decides on modes and ports: leave --private, --ports and \
@@ -257,11 +396,10 @@ fn join(arguments: &Arguments, mut launch: Launch, manager: &Path) -> Outcome {
             manager.display()
         )));
     }
-    if launch.supervised {
-        return ended(launch.supervise()?);
+    match launch.has_report {
+        true => launch.supervise(),
+        false => Err(launch.exec()),
     }
-    let error = launch.command.exec();
-    Err(not_started(&launch.command, &error))
 }
 
 fn remove_left(pins: &Path, interface: &str) -> Outcome {
@@ -280,28 +418,30 @@ fn remove_left(pins: &Path, interface: &str) -> Outcome {
 /// [`remove_left`].
 fn manage(
     arguments: &Arguments,
-    mut launch: Launch,
+    launch: Launch,
     interface: &str,
     pins: &Path,
     socket: &Path,
 ) -> Result<u8, Failure> {
     // From here on signals are for the program.
     let program = Program::new().map_err(|error| Failure::io(CATCHING, &error))?;
-    let mut server = server(arguments, interface, pins, socket)
-        .map_err(|error| Failure::io(&format!("taking over {interface}"), &error))?;
-    // Who has the pins has the socket.
-    let result = match program.start(&mut launch.command) {
-        Ok(running) => {
-            let ended = server.run(running.end().as_fd(), None, || ());
-            if ended.is_err() {
-                server.log_end(&ended);
-                // The program goes on, and waits for no answer of a manager that has ended.
-                drop(server);
-            }
-            Ok(running.wait())
+    let mut server = match server(arguments, interface, pins, socket) {
+        Ok(server) => server,
+        Err(error) => {
+            let why = Failure::io(&format!("taking over {interface}"), &error);
+            arguments.refuse(&why)?;
+            return launch.on_kernel(&why).follow(program, |_| ());
         }
-        Err(error) => Err(not_started(&launch.command, &error)),
     };
+    // Who has the pins has the socket.
+    let result = launch.follow(program, |end| {
+        let ended = server.run(end, None, || ());
+        if ended.is_err() {
+            server.log_end(&ended);
+            // The program goes on, and waits for no answer of a manager that has ended.
+            drop(server);
+        }
+    });
     let _ = fs::remove_file(socket);
     // What `tidewall stat` asks of the program's processes is left by those that were killed.
     let _ = control::live();

@@ -1,5 +1,6 @@
-//! The program of a run: its signals, its children, its end.
+//! The program of a run: its signals, its processes, its end.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -7,12 +8,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::thread::JoinHandle;
 
+use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgid, getpid, kill_process, set_child_subreaper, wait,
 };
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::raw::WithRawSiginfo;
+
+use crate::end::warn;
 
 /// What is passed on: signals that end a program or ask something of it, but not those by
 /// which a terminal stops and continues jobs.
@@ -48,7 +52,8 @@ impl Program {
         Ok(Program { signals })
     }
 
-    /// Starts it. What it starts and does not wait for becomes this process's child.
+    /// Starts it. A process that outlives its parent becomes this process's child, and is
+    /// followed like the program itself.
     ///
     /// # Errors
     /// NotFound, PermissionDenied; what the kernel reports.
@@ -56,9 +61,10 @@ impl Program {
         set_child_subreaper(Some(getpid()))?;
         let (end, held) = UnixStream::pair()?;
         let child = Pid::from_child(&command.spawn()?);
+        let name = command.get_program().display().to_string();
         let thread = std::thread::Builder::new().name("tw-program".to_owned());
         let spawned = thread.spawn(move || {
-            let code = follow(self.signals, child);
+            let code = Processes::new(child, name).follow(self.signals);
             drop(held);
             code
         });
@@ -71,12 +77,14 @@ impl Program {
 }
 
 impl Running {
-    /// Readable once it has ended.
+    /// Readable once the last of its processes has ended.
     pub fn end(&self) -> &UnixStream {
         &self.end
     }
 
-    /// Waits for its end; its exit code, or that of the signal that ended it.
+    /// Waits for that; the exit code of the program, or of the signal that ended it. A
+    /// program that went to the background (ended with 0 and left processes) has the exit
+    /// code of the last of these.
     pub fn wait(self) -> u8 {
         // The thread does not panic.
         self.thread.join().unwrap_or(u8::MAX)
@@ -91,37 +99,126 @@ fn ignored(status: &str) -> u64 {
         .unwrap_or(0)
 }
 
-fn follow(mut signals: SignalsInfo<WithRawSiginfo>, child: Pid) -> u8 {
-    for signal in signals.forever() {
-        if signal.si_signo == SIGCHLD {
-            if let Some(code) = reap(child) {
-                return code;
-            }
-            continue;
-        }
-        // A terminal's signals go to all processes of its group.
-        let by_kernel = signal.si_code == libc::SI_KERNEL;
-        let same_group = || getpgid(Some(child)).ok() == getpgid(None).ok();
-        if by_kernel && same_group() {
-            continue;
-        }
-        if let Some(signal) = Signal::from_named_raw(signal.si_signo) {
-            // One that has just ended is reaped next.
-            let _ = kill_process(child, signal);
-        }
-    }
-    u8::MAX
+/// The processes of the program. This process is their subreaper, so one whose parent has ended
+/// is a child of this process, and none is left once there is no child.
+struct Processes {
+    /// The process that was started, until it ends.
+    program: Option<Pid>,
+    /// Its name, for messages.
+    name: String,
+    /// The exit code to end with.
+    code: u8,
+    /// SIGTERM was passed on: every process that is left gets it once.
+    is_ending: bool,
+    /// The children that got it.
+    asked: HashSet<Pid>,
 }
 
-/// Reaps what has ended; the exit code of the program, if it has.
-fn reap(child: Pid) -> Option<u8> {
-    let mut code = None;
-    while let Ok(Some((process, status))) = wait(WaitOptions::NOHANG) {
-        if process == child {
-            code = Some(code_of(ExitStatus::from_raw(status.as_raw())));
+impl Processes {
+    fn new(program: Pid, name: String) -> Self {
+        Processes {
+            program: Some(program),
+            name,
+            code: u8::MAX,
+            is_ending: false,
+            asked: HashSet::new(),
         }
     }
-    code
+
+    /// Passes signals on until the last process has ended; the exit code.
+    fn follow(mut self, mut signals: SignalsInfo<WithRawSiginfo>) -> u8 {
+        for signal in signals.forever() {
+            if signal.si_signo == SIGCHLD {
+                if self.reap() {
+                    return self.code;
+                }
+            } else if let Some(named) = Signal::from_named_raw(signal.si_signo) {
+                self.is_ending |= named == Signal::TERM;
+                let targets = self.program.map_or_else(children, |program| vec![program]);
+                self.pass_on(named, &targets, signal.si_code == libc::SI_KERNEL);
+            }
+        }
+        self.code
+    }
+
+    /// `by_terminal`: all processes of the foreground's group have got it already.
+    fn pass_on(&mut self, signal: Signal, targets: &[Pid], by_terminal: bool) {
+        for &target in targets {
+            let same_group = || getpgid(Some(target)).ok() == getpgid(None).ok();
+            if by_terminal && same_group() {
+                continue;
+            }
+            if signal == Signal::TERM {
+                self.asked.insert(target);
+            }
+            // One that has just ended is reaped next.
+            let _ = kill_process(target, signal);
+        }
+    }
+
+    /// Reaps the children that have ended; true once none is left.
+    fn reap(&mut self) -> bool {
+        let before = self.program;
+        let is_over = loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((process, status))) => {
+                    self.ended(process, code_of(ExitStatus::from_raw(status.as_raw())));
+                }
+                Ok(None) => break false,
+                Err(Errno::INTR) => {}
+                Err(_) => break true,
+            }
+        };
+        if is_over || self.program.is_some() {
+            return is_over;
+        }
+        let mut left = children();
+        if self.is_ending {
+            left.retain(|child| !self.asked.contains(child));
+            self.pass_on(Signal::TERM, &left, false);
+        } else if before.is_some() && self.code == 0 {
+            self.say_that_it_went_on(&left);
+        }
+        false
+    }
+
+    fn ended(&mut self, process: Pid, code: u8) {
+        self.asked.remove(&process);
+        if self.program == Some(process) {
+            self.program = None;
+            self.code = code;
+        } else if self.program.is_none() && self.code == 0 {
+            self.code = code;
+        }
+    }
+
+    fn say_that_it_went_on(&self, left: &[Pid]) {
+        let numbers: Vec<String> = left.iter().map(Pid::to_string).collect();
+        warn(&format!(
+            "{} went to the background (process {}); this command stays until its last process \
+             ends, and passes signals on",
+            self.name,
+            numbers.join(", ")
+        ));
+    }
+}
+
+/// The children of this process.
+fn children() -> Vec<Pid> {
+    let numbers = children_of(std::process::id()).into_iter();
+    numbers
+        .filter_map(|number| Pid::from_raw(number.try_into().ok()?))
+        .collect()
+}
+
+/// The children of a process, of all its threads (proc_tid_children(5)).
+pub fn children_of(process: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{process}/task"));
+    let tasks = tasks.into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let text = lists.collect::<Vec<_>>().join(" ");
+    let numbers = text.split_whitespace();
+    numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
 fn code_of(status: ExitStatus) -> u8 {

@@ -1,107 +1,443 @@
-//! What the library says of a program's sockets, by a file to which its processes add lines.
+//! What became of the sockets of a run's program: named on standard error at once where the
+//! kernel has them, shown to `stat`, `top` and `doctor` meanwhile, and a table at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::env;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process;
+use std::process::{self, Command};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::places;
+use tidewall_manager::record::{self, LINE_BYTES, Record, Verdict};
 
+use super::unreached::Unreached;
+use crate::end::warn;
 use crate::table::Table;
 
-/// Variable with the file's name.
-pub const VARIABLE: &str = "TIDEWALL_REPORT";
+/// What a socket's name in [`places::SOCKETS`] begins and ends with, around a process.
+const NAME: (&str, &str) = ("run-", ".report");
+/// Sent instead of the key by a process that asks for the records.
+const QUESTION: &[u8] = b"?";
+/// Bytes of a key, which are written in hexadecimal.
+const KEY_BYTES: usize = 16;
+/// Rows that are kept.
+const ROWS_MAX: usize = 4096;
+/// Lines on standard error.
+const SAID_MAX: usize = 64;
+/// Records that are shown to one who asks.
+const SHOWN_MAX: usize = 128;
+/// Strangers at a time: connections that have not sent the key, and threads that answer them.
+/// What a stranger has sent is never taken from its socket but by the closing of that, which may
+/// take as long as the stranger likes.
+const STRANGERS_MAX: usize = 64;
+/// How long a connection may take to send the key.
+const KEY_WITHIN: Duration = Duration::from_secs(1);
+/// How often is looked whether time is over, and how long until a connection is accepted again
+/// after too many, or without a descriptor left.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often processes without the library are looked for, at first and later.
+const LOOK_FIRST: Duration = Duration::from_millis(500);
+const LOOK_RARELY: Duration = Duration::from_secs(10);
+const UNTIL_RARE: Duration = Duration::from_secs(60);
+/// How long an answer is waited for.
+const ANSWER_WITHIN: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 
-/// Bytes of it that are read: lines are a few, but whoever may write may write much.
-const MOST: u64 = 16 << 20;
+/// Receives the records of a program's processes; its socket is removed when dropped.
+pub struct Report {
+    path: PathBuf,
+    key: String,
+    records: Arc<Mutex<Records>>,
+    /// Closed at the end.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
 
-/// The file; removed when dropped.
-pub struct Report(PathBuf);
+/// All but the process of a record, by which rows are told apart.
+type Row = (String, Verdict, String, String, String);
+
+#[derive(Debug, Default)]
+struct Records {
+    rows: BTreeMap<Row, BTreeSet<u32>>,
+    /// What was said on standard error, by what is said once.
+    said: BTreeSet<Row>,
+}
 
 impl Report {
-    /// An empty one to which any user can add: programs drop their privileges.
+    /// Begins to receive, of programs that are started with this library.
     ///
     /// # Errors
     /// What the kernel reports.
-    pub fn new() -> io::Result<Self> {
-        let name = format!("run-{}.report", process::id());
-        let make = |directory: &Path| {
-            let path = directory.join(&name);
-            let mut options = OpenOptions::new();
-            let file = options
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&path)?;
-            let report = Report(path);
-            file.set_permissions(fs::Permissions::from_mode(0o622))?;
-            Ok(report)
-        };
+    pub fn start(library: &Path) -> io::Result<Self> {
+        // Those of runs that were killed are removed by this.
+        live();
+        let name = format!("{}{}{}", NAME.0, process::id(), NAME.1);
         let _ = fs::create_dir_all(places::SOCKETS);
-        make(Path::new(places::SOCKETS)).or_else(|_: io::Error| make(&env::temp_dir()))
+        let bind = |directory: &Path| {
+            let path = directory.join(&name);
+            Listener::bind(&path).map(|listener| (listener, path))
+        };
+        let (listener, path) =
+            bind(Path::new(places::SOCKETS)).or_else(|_| bind(&std::env::temp_dir()))?;
+        let (stop, stopped) = UnixStream::pair()?;
+        let key = new_key()?;
+        let records = Arc::new(Mutex::new(Records::default()));
+        let mut server = Server {
+            listener,
+            stopped,
+            key: key.clone(),
+            processes: Vec::new(),
+            pending: Vec::new(),
+            strangers: Arc::new(()),
+            records: records.clone(),
+            unreached: Unreached::new(library),
+            look_at: Instant::now() + LOOK_FIRST,
+            until_rare: Instant::now() + UNTIL_RARE,
+        };
+        let thread = std::thread::Builder::new().name("tw-report".to_owned());
+        let thread = thread.spawn(move || server.serve())?;
+        Ok(Report {
+            path,
+            key,
+            records,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
-    /// What the library opens.
-    pub fn path(&self) -> &Path {
-        &self.0
+    /// Lets a program's library connect.
+    pub fn offer(&self, command: &mut Command) {
+        command.env(record::VARIABLE, &self.path);
+        command.env(record::KEY_VARIABLE, &self.key);
     }
 
-    /// Says on standard error what the lines add up to. `obstacle`: why the library was left
-    /// out.
-    pub fn print(&self, obstacle: Option<&str>) {
-        let mut lines = Vec::new();
-        let read = File::open(&self.0).and_then(|file| file.take(MOST).read_to_end(&mut lines));
-        if let Err(error) = read {
-            eprintln!("tidewall: reading the report: {error}");
+    /// The table of all records; to be called after the last process has ended.
+    pub fn end(mut self) -> String {
+        self.stop();
+        text(&lock(&self.records))
+    }
+
+    fn stop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
-        eprint!("{}", text(&String::from_utf8_lossy(&lines), obstacle));
     }
 }
 
 impl Drop for Report {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        self.stop();
+        let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Lines of the form process, program, verdict, what it is, address, reason
-/// (docs/preload.md); those that differ by their process alone are one row.
-fn text(lines: &str, obstacle: Option<&str>) -> String {
-    let mut rows: BTreeMap<[String; 5], BTreeSet<&str>> = BTreeMap::new();
-    for line in lines.lines() {
-        let Some((process, rest)) = line.split_once('\t') else {
-            continue;
-        };
-        let mut fields = rest
-            .split('\t')
-            .map(|field| field.escape_debug().to_string());
-        let mut next = || fields.next().unwrap_or_default();
-        let [program, verdict, what, address, why] = [next(), next(), next(), next(), next()];
-        let has = match verdict.as_str() {
-            "promoted" => "Tidewall",
-            "kernel" => "kernel",
-            // Of the stack, which has neither name nor address.
-            verdict => verdict,
-        };
-        let key = [program, has.to_owned(), what, address, why];
-        rows.entry(key).or_default().insert(process);
+fn lock(records: &Mutex<Records>) -> MutexGuard<'_, Records> {
+    records.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn new_key() -> io::Result<String> {
+    let mut bytes = [0; KEY_BYTES];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The thread.
+struct Server {
+    listener: Listener,
+    /// Readable at the end.
+    stopped: UnixStream,
+    key: String,
+    /// Connections that have sent the key.
+    processes: Vec<Connection>,
+    /// Connections that have not sent anything yet, and until when they may.
+    pending: Vec<(Connection, Instant)>,
+    /// A count: one more for each thread that answers a stranger.
+    strangers: Arc<()>,
+    records: Arc<Mutex<Records>>,
+    unreached: Unreached,
+    /// When processes without the library are looked for next.
+    look_at: Instant,
+    /// Until when they are looked for often.
+    until_rare: Instant,
+}
+
+/// What a connection has sent first.
+enum First {
+    Key,
+    Nothing,
+    Another,
+}
+
+impl Server {
+    fn serve(&mut self) {
+        let mut is_accepting = true;
+        loop {
+            let mut waits = vec![PollFd::new(&self.stopped, PollFlags::IN)];
+            let pending = self.pending.iter().map(|(connection, _)| connection);
+            let connections = self.processes.iter().chain(pending).map(AsFd::as_fd);
+            waits.extend(connections.map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
+            if is_accepting {
+                waits.push(PollFd::new(&self.listener, PollFlags::IN));
+            }
+            let until_look = self.look_at.saturating_duration_since(Instant::now());
+            let timeout = match is_accepting && self.pending.is_empty() {
+                true => until_look,
+                false => until_look.min(LOOK_EVERY),
+            };
+            let timeout = Timespec {
+                tv_sec: timeout.as_secs() as i64,
+                tv_nsec: timeout.subsec_nanos().into(),
+            };
+            if poll(&mut waits, Some(&timeout)).is_err_and(|error| error != Errno::INTR) {
+                return;
+            }
+            let is_over = waits.first().is_some_and(|it| !it.revents().is_empty());
+            is_accepting = self.accept();
+            self.look_at_pending();
+            let (records, processes) = (&self.records, &mut self.processes);
+            processes.retain(|process| receive(process, records));
+            if Instant::now() >= self.look_at {
+                self.look_for_unreached();
+            }
+            if is_over {
+                return;
+            }
+        }
     }
-    if rows.is_empty() {
-        let why = obstacle.unwrap_or("the program has attended to none that Tidewall can have");
-        return format!("tidewall: all sockets stayed with the kernel: {why}\n");
+
+    /// Accepts all that wait; false where no more can be had for a while.
+    fn accept(&mut self) -> bool {
+        loop {
+            if Arc::strong_count(&self.strangers) + self.pending.len() > STRANGERS_MAX {
+                return false;
+            }
+            match self.listener.accept() {
+                Ok(Some(connection)) => {
+                    self.pending.push((connection, Instant::now() + KEY_WITHIN));
+                }
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn look_for_unreached(&mut self) {
+        for record in self.unreached.look() {
+            note(&self.records, &record);
+        }
+        let is_rare = Instant::now() > self.until_rare;
+        self.look_at = Instant::now() + if is_rare { LOOK_RARELY } else { LOOK_FIRST };
+    }
+
+    fn look_at_pending(&mut self) {
+        for (connection, until) in std::mem::take(&mut self.pending) {
+            match self.first(&connection) {
+                First::Key => self.processes.push(connection),
+                First::Nothing if Instant::now() < until => self.pending.push((connection, until)),
+                First::Nothing | First::Another => self.answer_stranger(connection),
+            }
+        }
+    }
+
+    /// The key is taken from the socket; of what else was sent no descriptor is, which would
+    /// have to be closed here.
+    fn first(&self, connection: &Connection) -> First {
+        let mut sent = [0; 2 * KEY_BYTES];
+        match recv(
+            connection,
+            &mut sent[..],
+            RecvFlags::PEEK | RecvFlags::DONTWAIT,
+        ) {
+            Err(Errno::AGAIN | Errno::INTR) => First::Nothing,
+            Ok((length, _)) if sent.get(..length) == Some(self.key.as_bytes()) => {
+                let _ = recv(connection, &mut sent[..], RecvFlags::DONTWAIT);
+                First::Key
+            }
+            _ => First::Another,
+        }
+    }
+
+    fn answer_stranger(&self, connection: Connection) {
+        let (records, count) = (self.records.clone(), self.strangers.clone());
+        let answer = move || {
+            show(&connection, &lock(&records));
+            drop((connection, count));
+        };
+        // One that cannot be started closes the connection here: nothing better is left.
+        let _ = std::thread::Builder::new()
+            .name("tw-show".to_owned())
+            .spawn(answer);
+    }
+}
+
+/// Takes all messages of a process; false once it has hung up.
+fn receive(process: &Connection, records: &Mutex<Records>) -> bool {
+    let mut line = [0; LINE_BYTES];
+    loop {
+        let length = match recv(process, &mut line[..], RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return false,
+            Ok((length, _)) => length,
+            Err(Errno::AGAIN) => return true,
+            Err(Errno::INTR) => continue,
+            Err(_) => return false,
+        };
+        let line = line.get(..length).unwrap_or_default();
+        if let Some(record) = Record::parse(&String::from_utf8_lossy(line)) {
+            note(records, &record);
+        }
+    }
+}
+
+fn note(records: &Mutex<Records>, record: &Record) {
+    let is_news = lock(records).add(record);
+    if is_news {
+        warn(&record.to_string());
+    }
+}
+
+/// Sends what is unprotected, of processes that live.
+fn show(to: &Connection, records: &Records) {
+    for record in records.unprotected().take(SHOWN_MAX) {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        if send(to, record.line().as_bytes(), flags).is_err() {
+            return;
+        }
+    }
+}
+
+impl Records {
+    /// Adds a record; whether it is to be said on standard error: once by cause and socket, and of
+    /// connections, which may be many, once by cause.
+    fn add(&mut self, record: &Record) -> bool {
+        let row = (
+            record.program.clone(),
+            record.verdict,
+            record.what.clone(),
+            record.address.clone(),
+            record.why.clone(),
+        );
+        if self.rows.len() < ROWS_MAX || self.rows.contains_key(&row) {
+            let processes = self.rows.entry(row.clone()).or_default();
+            processes.insert(record.process);
+        }
+        let (program, verdict, what, address, why) = row;
+        let address = match what.as_str() {
+            "connection" => String::new(),
+            _ => address,
+        };
+        record.is_unprotected()
+            && self.said.len() < SAID_MAX
+            && self.said.insert((program, verdict, what, address, why))
+    }
+
+    fn unprotected(&self) -> impl Iterator<Item = Record> {
+        let records = self.rows.iter().filter_map(|(row, processes)| {
+            let lives = |process: &&u32| Path::new(&format!("/proc/{process}")).exists();
+            let process = *processes.iter().find(lives)?;
+            let (program, verdict, what, address, why) = row.clone();
+            Some(Record {
+                process,
+                program,
+                verdict,
+                what,
+                address,
+                why,
+            })
+        });
+        records.filter(Record::is_unprotected)
+    }
+}
+
+/// What the kernel has of the programs of all runs that live and answer this user; the sockets
+/// of those that were killed are removed.
+pub fn live() -> Vec<Record> {
+    let entries = fs::read_dir(places::SOCKETS)
+        .into_iter()
+        .flatten()
+        .flatten();
+    let paths = entries.map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with(NAME.0) && name.ends_with(NAME.1))
+    });
+    paths.flat_map(|path| ask(&path)).collect()
+}
+
+/// Records as a list with a title; empty if there are none.
+pub fn listed(records: &[Record]) -> String {
+    let lines = records.iter().map(|record| format!("  {record}\n"));
+    let lines: String = lines.collect();
+    match lines.is_empty() {
+        true => lines,
+        false => format!("on the kernel's sockets, without Tidewall's protection\n{lines}"),
+    }
+}
+
+fn ask(path: &Path) -> Vec<Record> {
+    let mut records = Vec::new();
+    let connection = match Connection::connect(path) {
+        Ok(connection) => connection,
+        Err(error) => {
+            if error.kind() == io::ErrorKind::ConnectionRefused {
+                let _ = fs::remove_file(path);
+            }
+            return records;
+        }
+    };
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let _ = send(&connection, QUESTION, flags);
+    let mut line = [0; LINE_BYTES];
+    loop {
+        let mut waits = [PollFd::new(&connection, PollFlags::IN)];
+        if !poll(&mut waits, Some(&ANSWER_WITHIN)).is_ok_and(|ready| ready > 0) {
+            return records;
+        }
+        match recv(&connection, &mut line[..], RecvFlags::DONTWAIT) {
+            Ok((length, _)) if length > 0 => {
+                let line = String::from_utf8_lossy(line.get(..length).unwrap_or_default());
+                records.extend(Record::parse(&line));
+            }
+            // The question was not taken; the answer comes behind that.
+            Err(Errno::CONNRESET | Errno::INTR) => {}
+            _ => return records,
+        }
+        if records.len() > SHOWN_MAX {
+            return records;
+        }
+    }
+}
+
+/// Rows that differ by their process alone are one.
+fn text(records: &Records) -> String {
+    if records.rows.is_empty() {
+        return "tidewall: all sockets stayed with the kernel: the program has waited for none that \
+                Tidewall can have\n"
+            .to_owned();
     }
     let mut table = Table::of(2, "program|>processes|who has it|what|address|why");
-    for ([program, has, what, address, why], processes) in rows {
+    for ((program, verdict, what, address, why), processes) in &records.rows {
+        let has = match verdict {
+            Verdict::Promoted => "Tidewall",
+            verdict => verdict.name(),
+        };
         table.row([
-            program,
+            program.clone(),
             processes.len().to_string(),
-            has,
-            what,
-            address,
-            why,
+            has.to_owned(),
+            what.clone(),
+            address.clone(),
+            why.clone(),
         ]);
     }
     format!("tidewall: who had the program's sockets\n{}", table.text())
@@ -111,13 +447,23 @@ fn text(lines: &str, obstacle: Option<&str>) -> String {
 mod tests {
     use super::*;
 
+    fn of_lines(lines: &str) -> (Records, Vec<String>) {
+        let mut records = Records::default();
+        let parsed = lines.lines().filter_map(Record::parse);
+        let news = parsed.filter(|record| records.add(record));
+        let news = news.map(|record| record.to_string()).collect();
+        (records, news)
+    }
+
     #[test]
     fn lines_of_several_processes_add_up() {
-        let lines = "7\tnginx\tpromoted\tlistener\t0.0.0.0:80\t\n\
-            8\tnginx\tpromoted\tlistener\t0.0.0.0:80\t\n\
-            7\tnginx\tkernel\tlistener\t127.0.0.1:81\tloopback\n\
-            garbage\u{1b}[2J\n\n9\t\u{1b}[2J";
-        let said = text(lines, None);
+        let (records, _) = of_lines(
+            "7\tnginx\tpromoted\tlistener\t0.0.0.0:80\t\n\
+             8\tnginx\tpromoted\tlistener\t0.0.0.0:80\t\n\
+             7\tnginx\tkernel\tlistener\t127.0.0.1:81\tloopback\n\
+             garbage\u{1b}[2J\n\n9\t\u{1b}[2J",
+        );
+        let said = text(&records);
         let row = |words: &[&str]| {
             let has = |line: &str| words.iter().all(|word| line.contains(word));
             assert!(said.lines().any(has), "{said}");
@@ -125,6 +471,23 @@ mod tests {
         row(&["nginx", "2", "Tidewall", "0.0.0.0:80"]);
         row(&["nginx", "1", "kernel", "127.0.0.1:81", "loopback"]);
         assert!(!said.contains('\u{1b}'));
-        assert!(text("", Some("it is static")).contains("kernel: it is static"));
+    }
+
+    #[test]
+    fn what_the_kernel_has_is_said_once_by_cause_and_socket() {
+        let (_, news) = of_lines(
+            "7\tnginx\tpromoted\tlistener\t0.0.0.0:80\t\n\
+             8\tnginx\tno-stack\t\teth0\tanother application has the queues\n\
+             9\tnginx\tno-stack\t\teth0\tanother application has the queues\n\
+             8\tnginx\tkernel\tlistener\t0.0.0.0:80\tthere is no stack\n\
+             8\tnginx\tkernel\tconnection\t10.0.0.1:80\tanother interface leads there\n\
+             8\tnginx\tkernel\tconnection\t10.0.0.2:80\tanother interface leads there",
+        );
+        assert_eq!(news.len(), 3, "{news:?}");
+        // A program that makes new ones all day does not fill the terminal.
+        let lines: String = (0..2 * SAID_MAX)
+            .map(|port| format!("8\tp\tkernel\tlistener\t127.0.0.1:{port}\tloopback\n"))
+            .collect();
+        assert_eq!(of_lines(&lines).1.len(), SAID_MAX);
     }
 }

@@ -17,10 +17,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tidewall_manager::record::Record;
 use tidewall_socket::control as sockets;
 use tidewall_socket::snapshot::{QueueSnapshot, StackSnapshot};
 
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
+use crate::run::report;
 use crate::units;
 use processor::Shares;
 
@@ -55,7 +57,8 @@ pub struct Arguments {
     /// Process whose stacks to show [default: all live stacks]
     #[arg(value_name = "PID")]
     process: Option<u32>,
-    /// Print JSON, one line a look: {"seconds": …, "ended": […], "stacks": [{"now": …, "before": …,
+    /// Print JSON, one line a look: {"seconds": …, "ended": […], "unprotected": […],
+    /// "stacks": [{"now": …, "before": …,
     /// "rates": [a queue's, a second], "processors": {"idle": 0 to 1, …}}]}
     #[arg(long)]
     json: bool,
@@ -300,6 +303,13 @@ pub fn pairs() -> Vec<Pair> {
         .collect()
 }
 
+/// What the kernel has of programs under `tidewall run`, or of one process.
+fn unprotected(process: Option<u32>) -> Vec<Record> {
+    let mut records = report::live();
+    records.retain(|record| process.is_none_or(|process| process == record.process));
+    records
+}
+
 /// What `--json` prints at each look.
 #[derive(Serialize)]
 struct Line<'a> {
@@ -308,6 +318,8 @@ struct Line<'a> {
     /// Stacks that have ended since the last one.
     ended: &'a [String],
     stacks: Vec<LineStack<'a>>,
+    /// What the kernel has of programs under `tidewall run`, in words.
+    unprotected: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -318,8 +330,14 @@ struct LineStack<'a> {
     processors: &'a Shares,
 }
 
-fn line<'a>(period: Duration, looks: &'a [(Pair, Shares)], ended: &'a [String]) -> Line<'a> {
+fn line<'a>(
+    period: Duration,
+    looks: &'a [(Pair, Shares)],
+    ended: &'a [String],
+    unprotected: &[Record],
+) -> Line<'a> {
     Line {
+        unprotected: unprotected.iter().map(Record::to_string).collect(),
         seconds: period.as_secs_f64(),
         ended,
         stacks: looks
@@ -374,10 +392,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let period = arguments.watch.unwrap_or(PERIOD);
     let screen = arguments.watch.is_some() && !arguments.json && io::stdout().is_terminal();
     let mut processors = processor::Watch::default();
-    let mut before = look(stacks(arguments.process)?)?.found;
-    if before.is_empty() {
-        return Err(none_live());
-    }
+    let found = stacks(arguments.process).and_then(look);
+    let mut before = match found {
+        Ok(look) if !look.found.is_empty() => look.found,
+        found => {
+            // All of a program may be on the kernel's sockets.
+            say(&report::listed(&unprotected(arguments.process)))?;
+            return Err(found.err().unwrap_or_else(none_live));
+        }
+    };
     processors.read(before.iter().map(|(_, stack)| stack.process));
     // On a terminal what has ended stays to be read.
     let mut gone: Vec<String> = Vec::new();
@@ -403,8 +426,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
             })
             .collect();
         let silent = now.silent.iter().map(|(_, failure)| failure.to_string());
+        let unprotected = unprotected(arguments.process);
         if arguments.json {
-            say_json(&line(period, &looks, &ended))?;
+            say_json(&line(period, &looks, &ended, &unprotected))?;
         } else if arguments.watch.is_some() {
             gone.extend(
                 ended
@@ -413,7 +437,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             );
             gone.drain(..gone.len().saturating_sub(GONE));
             let notes: Vec<String> = gone.iter().cloned().chain(silent).collect();
-            let text = view::watch(&looks, &notes);
+            let text = view::watch(&looks, &notes) + &report::listed(&unprotected);
             if screen {
                 let clear = if first { screen::CLEAR } else { "" };
                 say(&format!("{clear}{}", screen::over(&text)))?;
@@ -427,6 +451,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                 .map(|(pair, shares)| view::text(pair, shares))
                 .collect();
             say(&texts.join("\n"))?;
+            say(&report::listed(&unprotected))?;
         }
         if arguments.watch.is_none() {
             return Ok(());
@@ -476,7 +501,8 @@ mod tests {
         now.queues[0].control.interrupts += 50;
         let looks = [(Pair::new(now, Some(before)), Shares::default())];
         let ended = ["process 9 on tw-z".to_owned()];
-        let text = serde_json::to_string(&line(Duration::from_secs(2), &looks, &ended)).unwrap();
+        let text =
+            serde_json::to_string(&line(Duration::from_secs(2), &looks, &ended, &[])).unwrap();
         assert!(!text.contains('\n'));
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["seconds"], 2.0);

@@ -12,10 +12,12 @@ use serde::Serialize;
 use tidewall_device::demux::layout::Counter;
 use tidewall_manager::places;
 use tidewall_manager::protocol::{QueueCounters, STATUS_AWAITED, STATUS_CLEARING, Status};
+use tidewall_manager::record::Record;
 use tidewall_manager::view::View;
 use tidewall_socket::snapshot::StackSnapshot;
 
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
+use crate::run::report;
 use crate::stat::explain::{self, Counts, Place};
 use crate::stat::processor::Watch;
 use crate::stat::view::losses;
@@ -41,7 +43,8 @@ pub struct Arguments {
     /// One look, and end
     #[arg(long)]
     once: bool,
-    /// Print JSON, one line a look: {"seconds": …, "applications": […], "devices": […]}
+    /// Print JSON, one line a look: {"seconds": …, "applications": […], "devices": […],
+    /// "unprotected": […]}
     #[arg(long)]
     json: bool,
 }
@@ -51,6 +54,7 @@ struct Look {
     at: Instant,
     managers: Vec<Managed>,
     stacks: Vec<(PathBuf, StackSnapshot)>,
+    unprotected: Vec<Record>,
 }
 
 /// A manager and what it lets this user know.
@@ -119,6 +123,8 @@ pub struct Shown {
     seconds: f64,
     applications: Vec<Row>,
     devices: Vec<DeviceRow>,
+    /// What the kernel has of programs under `tidewall run`, in words.
+    unprotected: Vec<String>,
 }
 
 /// A manager; none where it has ended.
@@ -144,6 +150,7 @@ fn look() -> Look {
             .filter_map(|(path, interface)| ask(&path, interface))
             .collect(),
         stacks: live(),
+        unprotected: report::live(),
     }
 }
 
@@ -199,6 +206,7 @@ fn shown(before: &Look, now: &Look, watch: &Watch) -> Shown {
         seconds,
         applications,
         devices: devices(before, now, seconds),
+        unprotected: now.unprotected.iter().map(Record::to_string).collect(),
     }
 }
 
@@ -290,6 +298,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mut first = true;
     loop {
         if before.managers.is_empty() && before.stacks.is_empty() {
+            say(&report::listed(&before.unprotected))?;
             return Err(Failure::answer(
                 "neither a manager nor a Tidewall stack is live on this host (tidewall stat, \
                  docs/manager.md)",
@@ -362,6 +371,9 @@ mod tests {
                     queues: vec![queue(full)],
                 }],
                 stacks: vec![("a".into(), mine), ("b".into(), other)],
+                unprotected: Record::parse("7\tp\tkernel\tlistener\t0.0.0.0:80\tno")
+                    .into_iter()
+                    .collect(),
             }
         };
         shown(&of(10, 1_000, 50), &of(12, 3_000, 150), &Watch::default())

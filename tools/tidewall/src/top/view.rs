@@ -54,6 +54,11 @@ pub fn text(shown: &Shown) -> String {
         text.push_str("\nin the driver program, of all applications\n");
         text.push_str(&table.text());
     }
+    if !shown.unprotected.is_empty() {
+        text.push_str("\non the kernel's sockets, without Tidewall's protection\n");
+        let lines = shown.unprotected.iter().map(|line| format!("  {line}\n"));
+        text.extend(lines);
+    }
     text
 }
 
@@ -103,7 +108,8 @@ mod tests {
         let text = text(&super::super::tests::looks());
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].starts_with("rates over 2.0 s"), "{text}");
-        assert_eq!(lines.len(), 2 + 3 + 2 + 2, "{text}");
-        assert!(lines.last().unwrap().ends_with("channel-full 50"), "{text}");
+        assert_eq!(lines.len(), 2 + 3 + 2 + 2 + 3, "{text}");
+        assert!(lines[8].ends_with("channel-full 50"), "{text}");
+        assert!(lines[11].contains("listener 0.0.0.0:80 stays"), "{text}");
     }
 }

@@ -12,4 +12,5 @@ mod linked;
 mod names;
 mod proxies;
 mod scripted;
+mod stock;
 mod web;
