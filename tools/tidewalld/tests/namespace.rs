@@ -2,9 +2,9 @@
 
 mod support;
 
-use std::io::{ErrorKind, IoSliceMut, Read, Write};
+use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
@@ -48,6 +48,11 @@ fn a_stored_socket_is_taken_up_again() {
 #[test]
 fn applications_are_shown_to_their_users_and_all_to_root() {
     run("applications_are_shown_to_their_users_and_all_to_root");
+}
+
+#[test]
+fn neighbours_of_the_administrator_are_left_alone() {
+    run_with_peer("neighbours_of_the_administrator_are_left_alone", 60);
 }
 
 #[test]
@@ -337,6 +342,68 @@ mod inside {
         let closed = as_user(TRUSTED, || UnixStream::connect(&metrics).map(|_| ()));
         assert_eq!(closed.unwrap_err().kind(), ErrorKind::PermissionDenied);
         std::fs::remove_file(metrics).unwrap();
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn neighbours_of_the_administrator_are_left_alone() {
+        let (daemon, _) = start();
+        let index = tidewall_sys::interface::index(INTERFACE).unwrap();
+        let mut netlink = Rtnetlink::open().unwrap();
+        let [permanent, noarp] = [2, 3].map(|last| IpAddr::from([10, 77, 0, last]));
+        let add = |address: IpAddr, state: &str| {
+            let change = format!("lladdr 2:0:0:0:0:7 dev {INTERFACE} nud {state}");
+            ip(&format!("neigh replace {address} {change}"));
+        };
+        add(permanent, "permanent");
+        add(noarp, "noarp");
+        let before = [permanent, noarp].map(|it| netlink.neighbour(index, it).unwrap());
+        let applications = [client(), client()];
+        let resolve = |of: usize, address: IpAddr| loop {
+            match applications[of].resolve(address) {
+                // While its thread reads.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+        };
+        for address in [permanent, noarp] {
+            resolve(0, address).unwrap();
+        }
+        // One that becomes permanent after it was asked for.
+        let later: IpAddr = [10, 77, 0, 4].into();
+        resolve(0, later).unwrap();
+        add(later, "permanent");
+        // No neighbour: this host's own, for all, multicast, behind no route of the interface.
+        for address in [
+            [10, 77, 0, 1],
+            [10, 77, 0, 255],
+            [224, 0, 0, 1],
+            [8, 8, 8, 8],
+            [127, 0, 0, 1],
+            [0, 0, 0, 0],
+        ] {
+            let refused = resolve(0, address.into()).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{address:?}");
+        }
+        let multicast: IpAddr = "ff02::1".parse().unwrap();
+        assert!(resolve(0, multicast).is_err());
+        // A user's share, whichever of the applications asks.
+        let kept = || {
+            let mut netlink = Rtnetlink::open().unwrap();
+            netlink.kept_neighbours(index, 0x54).unwrap().len()
+        };
+        let addresses = (10..110).map(|last| IpAddr::from([10, 77, 0, last]));
+        let asked = (0..).zip(addresses).map(|(at, it)| resolve(at % 2, it));
+        let refused = asked.filter_map(Result::err).collect::<Vec<_>>();
+        assert_eq!(kept(), 63);
+        let errnos = refused.iter().map(Refused::errno);
+        assert!(errnos.eq([Some(Errno::NOBUFS.raw_os_error()); 37]));
+        drop(applications);
+        wait_until("none is kept", || kept() == 0);
+        drop(daemon);
+        let after = [permanent, noarp].map(|it| netlink.neighbour(index, it).unwrap());
+        assert_eq!(before, after);
+        assert!(netlink.neighbour(index, later).unwrap().is_static());
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod holders;
 mod removal;
 mod shared;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::RangeInclusive;
@@ -72,8 +72,8 @@ pub struct DirectDevice {
     slots: Option<Slots>,
     /// Where private mode is offered.
     private: Option<Private>,
-    /// Applications that there is something of, by the journal.
-    present: HashSet<u16>,
+    /// Applications that there is something of, by the journal, and their users.
+    present: HashMap<u16, u32>,
     /// The private application that may poll the device, being alone with it.
     lent: Option<u16>,
     /// How often it was lent.
@@ -146,7 +146,7 @@ impl DirectDevice {
         let own = program.entry(OWN_ENTRY)?;
         let reserved = Reserved::read(&own.leases[0])?;
         let mut netlink = Rtnetlink::open()?;
-        let (mut active, mut present) = (Vec::new(), HashSet::new());
+        let (mut active, mut present) = (Vec::new(), HashMap::new());
         let mut holder = None;
         for number in 0..APPLICATIONS as u16 {
             let entry = program.entry(number)?;
@@ -154,7 +154,7 @@ impl DirectDevice {
                 active.push(number);
             }
             if entry.state != FREE {
-                present.insert(number);
+                present.insert(number, entry.uid);
                 if entry.queues > 0 && entry.private == 0 {
                     holder = Some(number);
                 }
@@ -376,7 +376,7 @@ impl Device for DirectDevice {
         self.program.set_entry(application, entry)?;
         match entry.state {
             FREE => self.present.remove(&application),
-            _ => self.present.insert(application),
+            _ => self.present.insert(application, entry.uid),
         };
         Ok(())
     }
@@ -519,8 +519,12 @@ impl Device for DirectDevice {
             }
             Request::Resolve(of) => {
                 let address = address(of.address);
+                let user = self.present.get(&application);
+                let all = self.present.iter();
+                let of_user = all.filter(|(_, of)| Some(*of) == user).map(|(of, _)| *of);
+                let netlink = &mut self.netlink;
                 self.neighbours
-                    .keep(&mut self.netlink, self.index, address, application)?;
+                    .keep(netlink, self.index, address, application, of_user)?;
                 Ok((Answer::Done(Empty {}), Vec::new()))
             }
             _ => self

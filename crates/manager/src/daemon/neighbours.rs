@@ -15,8 +15,12 @@ use tidewall_sys::netlink::{Change, Rtnetlink};
 /// By whom they are kept: a number that rtnetlink(7) leaves to user space and nobody has
 /// registered (linux/rtnetlink.h, `RTPROT_`).
 const PROTOCOL: u8 = 0x54;
-/// Most that are kept for one application: the kernel probes each every few seconds.
-const MOST: usize = 64;
+/// Most that are kept for the applications of one user: the kernel probes each every few
+/// seconds.
+const MOST_OF_USER: usize = 64;
+/// Most that are kept altogether: the kernel has room for 1,024 of all interfaces as a rule
+/// (`gc_thresh3`).
+const MOST: usize = 256;
 
 const _: () = assert!(APPLICATIONS <= Users::BITS as usize);
 
@@ -48,20 +52,31 @@ impl Neighbours {
         Ok(neighbours)
     }
 
-    /// Keeps a neighbour for an application.
+    /// Keeps a neighbour for an application. `of_user` are all those of its user. A neighbour
+    /// that the administrator has entered is left as it is.
     ///
     /// # Errors
-    /// ENOBUFS where the application has too many; what the kernel reports.
+    /// EINVAL for an address that no route of the interface leads to as a unicast neighbour's;
+    /// ENOBUFS where the user has too many, or all have; what the kernel reports.
     pub(super) fn keep(
         &mut self,
         netlink: &mut Rtnetlink,
         interface: u32,
         address: IpAddr,
         application: u16,
+        of_user: impl Iterator<Item = u16>,
     ) -> io::Result<()> {
-        let own = |users: &Users| users & bit(application) != 0;
-        let has = self.of.get(&address).is_some_and(own);
-        if !has && self.of.values().filter(|users| own(users)).count() >= MOST {
+        if address.is_multicast() || !netlink.reaches(interface, address)? {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        if is_static(netlink, interface, address) {
+            return Ok(());
+        }
+        let of_user = of_user.fold(bit(application), |users, number| users | bit(number));
+        let is_theirs = |users: &Users| users & of_user != 0;
+        let has = self.of.get(&address).is_some_and(is_theirs);
+        let theirs = self.of.values().filter(|users| is_theirs(users)).count();
+        if !has && (theirs >= MOST_OF_USER || self.of.len() >= MOST) {
             return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
         }
         match netlink.keep_neighbour(interface, address, PROTOCOL) {
@@ -120,12 +135,23 @@ fn bit(application: u16) -> Users {
     1u128.checked_shl(application.into()).unwrap_or(0)
 }
 
+/// To keep a permanent neighbour resolved would make the kernel forget its link address, and
+/// so would letting go of it.
+fn is_static(netlink: &mut Rtnetlink, interface: u32, address: IpAddr) -> bool {
+    let neighbour = netlink.neighbour(interface, address);
+    neighbour.is_ok_and(|neighbour| neighbour.is_static())
+}
+
 /// Of an interface that is down it fails; when it comes up it is asked for again.
 fn again(netlink: &mut Rtnetlink, interface: u32, address: IpAddr) {
-    let _ = netlink.keep_neighbour(interface, address, PROTOCOL);
+    if !is_static(netlink, interface, address) {
+        let _ = netlink.keep_neighbour(interface, address, PROTOCOL);
+    }
 }
 
 /// What fails here the kernel has forgotten, with the interface.
 fn release(netlink: &mut Rtnetlink, interface: u32, address: IpAddr) {
-    let _ = netlink.use_neighbour(interface, address);
+    if !is_static(netlink, interface, address) {
+        let _ = netlink.use_neighbour(interface, address);
+    }
 }

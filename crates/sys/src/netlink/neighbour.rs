@@ -20,6 +20,9 @@ const NTF_USE: u8 = 1;
 /// Of NDA_FLAGS_EXT: the kernel keeps it resolved, used or not.
 const NTF_EXT_MANAGED: u32 = 1;
 
+/// NUD_NOARP and NUD_PERMANENT: what an administrator has entered, or needs no resolution.
+const STATIC: u16 = 0x40 | 0x80;
+
 /// A neighbour's link address and its NUD state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
@@ -27,6 +30,14 @@ pub struct Neighbour {
     pub address: [u8; 6],
     /// NUD_* bits.
     pub state: u16,
+}
+
+impl Neighbour {
+    /// True of one that the kernel neither resolves nor forgets: it is permanent, or needs no
+    /// resolution.
+    pub fn is_static(&self) -> bool {
+        self.state & STATIC != 0
+    }
 }
 
 impl Rtnetlink {

@@ -54,6 +54,8 @@ const RTM_DELNEIGH: u16 = 29;
 const NEIGHBOURS: u32 = 0x4;
 /// RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE.
 const ROUTES: u32 = 0x40 | 0x80 | 0x400 | 0x4_0000;
+/// Of a request for a route: the table's own entry, not what follows from it.
+const RTM_F_FIB_MATCH: u32 = 0x2000;
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
@@ -372,11 +374,43 @@ impl Rtnetlink {
         source: Option<IpAddr>,
         through: Option<u32>,
     ) -> io::Result<Route> {
+        self.route_as(destination, source, through, 0)
+    }
+
+    /// True where a route through an interface leads to `address` on its link: a unicast
+    /// neighbour, or a router.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn reaches(&mut self, interface: u32, address: IpAddr) -> io::Result<bool> {
+        // An interface asked for without a route of it would be taken to lead everywhere.
+        match self.route_as(address, None, Some(interface), RTM_F_FIB_MATCH) {
+            Ok(route) => Ok(route.unicast
+                && route.interface == interface
+                && route.gateway.is_none_or(|gateway| gateway == address)),
+            // As the routing table says.
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL) => {
+                    Ok(false)
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn route_as(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        through: Option<u32>,
+        flags: u32,
+    ) -> io::Result<Route> {
         let bits = if destination.is_ipv4() { 32 } else { 128 };
         let source_bits = if source.is_some() { bits } else { 0 };
         // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
         let mut body = vec![family(destination), bits, source_bits];
-        body.resize(12, 0);
+        body.resize(8, 0);
+        body.extend(flags.to_ne_bytes());
         attribute(&mut body, RTA_DST, &octets(destination));
         if let Some(source) = source {
             attribute(&mut body, RTA_SRC, &octets(source));
