@@ -4,7 +4,7 @@ mod support;
 
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,16 @@ fn connections_of_strangers_leave_places_for_others() {
 #[test]
 fn a_manager_that_was_stopped_clears_nobody_away() {
     run("a_manager_that_was_stopped_clears_nobody_away");
+}
+
+#[test]
+fn what_was_handed_out_counts_until_it_is_gone() {
+    run_within("what_was_handed_out_counts_until_it_is_gone", 180);
+}
+
+#[test]
+fn unusual_sizes_hold_up_nobody() {
+    run_within("unusual_sizes_hold_up_nobody", 120);
 }
 
 /// A socket whose close waits, with data that its peer does not read, and that peer.
@@ -232,6 +242,104 @@ mod inside {
                 as_user(user, || drop(Client::join(&socket(), &join()).unwrap()));
             }
             let waited = longest_wait();
+            assert!(waited < AT_MOST, "{waited:?}");
+        });
+    }
+
+    /// Applications that a user joins and ends, keeping a part of what each was handed, until
+    /// no more is had; what is kept.
+    fn hoard(keep: impl Fn(&Connection, Vec<OwnedFd>) -> Vec<OwnedFd>) -> Vec<Vec<OwnedFd>> {
+        let mut kept = Vec::new();
+        let end = Instant::now() + Duration::from_secs(60);
+        // Some are refused while pairs are made.
+        let mut refused = Instant::now();
+        while refused.elapsed() < Duration::from_secs(3) && Instant::now() < end {
+            let connection = Connection::connect(&socket()).unwrap();
+            let join = Join {
+                flags: JOIN_PRIVATE,
+                ..join()
+            };
+            connection.send(&Request::Join(join).emit(1), &[]).unwrap();
+            let received = connection.receive().unwrap().unwrap();
+            let queues = match Answer::parse(&received.bytes).unwrap().1 {
+                Answer::Joined(joined) => joined.queues,
+                _ => continue,
+            };
+            let mut all: Vec<_> = received.descriptors.into_iter().take(1).collect();
+            for _ in 0..queues {
+                all.extend(connection.receive().unwrap().unwrap().descriptors);
+            }
+            kept.push(keep(&connection, all));
+            refused = Instant::now();
+        }
+        kept
+    }
+
+    /// Descriptors of an application on one queue: its tables, the socket, frame memory, the
+    /// second socket, and others.
+    const PARTS: [&str; 4] = ["tables", "socket", "memory", "second socket"];
+    /// [`Limits::applications_of_domain`].
+    const APPLICATIONS: usize = 8;
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn what_was_handed_out_counts_until_it_is_gone() {
+        let _daemon = start_with(command().args(["--private", &HOSTILE.to_string()])).0;
+        for (part, name) in PARTS.into_iter().enumerate() {
+            as_user(HOSTILE, || {
+                let kept = hoard(|_, all| all.into_iter().skip(part).take(1).collect());
+                assert_eq!(kept.len(), APPLICATIONS, "{name}");
+                // Others have their own.
+                assert_eq!(counters().applications, 0, "{name}");
+                drop(kept);
+            });
+            let join = Join {
+                flags: JOIN_PRIVATE,
+                ..join()
+            };
+            wait_until("what is gone does not count", || {
+                as_user(HOSTILE, || Client::join(&socket(), &join).is_ok())
+            });
+        }
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn unusual_sizes_hold_up_nobody() {
+        let _daemon = start_with(command().args(["--private", &HOSTILE.to_string()])).0;
+        let over = AtomicBool::new(false);
+        let large = |flags| Join {
+            frames: 65_536,
+            flags,
+            ..join()
+        };
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let mut longest = Duration::ZERO;
+                while !over.load(Ordering::Relaxed) {
+                    longest = longest.max(longest_wait());
+                }
+                longest
+            });
+            let over = Over(&over);
+            let mut seen = Vec::new();
+            for (user, flags) in [(HOSTILE, JOIN_PRIVATE), (TRUSTED, 0)] {
+                as_user(user, || {
+                    let (client, handed) = Client::join(&socket(), &large(flags)).unwrap();
+                    assert_eq!(handed.queues[0].shape().frames, 65_536);
+                    // Twice of it is more than the user may have.
+                    let refused = Client::join(&socket(), &large(flags))
+                        .map(drop)
+                        .unwrap_err();
+                    let errno = Refused::errno(&refused);
+                    assert_eq!(errno, Some(libc::ENOBUFS), "{refused}");
+                    seen.push(client.joined().private);
+                });
+                wait_until("it is cleared away", || counters().applications == 0);
+            }
+            assert_eq!(seen, [1, 0]);
+            drop(over);
+            let waited = waits.join().unwrap();
             assert!(waited < AT_MOST, "{waited:?}");
         });
     }

@@ -254,7 +254,7 @@ pub(super) fn frame_size(interface: &str) -> usize {
 }
 
 /// Bytes of the frames that an MTU needs.
-pub(super) fn frame_size_of(mtu: usize) -> usize {
+pub fn frame_size_of(mtu: usize) -> usize {
     match mtu > receivable(FRAME_SIZE) {
         true => LARGE_FRAME,
         false => FRAME_SIZE,

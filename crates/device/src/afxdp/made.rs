@@ -195,6 +195,11 @@ impl Made {
         self.waiting.as_ref().map(|waiting| waiting.fd.as_fd())
     }
 
+    /// The file of its frame memory; `None` where the memory is others', too.
+    pub fn memory(&self) -> Option<BorrowedFd<'_>> {
+        self.bound.file.as_ref().map(AsFd::as_fd)
+    }
+
     /// What [`Made::of_descriptors`] has to know.
     pub fn shape(&self) -> Shape {
         let Bound { part, .. } = &self.bound;

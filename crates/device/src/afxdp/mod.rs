@@ -24,7 +24,7 @@ mod probe;
 mod socket;
 mod umem;
 
-pub use bind::receivable;
+pub use bind::{frame_size_of, receivable};
 pub use checksums::Checksums;
 pub use made::{Made, Prepared, Shape, make};
 pub use napi::{HELPER_PORTS, helpers};

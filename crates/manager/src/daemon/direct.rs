@@ -10,13 +10,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use tidewall_device::afxdp::{HELPER_PORTS, Made};
+use tidewall_device::afxdp::{HELPER_PORTS, Made, frame_size_of};
 use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
-    APPLICATIONS, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
+    APPLICATIONS, Application, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
 };
 use tidewall_device::interface::{queue_count, queue_counts};
 use tidewall_sys::interface;
@@ -25,6 +25,7 @@ use tidewall_wire::atm::pseudowire::Label;
 use zerocopy::FromZeros;
 
 use super::closing::close_elsewhere;
+use super::handed::{Handed, Id};
 use super::journal::{ACTIVE, Entry, FREE};
 use super::neighbours::Neighbours;
 use super::ports::PortKey;
@@ -72,8 +73,9 @@ pub struct DirectDevice {
     slots: Option<Slots>,
     /// Where private mode is offered.
     private: Option<Private>,
-    /// Applications that there is something of, by the journal, and their users.
-    present: HashMap<u16, u32>,
+    /// Applications that there is something of, by the journal: their users and tokens.
+    present: HashMap<u16, (u32, Id)>,
+    handed: Handed,
     /// The private application that may poll the device, being alone with it.
     lent: Option<u16>,
     /// How often it was lent.
@@ -154,7 +156,7 @@ impl DirectDevice {
                 active.push(number);
             }
             if entry.state != FREE {
-                present.insert(number, entry.uid);
+                present.insert(number, identity(&entry));
                 if entry.queues > 0 && entry.private == 0 {
                     holder = Some(number);
                 }
@@ -176,6 +178,7 @@ impl DirectDevice {
             slots,
             private: None,
             present,
+            handed: Handed::new()?,
             lent: None,
             lends: 0,
             polled: false,
@@ -326,6 +329,15 @@ impl DirectDevice {
     }
 }
 
+fn identity(entry: &Entry) -> (u32, Id) {
+    (entry.uid, id_of(&entry.token))
+}
+
+fn id_of(token: &[u8; 16]) -> Id {
+    let [number, _]: [Id; 2] = zerocopy::transmute!(*token);
+    number
+}
+
 fn queue_count_of(interface: &str) -> u32 {
     queue_count(interface).unwrap_or(1).min(QUEUES as u32)
 }
@@ -376,7 +388,7 @@ impl Device for DirectDevice {
         self.program.set_entry(application, entry)?;
         match entry.state {
             FREE => self.present.remove(&application),
-            _ => self.present.insert(application, entry.uid),
+            _ => self.present.insert(application, identity(entry)),
         };
         Ok(())
     }
@@ -384,11 +396,17 @@ impl Device for DirectDevice {
     fn make(&mut self, application: u16, join: &Join, private: bool) -> io::Result<(u32, Parts)> {
         // What takes long comes after the answer.
         self.taken = true;
+        let id = self.present.get(&application).map_or(0, |of| of.1);
         let queues = match private {
-            true => self.make_private(application, join)?,
+            true => self.make_private(application, join, id)?,
             false => self.make_queues(application, join)?,
         };
-        let (tables, counters) = match self.maps(application) {
+        let maps = self.maps(application).and_then(|(tables, counters)| {
+            let memory = queues.iter().filter_map(Made::memory);
+            self.handed.watch(id, tables.as_fd(), memory)?;
+            Ok((tables, counters))
+        });
+        let (tables, counters) = match maps {
             Ok(maps) => maps,
             Err(error) => {
                 close_elsewhere(queues);
@@ -401,6 +419,23 @@ impl Device for DirectDevice {
             queues,
         };
         Ok((parts.queues.len() as u32, parts))
+    }
+
+    fn bytes(&self, join: &Join) -> io::Result<u64> {
+        let tables = size_of::<Application>() as u64;
+        if join.flags & JOIN_WITHOUT_QUEUES != 0 {
+            return Ok(tables);
+        }
+        let (frames, receive_ring) = queues::sizes(join, &self.interface)?;
+        // Of both sockets: fill and completion rings of addresses, rings of descriptors.
+        let frame = frame_size_of(self.described.mtu as usize) as u64 + 2 * 8;
+        let rings = 2 * 16 * u64::from(receive_ring);
+        let queue = u64::from(frames) * frame + rings;
+        Ok(tables + u64::from(self.queue_count()) * queue)
+    }
+
+    fn is_held(&mut self, token: &[u8; 16]) -> io::Result<bool> {
+        self.handed.is_held(id_of(token))
     }
 
     fn clear(&mut self, application: u16) -> io::Result<()> {
@@ -519,9 +554,9 @@ impl Device for DirectDevice {
             }
             Request::Resolve(of) => {
                 let address = address(of.address);
-                let user = self.present.get(&application);
+                let user = self.present.get(&application).map(|of| of.0);
                 let all = self.present.iter();
-                let of_user = all.filter(|(_, of)| Some(*of) == user).map(|(of, _)| *of);
+                let of_user = all.filter(|(_, of)| Some(of.0) == user).map(|(of, _)| *of);
                 let netlink = &mut self.netlink;
                 self.neighbours
                     .keep(netlink, self.index, address, application, of_user)?;

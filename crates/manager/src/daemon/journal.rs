@@ -49,8 +49,10 @@ pub struct Entry {
     pub private: u32,
     /// Of the manager's own: the interface's index; 0 where that was not noted.
     pub interface: u32,
+    /// KiB that were handed out, which count among its user's.
+    pub handed: u32,
     /// Zero.
-    pub reserved: [u8; 124],
+    pub reserved: [u8; 120],
 }
 
 const _: () = assert!(size_of::<Entry>() == ENTRY_BYTES);

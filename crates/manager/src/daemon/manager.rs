@@ -72,6 +72,8 @@ pub struct Manager {
     limits: Limits,
     clients: HashMap<ClientId, Client>,
     applications: Vec<Option<Application>>,
+    /// Applications that have ended, of which something may still be referred to.
+    departed: Vec<Departed>,
     ports: Ports,
     circuits: Circuits,
     /// Application of each block: UDP, TCP.
@@ -113,6 +115,15 @@ struct Application {
     state: State,
 }
 
+/// An application that has ended.
+#[derive(Debug)]
+struct Departed {
+    domain: Domain,
+    token: [u8; 16],
+    /// As its entry had it.
+    handed: u32,
+}
+
 /// Whose quotas an application counts among. Not in the journal: an earlier run's is its
 /// user's until it presents itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +157,7 @@ impl Manager {
             limits,
             clients: HashMap::new(),
             applications: (0..APPLICATIONS).map(|_| None).collect(),
+            departed: Vec::new(),
             ports: Ports::default(),
             circuits: Circuits::default(),
             blocks: [[None; BLOCKS]; 2],
@@ -544,8 +556,13 @@ impl Manager {
     /// Takes away all that an application has; what fails is tried again.
     fn clear<D: Device>(&mut self, number: u16, now: Duration, device: &mut D) {
         if self.try_clear(number, now, device).is_ok() {
-            if let Some(place) = self.applications.get_mut(usize::from(number)) {
-                *place = None;
+            let place = self.applications.get_mut(usize::from(number));
+            if let Some(ended) = place.and_then(Option::take) {
+                self.departed.push(Departed {
+                    domain: ended.domain,
+                    token: ended.entry.token,
+                    handed: ended.entry.handed,
+                });
             }
             self.counters.cleared += 1;
             self.reserve_leased(now, device);

@@ -17,11 +17,13 @@ mod closing;
 mod descent;
 pub mod direct;
 mod foreign;
+mod handed;
 pub mod journal;
 pub mod log;
 mod manager;
 pub mod metrics;
 mod neighbours;
+mod order;
 pub mod ports;
 mod private;
 mod process;
@@ -78,6 +80,19 @@ pub trait Device {
     /// # Errors
     /// What the kernel reports.
     fn record(&mut self, application: u16, entry: &Entry) -> io::Result<()>;
+
+    /// Bytes of memory that an application keeps which joins so.
+    ///
+    /// # Errors
+    /// EINVAL for sizes out of range.
+    fn bytes(&self, join: &Join) -> io::Result<u64>;
+
+    /// Whether anything that was handed to an application of this token, which has ended, is
+    /// still referred to.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    fn is_held(&mut self, token: &[u8; 16]) -> io::Result<bool>;
 
     /// Makes the tables and queues of an application; how many queues, and what is to be
     /// handed over. In private mode no frame leaves by them that is not the application's
@@ -204,8 +219,12 @@ pub struct Limits {
     pub clients: usize,
     /// Connections, before they join, of one user.
     pub clients_of_user: usize,
-    /// Applications of one domain.
+    /// Applications of one domain, with those that have ended and of which something is still
+    /// referred to.
     pub applications_of_domain: usize,
+    /// Bytes that all of these have been handed; `None`: as many as that many applications
+    /// take that ask for nothing special.
+    pub bytes_of_domain: Option<u64>,
     /// Sockets of one domain that hold ports.
     pub holders_of_domain: usize,
     /// Blocks of one domain.
@@ -228,6 +247,7 @@ impl Default for Limits {
             clients: 256,
             clients_of_user: 64,
             applications_of_domain: 8,
+            bytes_of_domain: None,
             holders_of_domain: 1024,
             blocks_of_domain: 64,
             calls_of_domain: 4096,

@@ -13,9 +13,12 @@ use tidewall_sys::interface;
 use zerocopy::FromZeros;
 
 use super::closing::close_elsewhere;
+use super::handed::Share;
 use super::journal::Entry;
+use super::order::Order;
 use super::queues::sizes;
 use crate::domains::pair::{Pair, Pairs};
+use crate::domains::programs::PairPrograms;
 use crate::domains::stock::{Maker, Stock, StockCounters};
 use crate::domains::threaded;
 use crate::pinned::PinnedProgram;
@@ -35,14 +38,19 @@ struct Socketed {
     /// Beside its application's copy of the second socket, for the same reason as of the
     /// device's own queues.
     held: Option<OwnedFd>,
+    /// Until no other socket is bound there any more.
+    share: Option<Share>,
 }
 
 /// What private applications of one device have, and what is ready for more.
 #[derive(Debug)]
 pub(super) struct Private {
     stock: Stock<Socketed>,
-    /// Makes what has another size than those in stock.
-    others: SocketMaker,
+    /// Of another size than those in stock.
+    order: Order<(u32, u32), Socketed>,
+    /// Frames and places of the receive ring of those in stock.
+    sizes: (u32, u32),
+    opened: Opened,
     interface: String,
     queues: u32,
     /// Of each application, by queue.
@@ -71,23 +79,26 @@ impl Private {
                 pair,
                 made: None,
                 held: None,
+                share: None,
             };
             in_use.entry(application).or_default().push(used);
         }
         let used: Vec<u32> = in_use.values().flatten().map(|one| one.pair.near).collect();
-        let open = || Pairs::open(index, mtu, Arc::clone(programs));
-        let mut pairs = open()?;
+        let mut pairs = Pairs::open(index, mtu, Arc::clone(programs))?;
         pairs.delete_unused(&used)?;
         let sizes = sizes(&Join::new_zeroed(), name)?;
         let wanted = READY * queues as usize;
-        let maker = |pairs| SocketMaker {
-            pairs,
-            sizes,
-            wanted,
+        let opened = Opened {
+            index,
+            mtu,
+            programs: Arc::clone(programs),
         };
+        let maker = SocketMaker::new(sizes, wanted, opened.clone(), Some(pairs));
         Ok(Private {
-            stock: Stock::start(wanted, maker(open()?))?,
-            others: maker(pairs),
+            stock: Stock::start(wanted, maker)?,
+            order: Order::NONE,
+            sizes,
+            opened,
             interface: name.to_owned(),
             queues,
             in_use,
@@ -125,12 +136,13 @@ impl Private {
     ///
     /// # Errors
     /// EINVAL for another number of queues than all, and sizes out of range; EBUSY where
-    /// none is ready; what the kernel reports.
+    /// none is ready; what the kernel reports. Each socket holds the `share`.
     pub(super) fn make(
         &mut self,
         program: &mut PinnedProgram,
         application: u16,
         join: &Join,
+        share: &Share,
     ) -> io::Result<Vec<Made>> {
         let sizes = sizes(join, &self.interface)?;
         if join.queues != 0 && join.queues != self.queues {
@@ -140,15 +152,24 @@ impl Private {
         // What fails from here on leaves its sockets there: the last descriptor of a bound
         // one is closed by the stock's thread, as the kernel waits for RCU then.
         let in_use = self.in_use.entry(application).or_default();
-        if sizes == self.others.sizes {
-            let ready = self.stock.take_several(self.queues as usize);
-            in_use.extend(ready.ok_or_else(|| self.stock.not_ready("pairs"))?);
-        } else {
-            // While everybody waits: none of a rare size is in stock.
-            for _ in 0..self.queues {
-                in_use.push(self.others.make_of(sizes)?);
+        let count = self.queues as usize;
+        let ready = match sizes == self.sizes {
+            true => {
+                let ready = self.stock.take_several(count);
+                ready.ok_or_else(|| self.stock.not_ready("pairs"))?
             }
-        }
+            false => {
+                let opened = || self.opened.clone();
+                let start = || Stock::start(count, SocketMaker::new(sizes, count, opened(), None));
+                let ready = self.order.take(sizes, count, "pairs", start)?;
+                self.order.clear();
+                ready
+            }
+        };
+        in_use.extend(ready.into_iter().map(|one| Socketed {
+            share: Some(share.clone()),
+            ..one
+        }));
         for (queue, one) in (0..).zip(&*in_use) {
             if let Some(made) = &one.made {
                 program.set_pair(application, queue, one.pair.near, made)?;
@@ -196,31 +217,52 @@ impl Private {
     }
 }
 
+/// Of which device pairs are made.
+#[derive(Clone, Debug)]
+struct Opened {
+    index: u32,
+    mtu: u32,
+    programs: Arc<PairPrograms>,
+}
+
 /// Makes pairs with sockets, and deletes them.
 #[derive(Debug)]
 struct SocketMaker {
-    pairs: Pairs,
-    /// Frames and places of the receive ring of those in stock.
+    opened: Opened,
+    /// `None` before the first is made.
+    pairs: Option<Pairs>,
+    /// Frames and places of the receive ring.
     sizes: (u32, u32),
     /// As many are to be ready.
     wanted: usize,
+    /// Pairs whose sockets an application that has ended still has, or a descendant of it.
+    busy: Vec<Socketed>,
 }
 
 impl SocketMaker {
-    fn make_of(&mut self, sizes: (u32, u32)) -> io::Result<Socketed> {
-        let pair = self.pairs.make()?;
-        match socket(pair, sizes) {
-            Ok(made) => Ok(Socketed {
-                pair,
-                made: Some(made),
-                held: None,
-            }),
-            Err(error) => {
-                // What cannot be deleted now is when the device is opened next.
-                let _ = self.pairs.delete(&[pair.near]);
-                Err(error)
-            }
+    fn new(sizes: (u32, u32), wanted: usize, opened: Opened, pairs: Option<Pairs>) -> Self {
+        SocketMaker {
+            opened,
+            pairs,
+            sizes,
+            wanted,
+            busy: Vec::new(),
         }
+    }
+
+    fn pairs(&mut self) -> io::Result<&mut Pairs> {
+        let pairs = match self.pairs.take() {
+            Some(pairs) => pairs,
+            None => {
+                let Opened {
+                    index,
+                    mtu,
+                    programs,
+                } = self.opened.clone();
+                Pairs::open(index, mtu, programs)?
+            }
+        };
+        Ok(self.pairs.insert(pairs))
     }
 }
 
@@ -244,38 +286,60 @@ impl Maker for SocketMaker {
     type Item = Socketed;
 
     fn make(&mut self) -> io::Result<Socketed> {
-        self.make_of(self.sizes)
+        let sizes = self.sizes;
+        let pairs = self.pairs()?;
+        let pair = pairs.make()?;
+        match socket(pair, sizes) {
+            Ok(made) => Ok(Socketed {
+                pair,
+                made: Some(made),
+                held: None,
+                share: None,
+            }),
+            Err(error) => {
+                // What cannot be deleted now is when the device is opened next.
+                let _ = pairs.delete(&[pair.near]);
+                Err(error)
+            }
+        }
     }
 
-    /// Until the kernel has let go of the sockets that were on them; no more than could be
-    /// ready.
+    /// Until the kernel has let go of the sockets that were on them. One whose socket an
+    /// application still has waits, and so counts as handed out.
     fn rest(&mut self, used: Vec<Socketed>) -> (Vec<Socketed>, Vec<Socketed>) {
-        let (mut rested, mut others) = (Vec::new(), Vec::new());
-        for mut one in used {
+        let mut waiting: Vec<Socketed> = used;
+        for one in &mut waiting {
             // Of an application that was refused half-way: frames may have come to it.
             one.made = None;
-            match rested.len() < self.wanted {
-                true => rested.push(one),
-                false => others.push(one),
-            }
         }
+        let mut done = Vec::new();
+        let mut bind = |waiting: &mut Vec<Socketed>| {
+            done.extend(waiting.extract_if(.., |one| {
+                one.made = socket(one.pair, self.sizes).ok();
+                one.share.take_if(|_| one.made.is_some());
+                one.made.is_some()
+            }));
+        };
+        bind(&mut self.busy);
         for _ in 0..RESTS {
-            if rested.iter().all(|one| one.made.is_some()) || Pairs::rest().is_err() {
+            if waiting.is_empty() || Pairs::rest().is_err() {
                 break;
             }
-            for one in rested.iter_mut().filter(|one| one.made.is_none()) {
-                one.made = socket(one.pair, self.sizes).ok();
-            }
+            bind(&mut waiting);
         }
-        // An application's descendant may have one still.
-        let (rested, busy): (_, Vec<_>) = rested.into_iter().partition(|one| one.made.is_some());
-        others.extend(busy);
-        (rested, others)
+        self.busy.append(&mut waiting);
+        // No more than could be ready.
+        let surplus = done.split_off(done.len().min(self.wanted));
+        (done, surplus)
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.busy.is_empty()
     }
 
     fn take_away(&mut self, ended: &[Socketed]) -> io::Result<()> {
         let near: Vec<u32> = ended.iter().map(|one| one.pair.near).collect();
-        self.pairs.delete(&near)
+        self.pairs()?.delete(&near)
     }
 }
 

@@ -16,6 +16,7 @@ use zerocopy::FromZeros;
 
 use super::closing::close_elsewhere;
 use super::journal::Entry;
+use super::order::Order;
 use crate::domains::stock::{Maker, Stock};
 use crate::input::KernelInput;
 use crate::moderation::{FlushTimer, KNOBS};
@@ -56,6 +57,8 @@ pub(super) struct Queues {
     application: Option<u16>,
     /// What the next one gets, and for how many queues, from the first one on.
     stock: Option<(u32, Stock<Prepared>)>,
+    /// Of another size.
+    order: Order<(u32, u32), Prepared>,
     /// Of each queue's two sockets the second, beside its user's copy. The kernel closes the
     /// sockets of a process that ends one after the other, and waits for RCU each time; so it
     /// waits for both at once.
@@ -93,6 +96,7 @@ impl Queues {
             interface: interface.to_owned(),
             application,
             stock: None,
+            order: Order::NONE,
             held: Vec::new(),
             given: HashSet::new(),
             timer: before
@@ -162,39 +166,48 @@ impl Queues {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
         }
         self.application = Some(application);
-        if (frames, receive_ring) != sizes(&Join::new_zeroed(), &self.interface)? {
-            let mut made = Vec::new();
-            let mut failed = None;
-            for queue in 0..queues {
-                match afxdp::make(&settings, queue, None) {
-                    Ok(one) => made.push(one),
-                    Err(error) => {
-                        failed = Some(error);
-                        break;
-                    }
-                }
+        let size = (frames, receive_ring);
+        let is_usual = size == sizes(&Join::new_zeroed(), &self.interface)?;
+        let ready = match is_usual {
+            true => {
+                let stock = self.stock(queues)?;
+                let ready = stock.take_several(queues as usize);
+                ready.ok_or_else(|| stock.not_ready("queues"))?
             }
-            return self.all_or_none(made, failed);
-        }
-        let stock = self.stock(queues)?;
-        let ready = stock.take_several(queues as usize);
-        let ready = ready.ok_or_else(|| stock.not_ready("queues"))?;
-        let mut made = Vec::new();
+            false => {
+                let count = queues as usize;
+                let interface = interface.clone();
+                let maker = QueueMaker {
+                    interface,
+                    sizes: size,
+                };
+                let start = || Stock::start(count, maker);
+                self.order.take(size, count, "queues", start)?
+            }
+        };
+        let (mut made, mut left) = (Vec::new(), Vec::new());
         let mut failed = None;
         for (queue, prepared) in (0..).zip(ready) {
             if failed.is_some() {
-                stock.put_back(prepared);
+                left.push(prepared);
                 continue;
             }
             match prepared.make(&settings, queue, mtu) {
                 Ok(one) => made.push(one),
-                Err((error, left)) => {
+                Err((error, unbound)) => {
                     failed = Some(error);
-                    if let Some(left) = left {
-                        stock.put_back(left);
-                    }
+                    left.extend(unbound);
                 }
             }
+        }
+        for prepared in left {
+            match (&self.stock, is_usual) {
+                (Some((_, stock)), true) => stock.put_back(prepared),
+                _ => self.order.put_back(prepared),
+            }
+        }
+        if failed.is_none() {
+            self.order.clear();
         }
         self.all_or_none(made, failed)
     }

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// How soon a step that failed is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
+/// How often those are looked at that others may still have.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
 /// Makes and takes away what is kept in stock.
 pub trait Maker: Send + 'static {
     /// What it makes.
@@ -26,6 +29,12 @@ pub trait Maker: Send + 'static {
     /// Waits until used ones may be used again; those that may. The others are taken
     /// away.
     fn rest(&mut self, used: Vec<Self::Item>) -> (Vec<Self::Item>, Vec<Self::Item>);
+
+    /// Whether some that were used wait until others let go of them: they are looked at again
+    /// by [`Maker::rest`] now and then.
+    fn is_waiting(&self) -> bool {
+        false
+    }
 
     /// Takes some away, together.
     ///
@@ -256,8 +265,16 @@ fn work<M: Maker>(shared: &Shared<M::Item>, mut maker: M) {
             Step::Wait => {
                 let state = shared.state();
                 // Nothing may have come since.
-                if state.is_idle() {
-                    drop(shared.changed.wait(state));
+                match state.is_idle() {
+                    true if maker.is_waiting() => {
+                        drop(shared.changed.wait_timeout(state, LOOK_AGAIN));
+                        let (rested, others) = maker.rest(Vec::new());
+                        let mut state = shared.state();
+                        state.put(rested);
+                        state.ended.extend(others);
+                    }
+                    true => drop(shared.changed.wait(state)),
+                    false => {}
                 }
                 Ok(())
             }

@@ -28,6 +28,10 @@ pub enum Action {
     Return(usize, usize),
     ReturnForeign(usize, u16),
     Present(usize),
+    /// A part of what it was handed outlives the application.
+    Keep(usize),
+    /// All such parts are gone.
+    DropKept,
     Leave(usize),
     Die(usize),
     Garbage(usize, Vec<u8>),
@@ -68,6 +72,8 @@ pub fn action() -> impl Strategy<Value = Action> {
         1 => (process.clone(), any::<u16>())
             .prop_map(|(process, first)| Action::ReturnForeign(process, first)),
         6 => process.clone().prop_map(Action::Present),
+        2 => process.clone().prop_map(Action::Keep),
+        1 => Just(Action::DropKept),
         1 => process.clone().prop_map(Action::Leave),
         3 => process.clone().prop_map(Action::Die),
         1 => (process, vec(any::<u8>(), 0..300))

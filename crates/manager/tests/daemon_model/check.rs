@@ -65,7 +65,10 @@ impl World {
                     .iter()
                     .filter(move |of| of.uid == uid && of.state == ACTIVE)
             };
-            assert!(of_user().count() <= 2);
+            let has_ended = |token| of_user().all(|entry| entry.token != token);
+            let kept = device.kept.iter();
+            let kept = kept.filter(|(token, of)| **of == uid && has_ended(**token));
+            assert!(of_user().count() + kept.count() <= 2);
             let blocks = of_user().flat_map(|entry| entry.leases.iter().flatten());
             assert!(blocks.map(|word| word.count_ones()).sum::<u32>() <= 2);
         }

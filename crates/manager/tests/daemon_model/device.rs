@@ -34,7 +34,12 @@ pub struct FakeDevice {
     pub killed: bool,
     pub failed: bool,
     pub drawn: u8,
+    /// Tokens of applications of which a process keeps a part when they end, and their users.
+    pub kept: BTreeMap<[u8; 16], u32>,
 }
+
+/// What each application is handed.
+const BYTES: u64 = 1 << 20;
 
 impl FakeDevice {
     /// Whether the step is to have its effect, and what it returns.
@@ -88,6 +93,14 @@ impl Device for FakeDevice {
             self.journal[usize::from(application)] = entry.clone();
         }
         result
+    }
+
+    fn bytes(&self, _: &Join) -> io::Result<u64> {
+        Ok(BYTES)
+    }
+
+    fn is_held(&mut self, token: &[u8; 16]) -> io::Result<bool> {
+        Ok(self.kept.contains_key(token))
     }
 
     fn make(&mut self, application: u16, join: &Join, _: bool) -> io::Result<(u32, ())> {
@@ -177,6 +190,7 @@ impl FakeDevice {
             killed: false,
             failed: false,
             drawn: 0,
+            kept: BTreeMap::new(),
         }
     }
 }

@@ -224,6 +224,13 @@ impl World {
                 }
             }
             Action::Present(process) => self.present(process),
+            Action::Keep(process) => {
+                let Process { uid, joined, .. } = &self.processes[process];
+                if let (true, Some(joined)) = (self.is_connected(process), joined) {
+                    self.device.kept.insert(joined.token, *uid);
+                }
+            }
+            Action::DropKept => self.device.kept.clear(),
             Action::Leave(process) => {
                 self.ask(process, &Request::Leave(Empty {}), None);
             }
@@ -347,6 +354,8 @@ impl World {
     }
 
     pub fn restart(&mut self) {
+        // Only the run that has handed something out knows what is left of it.
+        self.device.kept.clear();
         for process in 0..self.processes.len() {
             self.disconnected(process);
         }

@@ -9,6 +9,7 @@ use tidewall_device::demux::layout::DEPARTURES;
 
 use super::{DirectDevice, Private, Slots, private, queues};
 use crate::XdpMode;
+use crate::daemon::handed::Id;
 use crate::domains::stock::StockCounters;
 use crate::domains::threaded;
 use crate::protocol::{JOIN_WITHOUT_QUEUES, Join, Status};
@@ -218,7 +219,12 @@ impl DirectDevice {
     }
 
     /// What a private application asked for.
-    pub(super) fn make_private(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
+    pub(super) fn make_private(
+        &mut self,
+        application: u16,
+        join: &Join,
+        id: Id,
+    ) -> io::Result<Vec<Made>> {
         self.take_back()?;
         if join.flags & JOIN_WITHOUT_QUEUES != 0 {
             return Ok(Vec::new());
@@ -230,7 +236,8 @@ impl DirectDevice {
             let text = "no private mode here: tidewalld --private";
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         };
-        private.make(&mut self.program, application, join)
+        let share = self.handed.share(id);
+        private.make(&mut self.program, application, join, &share)
     }
 }
 

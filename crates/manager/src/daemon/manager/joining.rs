@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use tidewall_device::demux::layout::APPLICATIONS;
+use zerocopy::FromZeros;
+
 use super::refusal::refused;
 use super::{Application, Client, ClientId, Domain, JOIN_WITHIN, Manager, Refusal, Reply, State};
 use crate::connection::Credentials;
@@ -139,11 +142,7 @@ impl Manager {
         self.asks_to_join(client);
         let private = !standing.is_trusted || join.flags & JOIN_PRIVATE != 0;
         let domain = self.domain_of(client).unwrap_or(Domain::User(uid));
-        let same = |application: &&Application| application.domain == domain;
-        let present = self.applications.iter().flatten().filter(same).count();
-        if present >= self.limits.applications_of_domain {
-            return refused(libc::ENOBUFS, "too many applications of this user or unit");
-        }
+        let handed = self.check_quotas(domain, join, device)?;
         if self.applications.iter().all(Option::is_some) {
             return refused(libc::ENOBUFS, "the driver's table of applications is full");
         }
@@ -156,6 +155,7 @@ impl Manager {
             Application {
                 entry: Entry {
                     private: private.into(),
+                    handed,
                     ..Entry::incomplete(uid, pid, token)
                 },
                 domain,
@@ -173,6 +173,53 @@ impl Manager {
                 Err(error)
             }
         }
+    }
+
+    /// KiB that a domain's next application will be handed, if it may be.
+    fn check_quotas<D: Device>(
+        &mut self,
+        domain: Domain,
+        join: &Join,
+        device: &mut D,
+    ) -> Result<u32, Refusal> {
+        let kib = |bytes: u64| u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
+        let usual = kib(device.bytes(&Join::new_zeroed())?);
+        let wanted = kib(device.bytes(join)?);
+        let most_applications = self.limits.applications_of_domain;
+        let most = match self.limits.bytes_of_domain {
+            Some(bytes) => u64::from(kib(bytes)),
+            None => u64::from(usual) * most_applications as u64,
+        };
+        let present = self.applications.iter().flatten();
+        let present = present.filter(|application| application.domain == domain);
+        let (count, held) = present.fold((0, 0), |(count, held), of| {
+            (count + 1, held + u64::from(of.entry.handed))
+        });
+        // What nothing refers to any more counts no longer.
+        let all = self.departed.len() > APPLICATIONS;
+        self.departed.retain(|departed| {
+            let is_looked_at = all || departed.domain == domain;
+            !is_looked_at || device.is_held(&departed.token).unwrap_or(true)
+        });
+        let departed = self.departed.iter().filter(|of| of.domain == domain);
+        let (departed, left) = departed.fold((0, 0), |(count, held), of| {
+            (count + 1, held + u64::from(of.handed))
+        });
+        let wanted_in_all = held + u64::from(wanted);
+        if count >= most_applications {
+            return refused(libc::ENOBUFS, "too many applications of this user or unit");
+        }
+        if wanted_in_all > most {
+            let text = format!(
+                "too much memory of this user or unit: {wanted_in_all} KiB, and {most} it may have"
+            );
+            return refused(libc::ENOBUFS, text);
+        }
+        if count + departed >= most_applications || wanted_in_all + left > most {
+            let text = "what earlier applications of this user or unit were handed is in use";
+            return refused(libc::EBUSY, text);
+        }
+        Ok(wanted)
     }
 
     fn make<D: Device>(
