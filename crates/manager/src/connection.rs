@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{Mode, chmod};
 use rustix::io::Errno;
@@ -13,12 +14,16 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     accept_with, bind, connect, getsockname, listen, recvmsg, sendmsg, socket_with, socketpair,
-    sockopt,
+    sockopt, sockopt::Timeout,
 };
 use tidewall_device::forked::Unshared;
 use tidewall_sys::{option_bytes, set_option};
 
 use crate::protocol::{Answer, DESCRIPTORS, MESSAGE_BYTES, Request};
+
+/// How long an answer of a manager is waited for: longer than a restarted one awaits its
+/// applications.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(6);
 
 /// One end of a SOCK_SEQPACKET connection, which a forked child does not have.
 #[derive(Debug)]
@@ -66,13 +71,17 @@ impl Credentials {
 }
 
 impl Connection {
-    /// Connects to a manager's path.
+    /// Connects to a manager's path. Connecting, sending and receiving wait no longer than
+    /// [`ANSWER_WITHIN`].
     ///
     /// # Errors
-    /// NotFound and ConnectionRefused where no manager listens; PermissionDenied; what the
-    /// kernel reports.
+    /// NotFound and ConnectionRefused where no manager listens; PermissionDenied; WouldBlock
+    /// after that time; what the kernel reports.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let socket = seqpacket(SocketFlags::CLOEXEC)?;
+        for timeout in [Timeout::Recv, Timeout::Send] {
+            sockopt::set_socket_timeout(&socket, timeout, Some(ANSWER_WITHIN))?;
+        }
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         Self::new(socket)
     }
@@ -103,12 +112,34 @@ impl Connection {
     /// Sends a message with at most [`DESCRIPTORS`] descriptors.
     ///
     /// # Errors
-    /// WouldBlock where the end does not block and the other does not read; BrokenPipe,
-    /// ConnectionReset after its hang-up; EINVAL for too many descriptors.
+    /// WouldBlock where the end does not block, or its time is over, and the other does not
+    /// read; BrokenPipe, ConnectionReset after its hang-up; EINVAL for too many descriptors.
     pub fn send(
         &self,
         message: &[u8; MESSAGE_BYTES],
         descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        self.send_with(message, descriptors, SendFlags::NOSIGNAL)
+    }
+
+    /// As [`Connection::send`], without a wait.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn send_now(
+        &self,
+        message: &[u8; MESSAGE_BYTES],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        self.send_with(message, descriptors, flags)
+    }
+
+    fn send_with(
+        &self,
+        message: &[u8; MESSAGE_BYTES],
+        descriptors: &[BorrowedFd<'_>],
+        flags: SendFlags,
     ) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -121,7 +152,7 @@ impl Connection {
         }
         let bytes = [IoSlice::new(message)];
         loop {
-            match sendmsg(&*self.socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL) {
+            match sendmsg(&*self.socket, &bytes, &mut ancillary, flags) {
                 Err(Errno::INTR) => {}
                 result => return Ok(result.map(|_| ())?),
             }
@@ -153,11 +184,24 @@ impl Connection {
     /// as.
     ///
     /// # Errors
-    /// WouldBlock where the end does not block and there is none; what the kernel reports.
+    /// WouldBlock where the end does not block, or its time is over, and there is none; what
+    /// the kernel reports.
     pub fn receive(&self) -> io::Result<Option<Received>> {
+        self.receive_with(RecvFlags::CMSG_CLOEXEC)
+    }
+
+    /// As [`Connection::receive`], without a wait.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn receive_now(&self) -> io::Result<Option<Received>> {
+        self.receive_with(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+    }
+
+    fn receive_with(&self, flags: RecvFlags) -> io::Result<Option<Received>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED_MOST))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let Some((bytes, _)) = self.take(&mut ancillary, RecvFlags::CMSG_CLOEXEC)? else {
+        let Some((bytes, _)) = self.take(&mut ancillary, flags)? else {
             return Ok(None);
         };
         let mut descriptors = Vec::new();

@@ -1,10 +1,9 @@
 //! Who looks at a manager without being an application of it: `tidewall top`.
 
-use std::cell::Cell;
 use std::io;
 use std::path::Path;
 
-use crate::connection::Connection;
+use crate::client::session::Session;
 use crate::protocol::{
     Answer, ApplicationNumber, Counters, Empty, QueueCounters, QueueNumber, Request, Status,
 };
@@ -12,8 +11,7 @@ use crate::protocol::{
 /// A connection to a manager, by which nothing changes.
 #[derive(Debug)]
 pub struct View {
-    connection: Connection,
-    next: Cell<u32>,
+    session: Session,
 }
 
 impl View {
@@ -22,10 +20,8 @@ impl View {
     /// # Errors
     /// NotFound, ConnectionRefused where no manager listens.
     pub fn connect(path: &Path) -> io::Result<Self> {
-        Ok(View {
-            connection: Connection::connect(path)?,
-            next: Cell::new(1),
-        })
+        let session = Session::connect(path)?;
+        Ok(View { session })
     }
 
     /// The applications that this user may know of: all for user 0, else the user's own.
@@ -83,15 +79,7 @@ impl View {
     }
 
     fn ask(&self, request: &Request) -> io::Result<Answer> {
-        let id = self.next.replace(self.next.get().wrapping_add(1));
-        self.connection.request(request, id, &[])?;
-        let received = self.connection.receive()?;
-        let received = received.ok_or(io::ErrorKind::ConnectionReset)?;
-        match Answer::parse(&received.bytes) {
-            Ok((_, Answer::Error(failure))) => Err((&failure).into()),
-            Ok((_, answer)) => Ok(answer),
-            Err(_) => Err(unexpected()),
-        }
+        self.session.ask(request, &[]).map(|(answer, _)| answer)
     }
 }
 

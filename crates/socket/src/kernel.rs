@@ -81,7 +81,8 @@ impl PortReservation {
         Ok(PortReservation { socket, v6 })
     }
 
-    /// A bound socket that somebody else has made, and how it is bound.
+    /// A bound socket that an application has made, and how it is bound. Nothing of it
+    /// changes before [`PortReservation::take_over`].
     ///
     /// # Errors
     /// EINVAL for one that is not bound, EPROTONOSUPPORT for another protocol than UDP.
@@ -100,9 +101,13 @@ impl PortReservation {
         if socket.local_addr()?.port() == 0 {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        want_ancillary(socket.as_fd(), v6)?;
         let socket = Unshared::new(socket)?;
         Ok((PortReservation { socket, v6 }, how))
+    }
+
+    /// Sets what the stack needs of a socket that an application has made.
+    pub(crate) fn take_over(&self) -> io::Result<()> {
+        want_ancillary(self.socket.as_fd(), self.v6)
     }
 
     /// The peer that it was given, if any.

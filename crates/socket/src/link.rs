@@ -22,6 +22,8 @@ use tidewall_sys::WakeFd;
 /// How often it is looked whether the program meets frames, after a reset of
 /// the device: at first, and once it has been quiet for long.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+/// How soon a manager is looked at again that was asked for helper sockets.
+const ASK_AGAIN: Duration = Duration::from_millis(5);
 /// A program that meets no frame after so many attachments will not.
 const ATTACHMENTS: u32 = 3;
 
@@ -33,6 +35,8 @@ pub(crate) struct LinkWatch {
     netdev: Option<Netdev>,
     link: Link,
     program: Option<ProgramCheck>,
+    /// When NAPI ids are checked again, and whether the device was reset before.
+    check: Option<(Instant, bool)>,
     deferral: DeferralWatch,
 }
 
@@ -64,6 +68,7 @@ impl LinkWatch {
             netdev: Netdev::open().ok(),
             link,
             program: None,
+            check: None,
             deferral: DeferralWatch::new(),
         })
     }
@@ -75,9 +80,10 @@ impl LinkWatch {
 
     /// How long to wait for a change at most; `None`: for ever.
     pub(crate) fn timeout(&self) -> Option<Duration> {
-        let program = self.program.as_ref();
-        let program = program.map(|it| it.next.saturating_duration_since(Instant::now()));
-        program.into_iter().chain(self.deferral.timeout()).min()
+        let program = self.program.as_ref().map(|it| it.next);
+        let next = program.into_iter().chain(self.check.map(|it| it.0)).min();
+        let next = next.map(|it| it.saturating_duration_since(Instant::now()));
+        next.into_iter().chain(self.deferral.timeout()).min()
     }
 
     /// Hands on what has changed, and looks at what is to be looked at.
@@ -108,6 +114,9 @@ impl LinkWatch {
         }
         if core.netdev.link.doubts.swap(false, Ordering::Relaxed) {
             self.check_napi(core, false);
+        }
+        if let Some((_, was_reset)) = self.check.take_if(|(at, _)| *at <= Instant::now()) {
+            self.check_napi(core, was_reset);
         }
         self.check_program(core);
         self.deferral.poll(core);
@@ -176,9 +185,15 @@ impl LinkWatch {
                 Some(known) => ids.any(|id| !known.contains(&id)),
                 None => was_reset && ids.next().is_some(),
             };
-            if lost && let Err(error) = poller.rediscover() {
-                core.netdev
-                    .warn(format!("{}: NAPI id discovery: {error}", core.netdev.name));
+            match if lost { poller.rediscover() } else { Ok(()) } {
+                Ok(()) => {}
+                // A manager has not answered yet.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.check = Some((Instant::now() + ASK_AGAIN, was_reset));
+                }
+                Err(error) => core
+                    .netdev
+                    .warn(format!("{}: NAPI id discovery: {error}", core.netdev.name)),
             }
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Each lock has its place in the order, a [`Rank`], in its type, so it stands on the
 //! declaration. A debug build panics when a thread takes a lock that comes before one
-//! it holds; a release build has the standard library's locks and nothing beside them.
+//! it holds, and when one that holds any waits for another process ([`check_none_held`]); a
+//! release build has the standard library's locks and nothing beside them.
 //! Work that must be done without a lock that is held is collected and done after
 //! ([`Deferred`](crate::tcp::frames::Deferred)).
 
@@ -102,6 +103,17 @@ const CHECKED: bool = cfg!(all(debug_assertions, not(loom)));
 thread_local! {
     /// How many locks of each rank the thread holds.
     static HELD: Cell<[u8; RANKS.len()]> = const { Cell::new([0; RANKS.len()]) };
+}
+
+/// Before a thread waits for a manager: whoever waited for one of its locks would wait for
+/// that process, too.
+pub(crate) fn check_none_held() {
+    if CHECKED {
+        let mut held = RANKS.into_iter().zip(HELD.get());
+        if let Some((rank, _)) = held.find(|&(_, count)| count > 0) {
+            panic!("lock order: a manager is waited for by who holds {rank:?}");
+        }
+    }
 }
 
 /// That a thread holds a lock of a rank.
@@ -398,6 +410,15 @@ mod tests {
         let (first, second) = (leaf(), leaf());
         let _held = lock(&first);
         let _ = lock(&second);
+    }
+
+    #[test]
+    #[should_panic(expected = "lock order: a manager is waited for by who holds Binding")]
+    fn a_manager_is_not_waited_for_under_a_lock() {
+        check_none_held();
+        let binding = Mutex::<_, rank::Binding>::new(());
+        let _held = lock(&binding);
+        check_none_held();
     }
 
     #[test]

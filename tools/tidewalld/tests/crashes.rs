@@ -77,17 +77,17 @@ fn work(client: &Client, first: u16, done: &AtomicU32, stop: &AtomicBool) -> Vec
                 }
             }
             1 if leases.len() < 2 => leases.push(client.lease(Protocol::Tcp).unwrap()),
-            2 if !leases.is_empty() => client.return_lease(&leases.remove(0)).unwrap(),
+            2 if !leases.is_empty() => client.return_lease(&leases.remove(0)),
             _ if !held.is_empty() => {
                 let (cookie, _socket) = held.remove(0);
-                client.disown_port(cookie).unwrap();
+                client.disown_port(cookie);
             }
             _ => {}
         }
         done.fetch_add(1, Ordering::Relaxed);
     }
     for block in leases {
-        client.return_lease(&block).unwrap();
+        client.return_lease(&block);
     }
     let port = |socket: &UdpSocket| socket.local_addr().unwrap().port();
     let mut ports = vec![(Protocol::Tcp, first)];
@@ -314,9 +314,9 @@ mod inside {
                 step();
                 let block = client.lease(Protocol::Udp).unwrap();
                 step();
-                client.disown_port(first).unwrap();
-                client.return_lease(&block).unwrap();
-                client.disown_port(second).unwrap();
+                client.disown_port(first);
+                client.return_lease(&block);
+                client.disown_port(second);
                 step();
             }
         });

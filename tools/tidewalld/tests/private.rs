@@ -293,38 +293,49 @@ mod inside {
             flags: JOIN_PRIVATE,
             ..join()
         };
-        // What the manager answers: nobody is asked while the thread reads that takes notices.
-        fn answered<T>(ask: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
-            let mut answer = Err(ErrorKind::WouldBlock.into());
-            wait_until("it is asked", || {
-                answer = ask();
-                let kind = answer.as_ref().err().map(std::io::Error::kind);
-                kind != Some(ErrorKind::WouldBlock)
+        // Not while another thread writes or reads.
+        fn told<T>(tell: impl Fn() -> std::io::Result<T>) -> T {
+            let mut told = None;
+            wait_until("it is told", || {
+                told = tell().ok();
+                told.is_some()
             });
-            answer
+            told.unwrap()
         }
-        let refused = |ask: &dyn Fn() -> std::io::Result<()>| {
-            assert_eq!(answered(ask).unwrap_err().kind(), ErrorKind::InvalidInput);
+        let refused = |client: &Client, tell: &dyn Fn() -> std::io::Result<()>| {
+            let before = client.counters().unwrap().refused;
+            told(tell);
+            // Its answer comes after that to what it was told.
+            assert_eq!(client.counters().unwrap().refused, before + 1);
+        };
+        let helpers = |client: &Client| {
+            let (question, mut helpers) = (told(|| client.ask_helpers()), None);
+            wait_until("it answers", || {
+                helpers = client.helpers(question);
+                helpers.is_some()
+            });
+            helpers.unwrap()
         };
         let (client, handed) = as_user(NOBODY, || Client::join(&socket(), &private).unwrap());
         wait_until("it knows", || client.lent() == 1);
         assert_eq!(deferral(), [1, 0]);
         let busy_poll = || client.moderate(Some(InterruptModeration::BusyPoll));
-        answered(busy_poll).unwrap();
-        assert_eq!(deferral(), [1, 5_000_000]);
-        answered(|| client.helpers()).unwrap();
+        told(busy_poll);
+        wait_until("it is set", || deferral() == [1, 5_000_000]);
+        helpers(&client).unwrap();
         // Nobody's datagram is for it to forge, or to send elsewhere.
-        refused(&|| client.receive_in_kernel(&[0; 60]));
-        refused(&|| client.probe_napi(0, 22, 4711));
+        refused(&client, &|| client.receive_in_kernel(&[0; 60]));
+        refused(&client, &|| client.probe_napi(0, 22, 4711));
         let helper = *HELPER_PORTS.start();
-        answered(|| client.probe_napi(0, helper, 4711)).unwrap();
+        told(|| client.probe_napi(0, helper, 4711));
 
         // The probe that it has asked for is made of no frame of this one's.
         let second = start(PORT);
         wait_until("it knows", || client.lent() == 2);
-        refused(&busy_poll);
-        refused(&|| client.probe_napi(0, helper, 4711));
-        refused(&|| client.helpers().map(drop));
+        refused(&client, &busy_poll);
+        refused(&client, &|| client.probe_napi(0, helper, 4711));
+        let kind = helpers(&client).unwrap_err().kind();
+        assert_eq!(kind, ErrorKind::InvalidInput);
         assert_eq!(deferral(), [0, 0]);
         let count = |counter| trusted().counters(0).counter(counter);
         at_peer(|| assert_eq!(echo(PORT, b"not yours").unwrap(), b"not yours"));

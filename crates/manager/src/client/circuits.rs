@@ -1,21 +1,23 @@
 //! Circuits of an application: what it asks for, and presents to a manager that was started
 //! anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use tidewall_atm::calls::{CircuitOptions, Sap};
+use tidewall_wire::atm::q2931::Cause;
 use tidewall_wire::atm::{Circuit, Nsap};
 
-use super::Client;
 use super::link::{State, is_gone, unexpected};
+use super::session::Session;
+use super::{Client, deadline};
 use crate::connection::Connection;
 use crate::protocol::{
     Answer, AtmAccept, AtmAttached, AtmCall, AtmCarried, AtmListen, AtmPresent, AtmReference,
-    AtmRelease, AtmSap, CallNumber, CircuitNumber, Empty, ListenerNumber, Request,
+    AtmRelease, AtmSap, CallNumber, CircuitNumber, Empty, ListenerNumber, MESSAGE_BYTES, Request,
 };
 
 /// Who is given the connection of each run of the manager, by which that says what becomes of
@@ -26,9 +28,12 @@ pub type Deliver = dyn Fn(u32, Arc<Connection>) + Send + Sync;
 #[derive(Default)]
 pub(super) struct Presentable {
     deliver: Option<Arc<Deliver>>,
-    /// How many connections of notices there were, and the last.
+    /// How many connections of notices there were, and the last; none until the manager is
+    /// presented with the rest.
     runs: u32,
     notices: Option<Arc<Connection>>,
+    /// Messages that it had no room for, in order.
+    unsaid: VecDeque<([u8; MESSAGE_BYTES], Option<OwnedFd>)>,
     permanent: Vec<CircuitNumber>,
     listeners: Vec<AtmListen>,
     /// Calls that are active, by the application's number.
@@ -41,69 +46,162 @@ impl fmt::Debug for Presentable {
     }
 }
 
+/// The connection of notices of a run of the manager; `None` for one without circuits.
+pub(super) type Notices = Option<(u32, Arc<Connection>)>;
+
+/// What the next manager is presented with.
+pub(super) struct ToPresent {
+    deliver: Arc<Deliver>,
+    run: u32,
+    requests: Vec<Request>,
+    calls: BTreeMap<u32, AtmReference>,
+}
+
 impl Presentable {
-    pub(super) fn say(&self, request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<u32> {
+    /// Says something by the connection of notices, without a wait. Returns which run of the
+    /// manager hears it.
+    ///
+    /// # Errors
+    /// EUNATCH without one; what the kernel reports.
+    pub(super) fn say(&mut self, request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<u32> {
         let Some(notices) = &self.notices else {
             return Err(io::Error::from_raw_os_error(libc::EUNATCH));
         };
-        notices.send(&request.emit(0), beside).map(|()| self.runs)
-    }
-}
-
-impl State {
-    /// Has the manager say what becomes of calls.
-    fn attach(&mut self) -> io::Result<AtmAttached> {
-        self.circuits.notices = None;
-        let (answer, received) = self.ask(&Request::AttachAtm(Empty {}), &[])?;
-        let Answer::AtmAttached(attached) = answer else {
-            return Err(unexpected());
-        };
-        let [notices]: [OwnedFd; 1] =
-            (received.descriptors.try_into()).map_err(|_| unexpected())?;
-        let notices = Arc::new(Connection::of_descriptor(notices)?);
-        self.circuits.runs += 1;
-        self.circuits.notices = Some(notices.clone());
-        if let Some(deliver) = &self.circuits.deliver {
-            deliver(self.circuits.runs, notices);
-        }
-        Ok(attached)
-    }
-
-    /// Presents circuits and calls. Of calls that are refused the manager says that they have
-    /// ended.
-    pub(super) fn present_circuits(&mut self) -> io::Result<()> {
-        if self.circuits.deliver.is_none() {
-            return Ok(());
-        }
-        match self.attach() {
-            Err(error) if is_gone(&error) => return Err(error),
-            // It has no ATM any more.
-            Err(_) => return Ok(()),
-            Ok(_) => {}
-        }
-        let permanent = self.circuits.permanent.iter();
-        let permanent = permanent.map(|of| Request::OpenCircuit(of.clone()));
-        let listeners = self.circuits.listeners.iter();
-        let listeners = listeners.map(|of| Request::AtmListen(of.clone()));
-        let requests: Vec<Request> = permanent.chain(listeners).collect();
-        for request in requests {
-            self.ask_again(&request, &[])?;
-        }
-        for (call, reference) in self.circuits.calls.clone() {
-            let request = Request::AtmPresent(AtmPresent { call, reference });
-            match self.ask(&request, &[]) {
-                Err(error) if is_gone(&error) => return Err(error),
-                // The manager says that it has ended.
-                Err(_) => drop(self.circuits.calls.remove(&call)),
-                Ok(_) => {}
+        let message = request.emit(0);
+        if self.unsaid.is_empty() {
+            match notices.send_now(&message, beside) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                said => return said.map(|()| self.runs),
             }
         }
-        self.ask_again(&Request::AtmPresented(Empty {}), &[])
+        let copy = beside.first().map(BorrowedFd::try_clone_to_owned);
+        self.unsaid.push_back((message, copy.transpose()?));
+        Ok(self.runs)
+    }
+
+    /// Says what there is room for.
+    pub(super) fn flush(&mut self) {
+        let Some(notices) = &self.notices else { return };
+        while let Some((message, beside)) = self.unsaid.front() {
+            let beside = beside.as_ref().map(AsFd::as_fd);
+            let said = notices.send_now(message, beside.as_slice());
+            if said.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                return;
+            }
+            self.unsaid.pop_front();
+        }
+    }
+
+    pub(super) fn has_unsaid(&self) -> bool {
+        !self.unsaid.is_empty()
+    }
+
+    /// The connection of notices, while something waits for room.
+    pub(super) fn waits_to_say(&self) -> Option<Arc<Connection>> {
+        self.notices.clone().filter(|_| self.has_unsaid())
+    }
+
+    /// The manager is gone, and hears nothing any more.
+    pub(super) fn lose(&mut self) {
+        self.notices = None;
+        self.unsaid.clear();
+    }
+
+    /// Takes the connection of notices of a manager that was asked for it.
+    ///
+    /// # Errors
+    /// InvalidData without one.
+    pub(super) fn attached(&mut self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let notices = notices_of(descriptors)?;
+        self.runs += 1;
+        self.notices = Some(notices.clone());
+        if let Some(deliver) = &self.deliver {
+            deliver(self.runs, notices);
+        }
+        Ok(())
+    }
+
+    /// What the next manager is presented with; `None` without circuits.
+    pub(super) fn to_present(&self) -> Option<ToPresent> {
+        let deliver = self.deliver.clone()?;
+        let permanent = self.permanent.iter();
+        let permanent = permanent.map(|of| Request::OpenCircuit(of.clone()));
+        let listeners = self.listeners.iter();
+        let listeners = listeners.map(|of| Request::AtmListen(of.clone()));
+        Some(ToPresent {
+            deliver,
+            run: self.runs + 1,
+            requests: permanent.chain(listeners).collect(),
+            calls: self.calls.clone(),
+        })
+    }
+
+    /// The manager knows these calls, and hears by `notices` from now on.
+    pub(super) fn presented(&mut self, notices: Notices, calls: &[u32]) {
+        let Some((run, notices)) = notices else {
+            return;
+        };
+        (self.runs, self.notices) = (run, Some(notices));
+        for &call in calls {
+            if !self.calls.contains_key(&call) {
+                // Released while the manager was being presented with it.
+                let _ = self.say(&release(call, Cause::NORMAL), &[]);
+            }
+        }
     }
 
     /// Forgets a call, which has ended or was released.
-    fn forget_call(&mut self, call: u32) {
-        self.circuits.calls.remove(&call);
+    pub(super) fn forget_call(&mut self, call: u32) {
+        self.calls.remove(&call);
+    }
+}
+
+impl ToPresent {
+    /// Presents circuits and calls. Of calls that are refused the manager says that they have
+    /// ended. Returns its connection of notices, and the calls that it knows.
+    ///
+    /// # Errors
+    /// TimedOut, ConnectionReset.
+    pub(super) fn present(
+        self,
+        session: &Session,
+        forget: impl Fn(u32),
+    ) -> io::Result<(Notices, Vec<u32>)> {
+        let descriptors = match session.ask(&Request::AttachAtm(Empty {}), &[]) {
+            Err(error) if is_gone(&error) => return Err(error),
+            // It has no ATM any more.
+            Err(_) => return Ok((None, Vec::new())),
+            Ok((_, received)) => received.descriptors,
+        };
+        let notices = notices_of(descriptors)?;
+        (self.deliver)(self.run, notices.clone());
+        for request in &self.requests {
+            session.ask_again(request, &[])?;
+        }
+        let mut known = Vec::new();
+        for (call, reference) in self.calls {
+            let request = Request::AtmPresent(AtmPresent { call, reference });
+            match session.ask(&request, &[]) {
+                Err(error) if is_gone(&error) => return Err(error),
+                // The manager says that it has ended.
+                Err(_) => forget(call),
+                Ok(_) => known.push(call),
+            }
+        }
+        session.ask_again(&Request::AtmPresented(Empty {}), &[])?;
+        Ok((Some((self.run, notices)), known))
+    }
+}
+
+fn notices_of(descriptors: Vec<OwnedFd>) -> io::Result<Arc<Connection>> {
+    let [notices]: [OwnedFd; 1] = descriptors.try_into().map_err(|_| unexpected())?;
+    Ok(Arc::new(Connection::of_descriptor(notices)?))
+}
+
+/// Takes one of a list away, the last of several that are equal.
+fn take_one<T: PartialEq>(list: &mut Vec<T>, one: &T) {
+    if let Some(place) = list.iter().rposition(|other| other == one) {
+        list.remove(place);
     }
 }
 
@@ -115,14 +213,16 @@ impl Client {
     /// # Errors
     /// EUNATCH where the manager's interface is none of ATM; what the connection reports.
     pub fn attach_atm(&self, deliver: Arc<Deliver>) -> io::Result<AtmAttached> {
-        self.link.request(|state| {
-            state.circuits.deliver = Some(deliver.clone());
-            let attached = state.attach();
-            if attached.as_ref().is_err_and(|error| !is_gone(error)) {
-                state.circuits.deliver = None;
-            }
-            attached
-        })
+        self.link.state().circuits.deliver = Some(deliver);
+        let attached = match self.ask(&Request::AttachAtm(Empty {}), None) {
+            Ok(Answer::AtmAttached(attached)) => Ok(attached),
+            Ok(_) => Err(unexpected()),
+            Err(error) => Err(error),
+        };
+        if attached.is_err() {
+            self.link.state().circuits.deliver = None;
+        }
+        attached
     }
 
     /// Has the driver give the application the frames of a permanent circuit.
@@ -132,23 +232,20 @@ impl Client {
     /// what the connection reports.
     pub fn open_circuit(&self, circuit: Circuit) -> io::Result<()> {
         let of = CircuitNumber::of(circuit);
-        let request = Request::OpenCircuit(of.clone());
-        self.link.request(|state| {
-            state.ask(&request, &[])?;
-            state.circuits.permanent.push(of.clone());
-            Ok(())
+        // Before it is asked for, so that a manager that is restarted meanwhile knows of it.
+        self.link.state().circuits.permanent.push(of.clone());
+        let asked = self.ask(&Request::OpenCircuit(of.clone()), None);
+        asked.map(drop).inspect_err(|_| {
+            take_one(&mut self.link.state().circuits.permanent, &of);
         })
     }
 
     /// Leaves them to the kernel again.
-    ///
-    /// # Errors
-    /// What the manager answers.
-    pub fn close_circuit(&self, circuit: Circuit) -> io::Result<()> {
+    pub fn close_circuit(&self, circuit: Circuit) {
         let of = CircuitNumber::of(circuit);
         let request = Request::CloseCircuit(of.clone());
         let forget = |state: &mut State| state.circuits.permanent.retain(|other| *other != of);
-        self.link.give_back(&request, forget)
+        self.link.give_back(&request, forget);
     }
 
     /// Has a listener called.
@@ -169,19 +266,15 @@ impl Client {
             carried: AtmCarried::of(options),
             sap: AtmSap::of(sap),
         };
-        let request = Request::AtmListen(of.clone());
-        self.link.request(|state| {
-            state.ask(&request, &[])?;
-            state.circuits.listeners.push(of.clone());
-            Ok(())
+        self.link.state().circuits.listeners.push(of.clone());
+        let asked = self.ask(&Request::AtmListen(of.clone()), None);
+        asked.map(drop).inspect_err(|_| {
+            take_one(&mut self.link.state().circuits.listeners, &of);
         })
     }
 
     /// Has it called no more.
-    ///
-    /// # Errors
-    /// What the manager answers.
-    pub fn atm_unlisten(&self, listener: u32) -> io::Result<()> {
+    pub fn atm_unlisten(&self, listener: u32) {
         let request = Request::AtmUnlisten(ListenerNumber { listener });
         let forget = |state: &mut State| {
             state
@@ -189,7 +282,7 @@ impl Client {
                 .listeners
                 .retain(|of| of.listener != listener);
         };
-        self.link.give_back(&request, forget)
+        self.link.give_back(&request, forget);
     }
 
     /// Calls somebody; what becomes of it the connection of notices of this run says.
@@ -209,7 +302,7 @@ impl Client {
             to: AtmSap::of(to),
             from: from.map_or([0; 20], |from| from.0),
         });
-        self.link.request(|state| state.say(&request, &[]))
+        self.link.say(&request, deadline())
     }
 
     /// Takes a call that waits for a listener, and whose circuit is open; `circuit`: the
@@ -225,10 +318,9 @@ impl Client {
         circuit: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let request = accept(listener, call, reference, 0);
-        let mut state = self.link.state();
-        state.say(&request, circuit.as_slice())?;
-        state.circuits.calls.insert(call, reference.clone());
-        Ok(())
+        self.link.say_now(&request, circuit.as_slice(), |state| {
+            state.circuits.calls.insert(call, reference.clone());
+        })
     }
 
     /// Refuses a call that waits for a listener.
@@ -255,15 +347,19 @@ impl Client {
 
     /// The manager has said that a call has ended.
     pub fn atm_has_ended(&self, call: u32) {
-        self.link.state().forget_call(call);
+        self.link.state().circuits.forget_call(call);
     }
 
     /// Releases a call.
     pub fn atm_release(&self, call: u32, cause: u8) {
-        let pad = [0; 3];
-        let request = Request::AtmRelease(AtmRelease { call, cause, pad });
-        (self.link).let_know(&request, |state| state.forget_call(call));
+        let forget = |state: &mut State| state.circuits.forget_call(call);
+        self.link.let_know(&release(call, cause), forget);
     }
+}
+
+fn release(call: u32, cause: u8) -> Request {
+    let pad = [0; 3];
+    Request::AtmRelease(AtmRelease { call, cause, pad })
 }
 
 fn accept(listener: u32, call: u32, reference: &AtmReference, cause: u8) -> Request {

@@ -1,32 +1,36 @@
-//! The connection to a manager, which may be started anew meanwhile.
+//! The connection to a manager, which may be restarted meanwhile.
+//!
+//! One thread reads the connection, reconnects and presents the application. The lock is
+//! held for moments only, never while the manager is waited for: a caller that needs an
+//! answer sleeps without it, until a deadline, and all others write and go on.
 
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::forked::{Process, Unshared};
+use tidewall_sys::WakeFd;
 use zerocopy::FromZeros;
 
 use super::TRY_AGAIN;
-use super::circuits::Presentable;
+use super::circuits::{Notices, Presentable};
+use super::session::Session;
 use crate::connection::{Connection, Received};
 use crate::protocol::{
-    Answer, BLOCK_PORTS, Block, Blocks, Port, Present, Refused, Request, header,
+    Answer, BLOCK_PORTS, Block, Blocks, Holder, MESSAGE_BYTES, Port, Present, Refused, Request,
+    header,
 };
 
-/// How long a request waits for a manager that is gone: longer than that awaits its
-/// applications.
-const FIND_WITHIN: Duration = Duration::from_secs(6);
-
-/// A connection, and the thread that finds the manager again.
+/// A connection, and the thread that reads it.
 #[derive(Debug)]
 pub(super) struct Link {
     shared: Arc<Shared>,
@@ -35,30 +39,61 @@ pub(super) struct Link {
 }
 
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     path: PathBuf,
     token: [u8; 16],
-    /// The manager says by itself who polls the device.
-    private: bool,
     /// [`super::Client::lent`].
     lent: Arc<AtomicU32>,
     state: Mutex<State>,
+    /// An answer has come, or the connection has changed.
+    changed: Condvar,
+    /// Ends the thread's sleep.
+    wake: WakeFd,
+    /// [`super::Client::check_before_waiting`].
+    check: OnceLock<fn()>,
 }
 
-/// What is behind the lock: one request at a time.
+/// What the lock guards.
 #[derive(Debug)]
 pub(super) struct State {
-    connection: Connection,
-    next: u32,
-    /// Ports owned, by the cookie of a copy of the socket that holds each.
+    /// `None` while no manager knows the application.
+    connection: Option<Arc<Connection>>,
+    /// The next manager's, until it knows the application.
+    presenting: Option<Arc<Connection>>,
+    /// The id of the last request.
+    last: u32,
+    /// Messages that the connection had no room for, in order.
+    unsent: VecDeque<Unsent>,
+    /// Requests whose answers are wanted, by id; `None` until the answer comes.
+    asked: HashMap<u32, Option<Answered>>,
+    /// A deadline has passed since the manager's last message.
+    silent: bool,
+    /// Ports owned or asked for, by the cookie of a copy of the socket that holds each.
     holders: Vec<(u64, Unshared<OwnedFd>, Port)>,
     pub(super) leases: Vec<Block>,
-    /// The connection has hung up.
-    lost: bool,
-    /// There will be none any more, and why.
+    /// There will be no manager any more, and why.
     ended: Option<String>,
     lent: Arc<AtomicU32>,
     pub(super) circuits: Presentable,
+}
+
+/// What became of a request.
+pub(super) type Answered = io::Result<(Answer, Received)>;
+
+#[derive(Debug)]
+struct Unsent {
+    message: [u8; MESSAGE_BYTES],
+    beside: Option<OwnedFd>,
+    /// Of a request whose answer is wanted, else 0.
+    id: u32,
+}
+
+/// What a manager was presented with.
+struct Presented {
+    holders: Vec<u64>,
+    leases: [Blocks; 2],
+    calls: Vec<u32>,
+    notices: Notices,
 }
 
 impl Link {
@@ -66,17 +101,34 @@ impl Link {
         path: &Path,
         token: [u8; 16],
         private: bool,
-        state: State,
+        session: &Session,
     ) -> io::Result<Self> {
-        if !private {
-            state.note_polling(true);
+        let lent = Arc::default();
+        let state = State {
+            connection: Some(session.connection().clone()),
+            presenting: None,
+            last: 0,
+            unsent: VecDeque::new(),
+            asked: HashMap::new(),
+            silent: false,
+            holders: Vec::new(),
+            leases: Vec::new(),
+            ended: None,
+            lent: Arc::clone(&lent),
+            circuits: Presentable::default(),
+        };
+        // A private application hears of it.
+        if let Some(lent) = session.lent().or((!private).then_some(true)) {
+            state.note_polling(lent);
         }
         let shared = Arc::new(Shared {
             path: path.to_owned(),
             token,
-            private,
-            lent: state.lent.clone(),
+            lent,
             state: Mutex::new(state),
+            changed: Condvar::new(),
+            wake: WakeFd::new()?,
+            check: OnceLock::new(),
         });
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new()
@@ -101,72 +153,151 @@ impl Link {
         self.state().ended.clone()
     }
 
-    /// The connection, if nobody uses it and the manager is there.
+    /// [`super::Client::check_before_waiting`]
+    pub(super) fn check_before_waiting(&self, check: fn()) {
+        let _ = self.shared.check.set(check);
+    }
+
+    /// The state, if no other thread has it.
     ///
     /// # Errors
-    /// WouldBlock; NotConnected.
-    pub(super) fn now(&self) -> io::Result<MutexGuard<'_, State>> {
-        let state = match self.shared.state.try_lock() {
-            Ok(state) => state,
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(std::sync::TryLockError::WouldBlock) => {
-                return Err(io::ErrorKind::WouldBlock.into());
-            }
-        };
-        match state.lost {
-            true => Err(io::ErrorKind::NotConnected.into()),
-            false => Ok(state),
+    /// WouldBlock.
+    fn now(&self) -> io::Result<MutexGuard<'_, State>> {
+        match self.shared.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
-    /// Asks for something to be taken back that is forgotten here. A manager that is gone
-    /// need not be asked: the next one is not presented with it.
-    pub(super) fn give_back(
-        &self,
-        request: &Request,
-        forget: impl FnOnce(&mut State),
-    ) -> io::Result<()> {
+    /// Writes a request that is not answered, if that needs no wait.
+    ///
+    /// # Errors
+    /// WouldBlock; NotConnected without a manager.
+    pub(super) fn tell(&self, request: &Request) -> io::Result<()> {
+        let state = self.now()?;
+        let connection = state.connection()?;
+        if !state.unsent.is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        connection.send_now(&request.emit(0), &[])
+    }
+
+    /// Asks, for [`Link::take_answer`], if that needs no wait. Returns the request's id.
+    ///
+    /// # Errors
+    /// WouldBlock; NotConnected without a manager.
+    pub(super) fn begin(&self, request: &Request) -> io::Result<u32> {
+        let mut state = self.now()?;
+        state.connection()?;
+        if !state.unsent.is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let id = state.ask(request, None);
+        self.shared.see_to(&state);
+        Ok(id)
+    }
+
+    /// The answer to [`Link::begin`]; `None` until it has come.
+    pub(super) fn take_answer(&self, id: u32) -> Option<Answered> {
+        self.now().ok()?.take_answer(id)
+    }
+
+    /// No one waits for an answer any more.
+    pub(super) fn forget_answer(&self, id: u32) {
+        self.state().asked.remove(&id);
+    }
+
+    /// Writes a request that takes something back, after `forget` has forgotten it here. No
+    /// answer is waited for. A manager that is gone need not hear of it: the next one is not
+    /// presented with it.
+    pub(super) fn give_back(&self, request: &Request, forget: impl FnOnce(&mut State)) {
         let mut state = self.state();
         forget(&mut state);
-        if state.lost {
-            return Ok(());
-        }
-        match state.ask(request, &[]) {
-            Err(error) if is_gone(&error) => Ok(()),
-            asked => asked.map(drop),
-        }
+        state.queue(request, None, 0);
+        self.shared.see_to(&state);
     }
 
-    /// As [`Link::give_back`], of what is not answered.
+    /// As [`Link::give_back`], by the connection of notices.
     pub(super) fn let_know(&self, request: &Request, forget: impl FnOnce(&mut State)) {
         let mut state = self.state();
         forget(&mut state);
-        if !state.lost {
-            let _ = state.say(request, &[]);
+        if state.connection.is_some() {
+            let _ = state.circuits.say(request, &[]);
+            self.shared.see_to(&state);
         }
     }
 
-    /// Asks, of a manager that was started anew if need be.
-    pub(super) fn request<T>(
+    /// Says something of circuits to the manager, which is waited for until `end` where it is
+    /// gone. Returns which of its runs hears it.
+    ///
+    /// # Errors
+    /// TimedOut, NotConnected; EUNATCH for a manager without circuits.
+    pub(super) fn say(&self, request: &Request, end: Instant) -> io::Result<u32> {
+        self.shared.check();
+        let mut state = self.shared.connected(self.state(), end)?;
+        let said = state.circuits.say(request, &[]);
+        self.shared.see_to(&state);
+        said
+    }
+
+    /// As [`Link::say`], if the manager is there.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn say_now(
         &self,
-        mut ask: impl FnMut(&mut State) -> io::Result<T>,
-    ) -> io::Result<T> {
-        let end = Instant::now() + FIND_WITHIN;
-        let [mut pause, longest] = TRY_AGAIN;
+        request: &Request,
+        beside: &[BorrowedFd<'_>],
+        remember: impl FnOnce(&mut State),
+    ) -> io::Result<()> {
+        let mut state = self.state();
+        state.connection()?;
+        state.circuits.say(request, beside)?;
+        remember(&mut state);
+        self.shared.see_to(&state);
+        Ok(())
+    }
+
+    /// Sends a request and waits for its answer until `end`; sends it again where the manager
+    /// is restarted meanwhile. `prompt`: a manager that has let another deadline pass, and has
+    /// said nothing since, is not asked.
+    ///
+    /// # Errors
+    /// What the manager answers; TimedOut; NotConnected for good.
+    pub(super) fn request(
+        &self,
+        request: &Request,
+        beside: Option<BorrowedFd<'_>>,
+        end: Instant,
+        prompt: bool,
+    ) -> io::Result<Answer> {
+        let shared = &self.shared;
+        shared.check();
+        let mut state = self.state();
         loop {
-            let mut state = self.state();
-            let asked = match self.shared.find(&mut state) {
-                Ok(()) => ask(&mut state),
-                Err(error) => Err(error),
-            };
-            let can_come_back = state.ended.is_none();
-            drop(state);
-            match asked {
-                Err(error) if is_gone(&error) && can_come_back && Instant::now() < end => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(longest);
+            if prompt && state.silent {
+                return Err(silent());
+            }
+            state = shared.connected(state, end)?;
+            let copy = beside.map(|it| it.try_clone_to_owned()).transpose()?;
+            let id = state.ask(request, copy);
+            shared.see_to(&state);
+            let answered = loop {
+                if let Some(answered) = state.take_answer(id) {
+                    break answered;
                 }
-                result => return result,
+                state = match shared.wait(state, end) {
+                    (state, true) => state,
+                    (mut state, false) => {
+                        state.asked.remove(&id);
+                        return Err(silent());
+                    }
+                };
+            };
+            match answered {
+                Err(error) if is_gone(&error) => {}
+                answered => return answered.map(|(answer, _)| answer),
             }
         }
     }
@@ -182,8 +313,11 @@ impl Drop for Link {
         }
         let mut state = self.state();
         state.ended = Some("the application has left".to_owned());
-        let _ = shutdown(state.connection.as_fd(), Shutdown::Both);
+        for connection in [&state.connection, &state.presenting].into_iter().flatten() {
+            let _ = shutdown(connection.as_fd(), Shutdown::Both);
+        }
         drop(state);
+        self.shared.wake.signal();
         if let Some(thread) = thread {
             let _ = thread.join();
         }
@@ -196,136 +330,208 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for each hang-up, and finds the manager again, until there is no application
-    /// any more.
+    fn check(&self) {
+        if let Some(check) = self.check.get() {
+            check();
+        }
+    }
+
+    /// Has the thread send what there was no room for.
+    fn see_to(&self, state: &State) {
+        if !state.unsent.is_empty() || state.circuits.has_unsaid() {
+            self.wake.signal();
+        }
+    }
+
+    /// Sleeps without the lock until something has changed; false at the deadline.
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        end: Instant,
+    ) -> (MutexGuard<'a, State>, bool) {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let mut state = state;
+            state.silent = true;
+            return (state, false);
+        }
+        let waited = self.changed.wait_timeout(state, left);
+        (waited.unwrap_or_else(PoisonError::into_inner).0, true)
+    }
+
+    /// Waits for a manager that knows the application.
+    ///
+    /// # Errors
+    /// TimedOut; NotConnected for good.
+    fn connected<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        end: Instant,
+    ) -> io::Result<MutexGuard<'a, State>> {
+        loop {
+            if let Some(ended) = &state.ended {
+                return Err(io::Error::new(io::ErrorKind::NotConnected, ended.clone()));
+            }
+            if state.connection.is_some() {
+                return Ok(state);
+            }
+            state = match self.wait(state, end) {
+                (state, true) => state,
+                (_, false) => return Err(silent()),
+            };
+        }
+    }
+
+    /// The thread: reads, and finds the manager again after each hang-up, until there is no
+    /// application any more.
     fn follow(&self) {
         let [first, longest] = TRY_AGAIN;
         let mut pause = first;
         loop {
-            let mut state = self.state();
+            let state = self.state();
             if state.ended.is_some() {
                 return;
             }
-            match self.find(&mut state) {
-                Ok(()) => pause = first,
-                Err(error) if is_gone(&error) => {
-                    drop(state);
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(longest);
-                    continue;
-                }
-                Err(_) => return,
+            if let Some(connection) = state.connection.clone() {
+                let (sends, notices) = (!state.unsent.is_empty(), state.circuits.waits_to_say());
+                drop(state);
+                self.serve(&connection, sends, notices.as_deref());
+                pause = first;
+                continue;
             }
-            // Its own, since another thread may connect anew meanwhile.
-            let connection = state.connection.as_fd().try_clone_to_owned();
-            let Ok(connection) = connection.and_then(Unshared::new) else {
-                return;
-            };
             drop(state);
-            // The end of it is always reported.
-            let events = match self.private {
-                true => PollFlags::IN,
-                false => PollFlags::empty(),
-            };
-            let mut descriptors = [PollFd::new(&*connection, events)];
-            while let Err(Errno::INTR) = poll(&mut descriptors, None) {}
+            match self.find() {
+                Ok(()) => {}
+                Err(error) if is_gone(&error) || is_full(&error) => {
+                    self.wake.wait(&[], Some(pause));
+                    self.wake.clear();
+                    pause = (pause * 2).min(longest);
+                }
+                Err(error) => {
+                    let mut state = self.state();
+                    state.ended.get_or_insert_with(|| error.to_string());
+                    self.changed.notify_all();
+                }
+            }
+        }
+    }
+
+    /// Waits for what the manager says, and for room for what it is to hear.
+    fn serve(&self, connection: &Connection, sends: bool, notices: Option<&Connection>) {
+        let events = match sends {
+            true => PollFlags::IN | PollFlags::OUT,
+            false => PollFlags::IN,
+        };
+        let mut descriptors = vec![
+            PollFd::new(connection, events),
+            PollFd::new(&self.wake, PollFlags::IN),
+        ];
+        descriptors.extend(notices.map(|it| PollFd::new(it, PollFlags::OUT)));
+        while let Err(Errno::INTR) = poll(&mut descriptors, None) {}
+        self.wake.clear();
+        let mut state = self.state();
+        state.flush();
+        state.circuits.flush();
+        state.receive();
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Connects again and presents the application.
+    ///
+    /// # Errors
+    /// What the manager answers; of no manager TimedOut and the like.
+    fn find(&self) -> io::Result<()> {
+        let session = Session::connect(&self.path)?;
+        {
             let mut state = self.state();
-            // Unless it is the one before.
-            state.look();
-            state.take_unasked();
+            if state.ended.is_some() {
+                return Ok(());
+            }
+            state.presenting = Some(session.connection().clone());
         }
+        let presented = self.present(&session);
+        let mut state = self.state();
+        state.presenting = None;
+        let presented = presented?;
+        state.connection = Some(session.connection().clone());
+        state.silent = false;
+        if let Some(lent) = session.lent() {
+            state.note_polling(lent);
+        }
+        // Given back while the manager was being presented with it.
+        for cookie in presented.holders {
+            if !state.holds(cookie) {
+                state.queue(&Request::DisownPort(Holder { cookie }), None, 0);
+            }
+        }
+        // Granted by an answer that was lost.
+        for block in unknown(&presented.leases, &state.leases) {
+            state.queue(&Request::ReturnLease(block), None, 0);
+        }
+        (state.circuits).presented(presented.notices, &presented.calls);
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
     }
 
-    /// Connects anew if the connection was lost, and presents the application.
-    fn find(&self, state: &mut State) -> io::Result<()> {
-        if let Some(ended) = &state.ended {
-            return Err(io::Error::new(io::ErrorKind::NotConnected, ended.clone()));
-        }
-        if !state.lost {
-            return Ok(());
-        }
-        state.connection = Connection::connect(&self.path)?;
-        let presented = self.present(state);
-        match &presented {
-            Ok(()) => state.lost = false,
-            Err(error) if !is_gone(error) => state.ended = Some(error.to_string()),
-            Err(_) => {}
-        }
-        presented
-    }
-
-    fn present(&self, state: &mut State) -> io::Result<()> {
+    fn present(&self, session: &Session) -> io::Result<Presented> {
         let token = self.token;
-        let (answer, _) = state.ask(&Request::Present(Present { token }), &[])?;
+        let (answer, _) = session.ask(&Request::Present(Present { token }), &[])?;
         let Answer::Joined(again) = answer else {
             return Err(unexpected());
         };
-        for at in 0..state.holders.len() {
-            let Some((_, socket, port)) = state.holders.get(at) else {
-                break;
+        let state = self.state();
+        let holders: Vec<u64> = state.holders.iter().map(|of| of.0).collect();
+        drop(state);
+        for &cookie in &holders {
+            let state = self.state();
+            let Some((_, socket, port)) = state.holders.iter().find(|of| of.0 == cookie) else {
+                continue;
             };
             let (message, socket) = (Request::OwnPort(port.clone()), socket.try_clone()?);
-            state.ask_again(&message, &[socket.as_fd()])?;
+            drop(state);
+            session.ask_again(&message, &[socket.as_fd()])?;
         }
-        // Granted by an answer that was lost.
-        for block in unknown(&again.leases, &state.leases) {
-            state.ask_again(&Request::ReturnLease(block), &[])?;
-        }
-        state.present_circuits()
+        let circuits = self.state().circuits.to_present();
+        let (notices, calls) = match circuits {
+            Some(circuits) => circuits.present(session, |call| {
+                self.state().circuits.forget_call(call);
+            })?,
+            None => (None, Vec::new()),
+        };
+        Ok(Presented {
+            holders,
+            leases: again.leases,
+            calls,
+            notices,
+        })
     }
 }
 
 impl State {
-    pub(super) fn new(connection: Connection) -> Self {
-        State {
-            connection,
-            next: 1,
-            holders: Vec::new(),
-            leases: Vec::new(),
-            lost: false,
-            ended: None,
-            lent: Arc::default(),
-            circuits: Presentable::default(),
-        }
+    /// # Errors
+    /// NotConnected.
+    fn connection(&self) -> io::Result<&Arc<Connection>> {
+        let connection = self.connection.as_ref();
+        connection.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    pub(super) fn hold(&mut self, cookie: u64, socket: Unshared<OwnedFd>, port: Port) {
-        self.let_go(cookie);
-        self.holders.push((cookie, socket, port));
+    /// Keeps the copy of a socket by which a port is held; false where it was kept before.
+    pub(super) fn hold(&mut self, cookie: u64, socket: Unshared<OwnedFd>, port: Port) -> bool {
+        let is_new = !self.holds(cookie);
+        if is_new {
+            self.holders.push((cookie, socket, port));
+        }
+        is_new
+    }
+
+    fn holds(&self, cookie: u64) -> bool {
+        self.holders.iter().any(|of| of.0 == cookie)
     }
 
     pub(super) fn let_go(&mut self, cookie: u64) {
         self.holders.retain(|(other, ..)| *other != cookie);
-    }
-
-    /// Notes whether the connection has hung up.
-    fn look(&mut self) {
-        let mut descriptors = [PollFd::new(&self.connection, PollFlags::empty())];
-        let now = rustix::event::Timespec::default();
-        self.lost |= poll(&mut descriptors, Some(&now)) == Ok(1);
-    }
-
-    /// True where there is a message.
-    fn has_message(&self) -> bool {
-        let mut descriptors = [PollFd::new(&self.connection, PollFlags::IN)];
-        let now = rustix::event::Timespec::default();
-        let polled = poll(&mut descriptors, Some(&now));
-        polled == Ok(1) && descriptors[0].revents().contains(PollFlags::IN)
-    }
-
-    /// Takes what the manager has said by itself; answers are taken by who asks, who holds
-    /// the state as long.
-    fn take_unasked(&mut self) {
-        while !self.lost && self.has_message() {
-            match self.connection.receive() {
-                Ok(Some(received)) => {
-                    if let Ok((_, Answer::Polling(polling))) = Answer::parse(&received.bytes) {
-                        self.note_polling(polling.lent != 0);
-                    }
-                }
-                _ => self.lost = true,
-            }
-        }
     }
 
     fn note_polling(&self, lent: bool) {
@@ -336,62 +542,114 @@ impl State {
         }
     }
 
-    pub(super) fn receive(&mut self) -> io::Result<Option<Received>> {
-        self.connection.receive()
+    /// Asks for an answer. Returns the request's id.
+    fn ask(&mut self, request: &Request, beside: Option<OwnedFd>) -> u32 {
+        let id = loop {
+            self.last = self.last.wrapping_add(1);
+            if self.last != 0 && !self.asked.contains_key(&self.last) {
+                break self.last;
+            }
+        };
+        self.asked.insert(id, None);
+        self.queue(request, beside, id);
+        id
     }
 
-    /// As [`State::ask`]; that it is refused is no reason to end.
-    pub(super) fn ask_again(
-        &mut self,
-        request: &Request,
-        beside: &[BorrowedFd<'_>],
-    ) -> io::Result<()> {
-        match self.ask(request, beside) {
-            Err(error) if is_gone(&error) => Err(error),
-            _ => Ok(()),
+    fn take_answer(&mut self, id: u32) -> Option<Answered> {
+        self.asked.get(&id)?.as_ref()?;
+        self.asked.remove(&id).flatten()
+    }
+
+    /// Sends a message after those that wait. Without a manager nothing is to be sent.
+    fn queue(&mut self, request: &Request, beside: Option<OwnedFd>, id: u32) {
+        if self.connection.is_some() {
+            let message = request.emit(id);
+            self.unsent.push_back(Unsent {
+                message,
+                beside,
+                id,
+            });
+            self.flush();
         }
     }
 
-    /// Says something of circuits that is not answered; which run of the manager's hears it.
-    pub(super) fn say(&mut self, request: &Request, beside: &[BorrowedFd<'_>]) -> io::Result<u32> {
-        let said = self.circuits.say(request, beside);
-        self.lost |= said.as_ref().is_err_and(is_gone);
-        said
-    }
-
-    pub(super) fn ask(
-        &mut self,
-        request: &Request,
-        beside: &[BorrowedFd<'_>],
-    ) -> io::Result<(Answer, Received)> {
-        let asked = self.exchange(request, beside);
-        self.lost |= asked.as_ref().is_err_and(is_gone);
-        asked
-    }
-
-    fn exchange(
-        &mut self,
-        request: &Request,
-        beside: &[BorrowedFd<'_>],
-    ) -> io::Result<(Answer, Received)> {
-        let id = self.next;
-        self.next = self.next.wrapping_add(1);
-        self.connection.request(request, id, beside)?;
-        loop {
-            let received = self.connection.receive()?.ok_or_else(gone)?;
-            // An answer to nothing was refused entry.
-            if header(&received.bytes).is_some_and(|header| ![id, 0].contains(&header.id)) {
-                continue;
-            }
-            return match Answer::parse(&received.bytes) {
-                Ok((_, Answer::Polling(polling))) => {
-                    self.note_polling(polling.lent != 0);
-                    continue;
+    /// Sends what there is room for. The thread notices a connection's end.
+    fn flush(&mut self) {
+        let Some(connection) = self.connection.clone() else {
+            return;
+        };
+        while let Some(first) = self.unsent.front() {
+            let beside = first.beside.as_ref().map(AsFd::as_fd);
+            match connection.send_now(&first.message, beside.as_slice()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_gone(&error) => {
+                    return;
                 }
-                Ok((_, Answer::Error(failure))) => Err((&failure).into()),
-                Ok((_, answer)) => Ok((answer, received)),
-                Err(_) => Err(unexpected()),
-            };
+                sent => {
+                    let id = first.id;
+                    self.unsent.pop_front();
+                    if let (Err(error), Some(place)) = (sent, self.asked.get_mut(&id)) {
+                        *place = Some(Err(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes all that the manager has said.
+    fn receive(&mut self) {
+        while let Some(connection) = self.connection.clone() {
+            match connection.receive_now() {
+                Ok(Some(received)) => self.take(received),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                _ => self.lose(),
+            }
+        }
+    }
+
+    fn take(&mut self, received: Received) {
+        self.silent = false;
+        let id = header(&received.bytes).map_or(0, |header| header.id);
+        let answer = match Answer::parse(&received.bytes) {
+            Ok((_, Answer::Polling(polling))) => return self.note_polling(polling.lent != 0),
+            Ok((_, answer)) => answer,
+            Err(_) if id != 0 => {
+                if let Some(place) = self.asked.get_mut(&id) {
+                    *place = Some(Err(unexpected()));
+                }
+                return;
+            }
+            Err(_) => return,
+        };
+        let is_asked = self.asked.contains_key(&id);
+        // Before another run of the manager could be presented without it.
+        let answered = match answer {
+            Answer::Error(failure) => Err((&failure).into()),
+            Answer::Leased(block) if !is_asked => {
+                // It came after the deadline.
+                return self.queue(&Request::ReturnLease(block), None, 0);
+            }
+            Answer::Leased(block) => {
+                self.leases.push(block.clone());
+                Ok((Answer::Leased(block), received))
+            }
+            Answer::AtmAttached(attached) => {
+                let made = self.circuits.attached(received.descriptors);
+                made.map(|()| (Answer::AtmAttached(attached), Received::default()))
+            }
+            answer => Ok((answer, received)),
+        };
+        if let Some(place) = self.asked.get_mut(&id) {
+            *place = Some(answered);
+        }
+    }
+
+    /// The connection has hung up: what was asked is to be asked of the next manager.
+    fn lose(&mut self) {
+        self.connection = None;
+        self.unsent.clear();
+        self.circuits.lose();
+        for place in self.asked.values_mut().filter(|place| place.is_none()) {
+            *place = Some(Err(gone()));
         }
     }
 }
@@ -422,16 +680,28 @@ pub(super) fn gone() -> io::Error {
     io::ErrorKind::ConnectionReset.into()
 }
 
-/// True where the manager is to be looked for again: it has ended, or had no place for one more
-/// connection.
+/// Whether there is no manager, or none that answers.
 pub(super) fn is_gone(error: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
-    if Refused::errno(error) == Some(libc::EMFILE) {
-        return true;
-    }
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, TimedOut};
     // Not what the manager answers, which has a text.
     let unanswered = error.get_ref().is_none();
-    unanswered && [BrokenPipe, ConnectionRefused, ConnectionReset, NotFound].contains(&error.kind())
+    let gone = [
+        BrokenPipe,
+        ConnectionRefused,
+        ConnectionReset,
+        NotFound,
+        TimedOut,
+    ];
+    unanswered && gone.contains(&error.kind())
+}
+
+/// The manager has no place for another connection just now.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    Refused::errno(error) == Some(libc::EMFILE)
+}
+
+fn silent() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the manager does not answer")
 }
 
 pub(super) fn unexpected() -> io::Error {

@@ -4,14 +4,16 @@ mod application;
 mod circuits;
 mod link;
 mod owner;
+pub(crate) mod session;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::net::getsockname;
+use rustix::net::sockopt::socket_cookie;
 use tidewall_device::afxdp::Made;
 use tidewall_device::demux::NapiProbe;
 use tidewall_device::demux::layout::Protocol;
@@ -19,7 +21,7 @@ use tidewall_device::forked::Unshared;
 use tidewall_device::queue::InterruptModeration;
 use tidewall_wire::ethernet::MacAddress;
 
-use crate::connection::Connection;
+use crate::connection::ANSWER_WITHIN;
 use crate::protocol::{
     Address, Answer, Block, Counters, Empty, Holder, INPUT_BYTES, Input, Join, Joined,
     MODERATION_BUSY_POLL, MODERATION_DEFER, MODERATION_ENABLED, MODERATION_NONE, Moderation, Port,
@@ -28,12 +30,13 @@ use crate::protocol::{
 
 pub use application::Application;
 pub use circuits::Deliver;
-use link::{Link, State, gone, is_gone, unexpected};
+use link::{Answered, Link, State, is_full, is_gone, unexpected};
+use session::Session;
 
 /// An application of a manager. It ends when this is dropped or its process dies.
 ///
-/// When the manager is started anew, a thread finds it again and presents the application
-/// and its ports. A request that needs it meanwhile waits for that.
+/// When the manager is restarted, a thread finds it again and presents the application
+/// and its ports. Only a call that says so waits for the manager, and until a deadline.
 #[derive(Debug)]
 pub struct Client {
     joined: Joined,
@@ -57,6 +60,19 @@ fn is_lent(lent: u32) -> bool {
     lent % 2 == 1
 }
 
+/// How long an answer is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// 6 s, over a restart of the manager: for what cannot be had otherwise.
+    Restart,
+    /// 500 ms; not at all while the manager has let a deadline pass and said nothing since. For
+    /// what the kernel can do as well.
+    Prompt,
+}
+
+/// See [`Patience::Prompt`].
+const PROMPT_WITHIN: Duration = Duration::from_millis(500);
+
 /// How long a queue that is busy is waited for: its last user may be just gone.
 const BUSY_WITHIN: Duration = Duration::from_secs(2);
 /// Between the first two tries, and at most; of a queue, and of a manager that is gone.
@@ -73,20 +89,20 @@ impl Client {
     /// NotFound, ConnectionRefused where no manager listens; what it answers, with the
     /// cure.
     pub fn join(path: &Path, join: &Join) -> io::Result<(Self, Handed)> {
-        let mut state = State::new(Connection::connect(path)?);
+        let mut session = Session::connect(path)?;
         let end = Instant::now() + BUSY_WITHIN;
         let [mut pause, longest] = TRY_QUEUE;
         let (answer, received) = loop {
-            match state.ask(&Request::Join(join.clone()), &[]) {
+            match session.ask(&Request::Join(join.clone()), &[]) {
                 Err(error)
                     if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < end =>
                 {
                     std::thread::sleep(pause);
                     pause = (pause * 2).min(longest);
                 }
-                Err(error) if is_gone(&error) && Instant::now() < end => {
+                Err(error) if (is_gone(&error) || is_full(&error)) && Instant::now() < end => {
                     std::thread::sleep(CONNECT_AGAIN);
-                    state = State::new(Connection::connect(path)?);
+                    session = Session::connect(path)?;
                 }
                 result => break result?,
             }
@@ -100,7 +116,7 @@ impl Client {
         };
         let mut queues = Vec::new();
         for _ in 0..joined.queues {
-            let received = state.receive()?.ok_or_else(gone)?;
+            let received = session.receive()?;
             match Answer::parse(&received.bytes) {
                 Ok((_, Answer::Queue(queue))) => {
                     queues.push(Made::of_descriptors(&queue.shape(), received.descriptors)?);
@@ -114,7 +130,7 @@ impl Client {
             queues,
         };
         let private = joined.private != 0;
-        let link = Link::start(path, joined.token, private, state)?;
+        let link = Link::start(path, joined.token, private, &session)?;
         Ok((Client { joined, link }, handed))
     }
 
@@ -140,8 +156,21 @@ impl Client {
     ///
     /// # Errors
     /// EADDRINUSE where another application has it; ENOBUFS beyond a quota; as the manager
-    /// answers.
+    /// answers; TimedOut.
     pub fn own_port(&self, protocol: Protocol, socket: impl AsFd) -> io::Result<u64> {
+        self.own_port_within(protocol, socket, Patience::Restart)
+    }
+
+    /// As [`Client::own_port`], with another deadline.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn own_port_within(
+        &self,
+        protocol: Protocol,
+        socket: impl AsFd,
+        patience: Patience,
+    ) -> io::Result<u64> {
         let local: SocketAddr = getsockname(&socket)?.try_into()?;
         let port = Port {
             address: address_bytes(local.ip()),
@@ -149,29 +178,29 @@ impl Client {
             protocol: protocol as u8,
             pad: 0,
         };
+        let cookie = socket_cookie(&socket)?;
         let copy = Unshared::new(rustix::io::fcntl_dupfd_cloexec(&socket, 0)?)?;
-        let mut copy = Some(copy);
-        let request = Request::OwnPort(port.clone());
-        self.link.request(|state| {
-            let (answer, _) = state.ask(&request, &[socket.as_fd()])?;
-            let Answer::Owned(Holder { cookie }) = answer else {
-                return Err(unexpected());
-            };
-            if let Some(copy) = copy.take() {
-                state.hold(cookie, copy, port.clone());
-            }
-            Ok(cookie)
+        // Before it is asked for, so that a manager that is restarted meanwhile knows of it.
+        let is_new = self.link.state().hold(cookie, copy, port.clone());
+        let beside = Some(socket.as_fd());
+        let asked = self.request(&Request::OwnPort(port), beside, patience);
+        let owned = asked.and_then(|answer| match answer {
+            Answer::Owned(Holder { cookie }) => Ok(cookie),
+            _ => Err(unexpected()),
+        });
+        owned.inspect_err(|error| match error.kind() {
+            // It may be owned all the same.
+            io::ErrorKind::TimedOut if is_new => self.disown_port(cookie),
+            _ if is_new => self.link.state().let_go(cookie),
+            _ => {}
         })
     }
 
-    /// Leaves a port's frames to the kernel again, as far as this socket had them.
-    ///
-    /// # Errors
-    /// What the connection reports; the port is the kernel's then when the application
-    /// ends.
-    pub fn disown_port(&self, cookie: u64) -> io::Result<()> {
+    /// Leaves a port's frames to the kernel again, as far as this socket had them. The manager
+    /// hears of it in its own time; one that is gone forgets the port by itself.
+    pub fn disown_port(&self, cookie: u64) {
         let request = Request::DisownPort(Holder { cookie });
-        self.link.give_back(&request, |state| state.let_go(cookie))
+        self.link.give_back(&request, |state| state.let_go(cookie));
     }
 
     /// Closes the copy of a socket by which a port is held, which the application keeps until
@@ -183,57 +212,58 @@ impl Client {
     /// A block of outgoing ports.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL where none is free; ENOBUFS beyond a quota.
+    /// EADDRNOTAVAIL where none is free; ENOBUFS beyond a quota; TimedOut.
     pub fn lease(&self, protocol: Protocol) -> io::Result<Block> {
+        self.lease_within(protocol, Patience::Restart)
+    }
+
+    /// As [`Client::lease`], with another deadline.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lease_within(&self, protocol: Protocol, patience: Patience) -> io::Result<Block> {
         let request = Request::Lease(Transport {
             protocol: protocol as u8,
             pad: [0; 7],
         });
-        self.link.request(|state| match state.ask(&request, &[])? {
-            (Answer::Leased(block), _) => {
-                state.leases.push(block.clone());
-                Ok(block)
-            }
+        match self.request(&request, None, patience)? {
+            Answer::Leased(block) => Ok(block),
             _ => Err(unexpected()),
-        })
+        }
     }
 
-    /// Gives a block back.
-    ///
-    /// # Errors
-    /// EINVAL for one that it has not leased.
-    pub fn return_lease(&self, block: &Block) -> io::Result<()> {
+    /// Gives a block back. The manager hears of it in its own time.
+    pub fn return_lease(&self, block: &Block) {
         let request = Request::ReturnLease(block.clone());
         let forget = |state: &mut State| state.leases.retain(|other| other != block);
-        self.link.give_back(&request, forget)
+        self.link.give_back(&request, forget);
     }
 
     /// What the manager counts.
     ///
     /// # Errors
-    /// What the connection reports.
+    /// What the connection reports; TimedOut.
     pub fn counters(&self) -> io::Result<Counters> {
-        let request = Request::GetCounters(Empty {});
-        self.link.request(|state| match state.ask(&request, &[])? {
-            (Answer::Counters(counters), _) => Ok(counters),
+        match self.ask(&Request::GetCounters(Empty {}), None)? {
+            Answer::Counters(counters) => Ok(counters),
             _ => Err(unexpected()),
-        })
+        }
     }
 
     /// Has a neighbour resolved, if the manager is there.
     ///
     /// # Errors
-    /// What it answers, and what the connection reports.
+    /// WouldBlock, NotConnected: it was not told.
     pub fn resolve(&self, address: IpAddr) -> io::Result<()> {
         let address = address_bytes(address);
-        self.done_now(&Request::Resolve(Address { address }))
+        self.link.tell(&Request::Resolve(Address { address }))
     }
 
     /// Has the device interrupt as said, if the manager is there; `None`: as before there
     /// was an application.
     ///
     /// # Errors
-    /// What it answers, and what the connection reports.
+    /// WouldBlock, NotConnected: it was not told.
     pub fn moderate(&self, moderation: Option<InterruptModeration>) -> io::Result<()> {
         let (mode, interval) = match moderation {
             None => (MODERATION_NONE, Duration::ZERO),
@@ -242,7 +272,7 @@ impl Client {
             Some(InterruptModeration::BusyPoll) => (MODERATION_BUSY_POLL, Duration::ZERO),
         };
         let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
-        self.done_now(&Request::Moderation(Moderation {
+        self.link.tell(&Request::Moderation(Moderation {
             queue: 0,
             mode,
             interval,
@@ -252,38 +282,47 @@ impl Client {
     /// [`tidewall_device::demux::TrustedTables::probe_napi`], if the manager is there.
     ///
     /// # Errors
-    /// What it answers, and what the connection reports.
+    /// WouldBlock, NotConnected: it was not told.
     pub fn probe_napi(&self, queue: u32, port: u16, source: u16) -> io::Result<()> {
-        self.done_now(&Request::Probe(Probe {
+        self.link.tell(&Request::Probe(Probe {
             queue,
             port,
             source,
         }))
     }
 
-    /// [`tidewall_device::demux::TrustedTables::napi_probe`], if the manager is there.
+    /// Begins to ask for [`tidewall_device::demux::TrustedTables::napi_probe`], if the manager
+    /// is there. Returns the question, for [`Client::napi_probe`].
     ///
     /// # Errors
-    /// What it answers, and what the connection reports.
-    pub fn napi_probe(&self, queue: u32) -> io::Result<Option<NapiProbe>> {
-        let request = Request::GetProbe(QueueNumber { queue });
-        match self.link.now()?.ask(&request, &[])? {
-            (Answer::Probed(probed), _) => Ok((probed.found != 0).then_some(NapiProbe {
+    /// WouldBlock, NotConnected: it was not asked.
+    pub fn ask_napi_probe(&self, queue: u32) -> io::Result<u32> {
+        self.link.begin(&Request::GetProbe(QueueNumber { queue }))
+    }
+
+    /// The answer to [`Client::ask_napi_probe`]; `None` until it has come.
+    ///
+    /// # Errors
+    /// What the manager answers; ConnectionReset where it is gone.
+    pub fn napi_probe(&self, question: u32) -> Option<io::Result<Option<NapiProbe>>> {
+        let of = |answered: Answered| match answered?.0 {
+            Answer::Probed(probed) => Ok((probed.found != 0).then_some(NapiProbe {
                 port: probed.port,
                 source: probed.source,
                 sequence: (probed.segment != 0).then_some(probed.sequence),
                 neighbour: MacAddress(probed.neighbour),
             })),
             _ => Err(unexpected()),
-        }
+        };
+        self.link.take_answer(question).map(of)
     }
 
     /// Has the kernel take a short datagram as if the interface had received it, if the
     /// manager is there.
     ///
     /// # Errors
-    /// EINVAL for a longer one than a message holds; what it answers, and what the
-    /// connection reports.
+    /// EINVAL for a longer one than a message holds; WouldBlock, NotConnected: it was not
+    /// told.
     pub fn receive_in_kernel(&self, datagram: &[u8]) -> io::Result<()> {
         let mut bytes = [0; INPUT_BYTES];
         let place = bytes.get_mut(..datagram.len());
@@ -291,22 +330,63 @@ impl Client {
             .ok_or(io::ErrorKind::InvalidInput)?
             .copy_from_slice(datagram);
         let length = datagram.len() as u32;
-        self.done_now(&Request::Input(Input { length, bytes }))
+        self.link.tell(&Request::Input(Input { length, bytes }))
     }
 
-    /// Other sockets in place of those of a queue, if the manager is there.
+    /// Begins to ask for other sockets in place of those of a queue, if the manager is there.
+    /// Returns the question, for [`Client::helpers`].
     ///
     /// # Errors
-    /// What it answers, and what the connection reports.
-    pub fn helpers(&self) -> io::Result<[UdpSocket; 2]> {
-        let request = Request::GetHelpers(Empty {});
-        let (_, received) = self.link.now()?.ask(&request, &[])?;
-        let helpers: Vec<UdpSocket> = received.descriptors.into_iter().map(Into::into).collect();
-        helpers.try_into().map_err(|_| unexpected())
+    /// WouldBlock, NotConnected: it was not asked.
+    pub fn ask_helpers(&self) -> io::Result<u32> {
+        self.link.begin(&Request::GetHelpers(Empty {}))
     }
 
-    /// Of a thread that receives, which waits for nobody.
-    fn done_now(&self, request: &Request) -> io::Result<()> {
-        self.link.now()?.ask(request, &[]).map(drop)
+    /// The answer to [`Client::ask_helpers`]; `None` until it has come.
+    ///
+    /// # Errors
+    /// What the manager answers; ConnectionReset where it is gone.
+    pub fn helpers(&self, question: u32) -> Option<io::Result<[UdpSocket; 2]>> {
+        let of = |answered: Answered| {
+            let helpers = answered?.1.descriptors.into_iter().map(UdpSocket::from);
+            let helpers: Vec<UdpSocket> = helpers.collect();
+            helpers.try_into().map_err(|_| unexpected())
+        };
+        self.link.take_answer(question).map(of)
     }
+
+    /// No one waits for the answer to a question any more.
+    pub fn forget(&self, question: u32) {
+        self.link.forget_answer(question);
+    }
+
+    /// Has a function called before each wait for the manager, which checks that the thread may
+    /// wait: that it holds no lock.
+    pub fn check_before_waiting(&self, check: fn()) {
+        self.link.check_before_waiting(check);
+    }
+
+    /// Waits for an answer, over a restart of the manager if need be.
+    fn ask(&self, request: &Request, beside: Option<BorrowedFd<'_>>) -> io::Result<Answer> {
+        self.request(request, beside, Patience::Restart)
+    }
+
+    fn request(
+        &self,
+        request: &Request,
+        beside: Option<BorrowedFd<'_>>,
+        patience: Patience,
+    ) -> io::Result<Answer> {
+        let (within, prompt) = match patience {
+            Patience::Restart => (ANSWER_WITHIN, false),
+            Patience::Prompt => (PROMPT_WITHIN, true),
+        };
+        self.link
+            .request(request, beside, Instant::now() + within, prompt)
+    }
+}
+
+/// The deadline of an answer that is asked for now.
+fn deadline() -> Instant {
+    Instant::now() + ANSWER_WITHIN
 }

@@ -20,8 +20,10 @@ const ASK_EVERY: Duration = Duration::from_millis(1);
 pub(super) struct Manager {
     client: Arc<Client>,
     moderation: Mutex<Moderated>,
-    /// When it was asked for a probe last.
-    asked: Mutex<Option<Instant>>,
+    /// What it was asked for a NAPI probe, and when that was.
+    probe: Mutex<(Option<u32>, Option<Instant>)>,
+    /// What it was asked for helper sockets.
+    helpers: Mutex<Option<u32>>,
 }
 
 /// How the device was set last.
@@ -46,15 +48,13 @@ impl Manager {
         Manager {
             moderation: Mutex::new(Moderated::new(client.lent())),
             client,
-            asked: Mutex::default(),
+            probe: Mutex::default(),
+            helpers: Mutex::default(),
         }
     }
 
     fn moderation(&self) -> MutexGuard<'_, Moderated> {
-        let mut set = self
-            .moderation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut set = lock(&self.moderation);
         let lent = self.client.lent();
         if set.lent != lent {
             *set = Moderated::new(lent);
@@ -73,7 +73,7 @@ impl Owner for Manager {
         if set.to.is_none() || set.to == Some(moderation) {
             return false;
         }
-        // Without a manager it stays as it is, which the next call finds.
+        // What cannot be written now stays as it is, which the next call finds.
         let done = self.client.moderate(Some(moderation)).is_ok();
         if done {
             set.to = Some(moderation);
@@ -95,6 +95,9 @@ impl Owner for Manager {
     }
 
     fn probe_napi(&self, queue: u32, port: u16, source: u16) -> io::Result<()> {
+        // What was asked of the last one is not this one's.
+        let question = lock(&self.probe).0.take();
+        question.into_iter().for_each(|it| self.client.forget(it));
         match self.lets_poll() {
             true => self.client.probe_napi(queue, port, source),
             false => Ok(()),
@@ -105,13 +108,19 @@ impl Owner for Manager {
         if !self.lets_poll() {
             return None;
         }
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if asked.is_some_and(|at| now.duration_since(at) < ASK_EVERY) {
-            return None;
+        let mut probe = lock(&self.probe);
+        let (question, asked) = &mut *probe;
+        if let Some(number) = *question {
+            let found = self.client.napi_probe(number)?;
+            *question = None;
+            return found.ok().flatten();
         }
-        *asked = Some(now);
-        self.client.napi_probe(queue).ok().flatten()
+        let now = Instant::now();
+        if asked.is_none_or(|at| now.duration_since(at) >= ASK_EVERY) {
+            *question = self.client.ask_napi_probe(queue).ok();
+            *asked = Some(now);
+        }
+        None
     }
 
     fn receive_in_kernel(&self, datagram: &[u8]) -> io::Result<()> {
@@ -123,6 +132,19 @@ impl Owner for Manager {
     }
 
     fn helpers(&self) -> io::Result<[UdpSocket; 2]> {
-        self.client.helpers()
+        let mut question = lock(&self.helpers);
+        let number = match *question {
+            Some(number) => number,
+            None => *question.insert(self.client.ask_helpers()?),
+        };
+        let helpers = self.client.helpers(number);
+        let helpers = helpers.ok_or(io::ErrorKind::WouldBlock)?;
+        *question = None;
+        helpers
     }
+}
+
+/// A lock that is held for moments.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -531,6 +531,8 @@ impl Server {
             peer.connection.set_descriptors_allowed(true);
         }
         let sent = match &reply {
+            // The application does not wait for it.
+            Reply::Answer(Answer::Done(_) | Answer::Error(_), _) if id == 0 => Ok(()),
             Reply::Answer(answer, beside) => {
                 let beside: Vec<_> = beside.iter().map(AsFd::as_fd).collect();
                 self.send(client, id, answer, &beside)

@@ -141,11 +141,7 @@ impl CircuitInner {
     /// EADDRINUSE when it is open, ENOBUFS when a table is full.
     pub(super) fn open_place(self: &Arc<Self>, core: &Core, place: Place) -> io::Result<()> {
         let Place { circuit, label } = place;
-        // That of a call is given by who controls it.
-        let asks = self.call.is_none() || core.netdev.owner.is_embedded();
-        if asks {
-            core.netdev.owner.own_circuit(label).map_err(of_manager)?;
-        }
+        core.netdev.owner.own_circuit(label)?;
         let opened = core.tables.open_circuit(label, self.id).and_then(|()| {
             let mut reassembly = lock(&core.atm.reassembly);
             let opened = reassembly.open(circuit, self.options.receive_max);
@@ -153,7 +149,7 @@ impl CircuitInner {
         });
         if let Err(error) = opened {
             core.tables.close_circuit(label);
-            if asks {
+            if core.netdev.owner.is_embedded() {
                 core.netdev.owner.disown_circuit(label);
             }
             return Err(error);
@@ -281,7 +277,18 @@ impl Atm {
             return Err(errno(libc::ENODEV));
         }
         let place = Place::new(circuit).ok_or_else(|| errno(libc::EINVAL))?;
+        if lock(&self.circuits).contains_key(&circuit) {
+            return Err(errno(libc::EADDRINUSE));
+        }
+        // Before any lock is taken, since a manager is waited for.
+        let asked = core.netdev.owner.ask_for_circuit(place.label);
+        asked.map_err(of_manager)?;
         self.open_with(core, Some(place), options, None)
+            .inspect_err(|_| {
+                if !core.netdev.owner.is_embedded() {
+                    core.netdev.owner.disown_circuit(place.label);
+                }
+            })
     }
 
     fn open_with(

@@ -34,6 +34,9 @@ use crate::snapshot::CallSnapshot;
 use crate::stack::{Core, Stack};
 use crate::tcp::helper::Helper;
 
+/// How long it takes, about, to ask a manager for circuits.
+const ATTACHES: Duration = Duration::from_millis(1);
+
 /// How a stack controls the circuits of its interface.
 #[derive(Clone, Copy, Debug)]
 pub struct AtmControl {
@@ -157,12 +160,16 @@ impl Atm {
         let Some(client) = core.netdev.owner.client() else {
             return Ok(());
         };
-        // One at a time.
-        let _control = lock(&self.control);
-        if self.managed.get().is_none() {
-            let _ = self.managed.set(Managed::attach(core, client)?);
+        // One thread at a time, without a lock: the manager is waited for.
+        while self.attaching.swap(true, Ordering::SeqCst) {
+            std::thread::sleep(ATTACHES);
         }
-        Ok(())
+        let attached = match self.managed.get() {
+            Some(_) => Ok(()),
+            None => Managed::attach(core, client).map(|managed| drop(self.managed.set(managed))),
+        };
+        self.attaching.store(false, Ordering::SeqCst);
+        attached
     }
 
     /// Does something with the calls, and then what follows from it; nothing without

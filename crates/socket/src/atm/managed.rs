@@ -277,8 +277,7 @@ impl Managed {
     pub(super) fn unlisten(&self, listener: &ListenerInner) {
         let Some(&id) = listener.id.get() else { return };
         if lock(&self.lines).listeners.remove(&(id as u32)).is_some() {
-            // A manager that is gone forgets it.
-            let _ = self.client.atm_unlisten(id as u32);
+            self.client.atm_unlisten(id as u32);
         }
     }
 
@@ -510,13 +509,16 @@ const RELEASED: u8 = Cause::RESOURCES_UNAVAILABLE;
 
 /// An error as a socket has it: EUNATCH where there is no manager.
 pub(super) fn of_manager(error: io::Error) -> io::Error {
-    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotConnected, NotFound};
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionRefused, ConnectionReset, NotConnected, NotFound, TimedOut,
+    };
     let gone = [
         BrokenPipe,
         ConnectionRefused,
         ConnectionReset,
         NotConnected,
         NotFound,
+        TimedOut,
     ];
     match Refused::errno(&error) {
         Some(refused) => errno(refused),

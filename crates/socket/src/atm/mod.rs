@@ -60,6 +60,8 @@ pub(crate) struct Atm {
     control: Mutex<Option<control::Control>, rank::Signalling>,
     /// The same, where a manager controls them.
     managed: OnceLock<managed::Managed>,
+    /// A thread is asking that manager.
+    attaching: AtomicBool,
     /// Open ones. Nothing else is locked with it.
     circuits: Mutex<BTreeMap<Circuit, Arc<CircuitInner>>, rank::Leaf>,
     /// Where they lead.
@@ -114,6 +116,7 @@ impl Default for Atm {
         Atm {
             control: Mutex::default(),
             managed: OnceLock::new(),
+            attaching: AtomicBool::new(false),
             circuits: Mutex::default(),
             next_hop: Mutex::default(),
             reassembly: Mutex::new(Reassembly::new(Limits::default())),

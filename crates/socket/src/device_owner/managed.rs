@@ -5,17 +5,18 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustix::net::{Shutdown, shutdown, sockopt::socket_cookie};
 use tidewall_device::demux::layout::Protocol;
-use tidewall_manager::client::Client;
+use tidewall_manager::client::{Client, Patience};
+
+use crate::lock::{Mutex, check_none_held, lock, rank};
 
 /// What the stack has of the manager.
 pub(crate) struct Managed {
     pub(super) client: Arc<Client>,
-    // Held while the manager is asked, by those who bind and close, under other locks.
-    ports: Mutex<Ports>,
+    ports: Mutex<Ports, rank::Leaf>,
 }
 
 #[derive(Default)]
@@ -28,35 +29,45 @@ struct Ports {
     taken: HashSet<u16>,
 }
 
+impl Ports {
+    /// A leased port that no connection has.
+    fn take(&mut self) -> Option<u16> {
+        let port = self.free.pop_front()?;
+        self.taken.insert(port);
+        Some(port)
+    }
+}
+
 impl Managed {
     pub(super) fn new(client: Arc<Client>) -> Self {
+        client.check_before_waiting(check_none_held);
         Managed {
             client,
             ports: Mutex::default(),
         }
     }
 
-    fn ports(&self) -> MutexGuard<'_, Ports> {
-        // What is in it is whole between calls.
-        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// See [`super::DeviceOwner::own_port`].
-    pub(super) fn own_port(
+    /// See [`super::DeviceOwner::ask_for_port`].
+    pub(super) fn ask_for_port(
         &self,
         protocol: Protocol,
         address: Option<IpAddr>,
         port: u16,
         holder: Option<BorrowedFd<'_>>,
+        patience: Patience,
     ) -> io::Result<()> {
-        let mut ports = self.ports();
-        if protocol == Protocol::Tcp && address.is_none() && ports.taken.contains(&port) {
+        let is_leased = |port| lock(&self.ports).taken.contains(&port);
+        if protocol == Protocol::Tcp && address.is_none() && is_leased(port) {
             return Ok(());
         }
         let holder = holder.ok_or(io::ErrorKind::Unsupported)?;
-        let cookie = self.client.own_port(protocol, holder)?;
+        let cookie = self.client.own_port_within(protocol, holder, patience)?;
         if protocol == Protocol::Tcp {
-            ports.held.insert((address, port), cookie);
+            let other = lock(&self.ports).held.insert((address, port), cookie);
+            // Two threads have asked at once.
+            if let Some(other) = other.filter(|&other| other != cookie) {
+                self.client.disown_port(other);
+            }
         }
         Ok(())
     }
@@ -67,10 +78,9 @@ impl Managed {
             // Each holder lets go by itself.
             return;
         }
-        let mut ports = self.ports();
+        let mut ports = lock(&self.ports);
         if let Some(cookie) = ports.held.remove(&(address, port)) {
-            // A manager that is gone forgets it.
-            let _ = self.client.disown_port(cookie);
+            self.client.disown_port(cookie);
         } else if ports.taken.remove(&port) {
             ports.free.push_back(port);
         }
@@ -79,7 +89,7 @@ impl Managed {
     /// See [`super::DeviceOwner::close_datagrams`].
     pub(super) fn close_datagrams(&self, holder: BorrowedFd<'_>) {
         if let Ok(cookie) = socket_cookie(holder) {
-            let _ = self.client.disown_port(cookie);
+            self.client.disown_port(cookie);
         }
     }
 
@@ -95,20 +105,18 @@ impl Managed {
 
     /// A port for a connection, of those that are leased. The longest unused comes first,
     /// and each block in an order that nobody can guess (RFC 6056 §3.3.1).
-    pub(super) fn outgoing_port(&self) -> io::Result<u16> {
-        let mut ports = self.ports();
-        if ports.free.is_empty() {
-            let block = self.client.lease(Protocol::Tcp)?;
-            let mut leased: Vec<u16> = (block.first..=block.first + (block.count - 1)).collect();
-            let order = RandomState::new();
-            leased.sort_by_key(|port| order.hash_one(port));
-            ports.free.extend(leased);
+    pub(super) fn outgoing_port(&self, patience: Patience) -> io::Result<u16> {
+        if let Some(port) = lock(&self.ports).take() {
+            return Ok(port);
         }
-        let port = ports
-            .free
-            .pop_front()
-            .ok_or(io::ErrorKind::AddrNotAvailable)?;
-        ports.taken.insert(port);
-        Ok(port)
+        let block = self.client.lease_within(Protocol::Tcp, patience)?;
+        let last = block.first.saturating_add(block.count.saturating_sub(1));
+        let mut leased: Vec<u16> = (block.first..=last).collect();
+        let order = RandomState::new();
+        leased.sort_by_key(|port| order.hash_one(port));
+        let mut ports = lock(&self.ports);
+        ports.free.extend(leased);
+        let port = ports.take();
+        port.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tidewall_device::demux::layout::{LOCALS, Protocol, TraceRecord};
 use tidewall_device::demux::{Tables, TrustedTables};
 use tidewall_manager::AfXdp;
-use tidewall_manager::client::Client;
+use tidewall_manager::client::{Client, Patience};
 use tidewall_manager::restore::Undo;
 use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::ethernet::MacAddress;
@@ -84,21 +84,42 @@ impl DeviceOwner {
         matches!(self, DeviceOwner::Managed(_)) || self.device().is_some()
     }
 
-    /// Has the driver give the stack a port's frames: [`TrustedTables::own_port`].
-    /// `holder`: the kernel's socket that is bound there, which a manager wants to see.
-    pub(crate) fn own_port(
+    /// Asks a manager to have the driver give the stack a port's frames, which the caller
+    /// waits for and so holds no lock. `holder`: the kernel socket that is bound there, which
+    /// the manager wants to see. [`DeviceOwner::own_port`] follows.
+    ///
+    /// # Errors
+    /// As [`Client::own_port_within`].
+    pub(crate) fn ask_for_port(
         &self,
         protocol: Protocol,
         address: Option<IpAddr>,
         port: u16,
         holder: Option<BorrowedFd<'_>>,
+        patience: Patience,
+    ) -> io::Result<()> {
+        match self {
+            DeviceOwner::Embedded(_) => Ok(()),
+            DeviceOwner::Managed(managed) => {
+                managed.ask_for_port(protocol, address, port, holder, patience)
+            }
+        }
+    }
+
+    /// Has the driver give the stack a port's frames: [`TrustedTables::own_port`]. A manager
+    /// has done so when it was asked.
+    pub(crate) fn own_port(
+        &self,
+        protocol: Protocol,
+        address: Option<IpAddr>,
+        port: u16,
     ) -> io::Result<()> {
         match self {
             DeviceOwner::Embedded(own) => {
                 own.trusted
                     .own_port(protocol, address, port, own.application)
             }
-            DeviceOwner::Managed(managed) => managed.own_port(protocol, address, port, holder),
+            DeviceOwner::Managed(_) => Ok(()),
         }
     }
 
@@ -113,13 +134,13 @@ impl DeviceOwner {
         }
     }
 
-    /// Has the driver give the stack a circuit's frames: [`TrustedTables::own_circuit`].
+    /// As [`DeviceOwner::ask_for_port`], of a circuit's frames.
     ///
     /// # Errors
-    /// As there; as a manager answers.
-    pub(crate) fn own_circuit(&self, label: Label) -> io::Result<()> {
+    /// As [`Client::open_circuit`].
+    pub(crate) fn ask_for_circuit(&self, label: Label) -> io::Result<()> {
         match self {
-            DeviceOwner::Embedded(own) => own.trusted.own_circuit(label, own.application),
+            DeviceOwner::Embedded(_) => Ok(()),
             DeviceOwner::Managed(managed) => match label.circuit() {
                 Some(circuit) => managed.client.open_circuit(circuit),
                 None => Err(io::ErrorKind::InvalidInput.into()),
@@ -127,14 +148,25 @@ impl DeviceOwner {
         }
     }
 
-    /// Undoes [`DeviceOwner::own_circuit`].
+    /// Has the driver give the stack a circuit's frames: [`TrustedTables::own_circuit`]. A
+    /// manager has done so when it was asked, or gives a call its circuit.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn own_circuit(&self, label: Label) -> io::Result<()> {
+        match self {
+            DeviceOwner::Embedded(own) => own.trusted.own_circuit(label, own.application),
+            DeviceOwner::Managed(_) => Ok(()),
+        }
+    }
+
+    /// Undoes [`DeviceOwner::ask_for_circuit`] and [`DeviceOwner::own_circuit`].
     pub(crate) fn disown_circuit(&self, label: Label) {
         match (self, label.circuit()) {
             // A label that the table keeps costs the driver one look-up.
             (DeviceOwner::Embedded(own), _) => own.trusted.disown_circuit(label),
-            // A manager that is gone forgets it.
             (DeviceOwner::Managed(managed), Some(circuit)) => {
-                drop(managed.client.close_circuit(circuit));
+                managed.client.close_circuit(circuit);
             }
             (DeviceOwner::Managed(_), None) => {}
         }
@@ -172,14 +204,14 @@ impl DeviceOwner {
     }
 
     /// A port for an outgoing connection, which need not be held; `None`: the kernel
-    /// chooses one.
+    /// chooses one. A manager may be waited for, by a caller that holds no lock.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL where none is left.
-    pub(crate) fn outgoing_port(&self) -> io::Result<Option<u16>> {
+    /// EADDRNOTAVAIL where none is left; as [`Client::lease_within`].
+    pub(crate) fn outgoing_port(&self, patience: Patience) -> io::Result<Option<u16>> {
         match self {
             DeviceOwner::Embedded(_) => Ok(None),
-            DeviceOwner::Managed(managed) => managed.outgoing_port().map(Some),
+            DeviceOwner::Managed(managed) => managed.outgoing_port(patience).map(Some),
         }
     }
 

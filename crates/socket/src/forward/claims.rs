@@ -9,6 +9,7 @@ use std::process::Command;
 
 use rustix::net::{SocketFlags, SocketType, bind};
 use tidewall_device::demux::layout::Protocol;
+use tidewall_manager::client::Patience;
 use tidewall_manager::restore::Undo;
 use tidewall_wire::atm::pseudowire::Label;
 
@@ -104,14 +105,15 @@ impl Input {
         // The last that was bound, if this one was.
         let held = self.claims.held.last().filter(|_| address.is_some());
         let holder = held.map(AsFd::as_fd);
-        core.netdev
-            .owner
-            .own_port(Protocol::Tcp, address, port, holder)
+        let owner = &core.netdev.owner;
+        owner.ask_for_port(Protocol::Tcp, address, port, holder, Patience::Restart)?;
+        owner.own_port(Protocol::Tcp, address, port)
     }
 
     pub(super) fn claim_label(&mut self, label: Label) -> io::Result<()> {
         let core = self.stack.here()?;
         let id = self.admitted().ok_or(io::ErrorKind::NotConnected)?;
+        core.netdev.owner.ask_for_circuit(label)?;
         core.netdev.owner.own_circuit(label)?;
         core.tables
             .open_circuit(label, id)

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener as KernelListener};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use rustix::net::sockopt::set_socket_linger;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer};
 use tidewall_device::forked::{self, Unshared};
+use tidewall_manager::client::Patience;
 use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::{self, Listener};
 use tidewall_wire::ethernet::MacAddress;
@@ -68,6 +69,8 @@ pub struct TcpListener {
     was_blocking: bool,
     /// The kernel's socket is the program's.
     adopted: bool,
+    /// It has begun to listen, so that its end is the end of what it has done.
+    begun: bool,
     /// Accepts in a row that found connections in user space.
     own_accepts: AtomicU64,
 }
@@ -167,35 +170,48 @@ impl TcpListener {
         address: SocketAddr,
         options: ListenOptions,
     ) -> io::Result<Self> {
-        Self::begin(stack, options, |core| {
-            if !core.netdev.has_kernel {
-                let shares = options.reuse_port;
-                let local = core.tcp.bind_without_kernel(core, address, shares)?;
-                return Ok((None, local));
-            }
-            let kernel = hold(address, &options)?;
-            let local = kernel.local_addr()?;
-            Ok((Some(kernel), local))
-        })
+        options.check()?;
+        let core = stack.here()?;
+        Helper::start(core)?;
+        let kernel = core.netdev.has_kernel.then(|| hold(address, &options));
+        Self::begin(stack, options, kernel.transpose()?, address, false)
     }
 
-    /// `hold` gives the kernel's socket that has the port, if there is a kernel, and its
-    /// address.
+    /// `kernel`: the kernel socket that has the port, if there is a kernel; without one the
+    /// stack chooses by `address`. `adopted`: it is the program's.
     fn begin(
         stack: &Stack,
         options: ListenOptions,
-        hold: impl FnOnce(&Core) -> io::Result<(Option<KernelListener>, SocketAddr)>,
+        kernel: Option<KernelListener>,
+        address: SocketAddr,
+        adopted: bool,
     ) -> io::Result<Self> {
-        if !(1..=BACKLOG_MAX).contains(&options.backlog) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        options.stream.check().map_err(error)?;
         let core = stack.here()?;
-        Helper::start(core)?;
-        let binding = lock(&core.binding);
-        let (kernel, local) = hold(core)?;
         let kernel = kernel.map(Unshared::new).transpose()?;
+        let local = kernel.as_ref().map_or(Ok(address), |it| it.local_addr())?;
         let both = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
+        let key = (!both).then_some(local.ip().to_canonical());
+        let patience = match adopted {
+            true => Patience::Prompt,
+            false => Patience::Restart,
+        };
+        // Before any lock is taken, since a manager is waited for.
+        let entered = kernel.as_ref().map(|kernel| {
+            let holder = Some(kernel.as_fd());
+            Entered::new(core, key, local.port(), holder, patience)
+        });
+        let entered = entered.transpose()?;
+        let binding = lock(&core.binding);
+        let (local, entered) = match entered {
+            Some(entered) => (local, entered),
+            None => {
+                let local = core
+                    .tcp
+                    .bind_without_kernel(core, address, options.reuse_port)?;
+                let entered = Entered::new(core, key, local.port(), None, patience)?;
+                (local, entered)
+            }
+        };
         let id = core.channels.allocate()?;
         let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
         let set = core.channels.open(&core.receiver.queues, id, limit)?;
@@ -243,27 +259,25 @@ impl TcpListener {
         });
         core.channels.set_endpoint(id.index(), Some(inner.clone()));
         core.tcp.add_listener(&inner);
-        let listener = TcpListener {
+        let mut listener = TcpListener {
             inner,
             #[cfg(feature = "mio")]
             event_loop: Default::default(),
             stack: stack.clone(),
             nonblocking: AtomicBool::new(false),
-            adopted: false,
+            adopted,
+            begun: false,
             was_blocking: false,
             own_accepts: AtomicU64::new(0),
         };
         // From here on dropping `listener` undoes what was done, which takes the
         // lock itself.
-        let key = listener.inner.key();
-        let holder = listener.inner.kernel.as_ref().map(|kernel| kernel.as_fd());
-        let listens = core
-            .tcp
-            .ports
-            .enter(&core.netdev.owner, key, local.port(), None, holder)
-            .and_then(|()| listener.inner.listen(core));
+        entered.keep();
+        let listens = listener.inner.listen(core);
         drop(binding);
-        listens.map(|()| listener)
+        listens?;
+        listener.begun = true;
+        Ok(listener)
     }
 
     /// Accepts a connection. Returns it and its peer's address.
@@ -475,6 +489,40 @@ impl TcpListener {
     }
 }
 
+/// A use of a port, which ends with it unless it is kept.
+struct Entered<'a> {
+    core: &'a Core,
+    port: Option<u16>,
+}
+
+impl<'a> Entered<'a> {
+    fn new(
+        core: &'a Core,
+        key: Option<IpAddr>,
+        port: u16,
+        holder: Option<BorrowedFd<'_>>,
+        patience: Patience,
+    ) -> io::Result<Self> {
+        let ports = &core.tcp.ports;
+        ports.enter(&core.netdev.owner, key, port, None, holder, patience)?;
+        let port = Some(port);
+        Ok(Entered { core, port })
+    }
+
+    /// The use is another's to end.
+    fn keep(mut self) {
+        self.port = None;
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if let Some(port) = self.port {
+            self.core.tcp.ports.leave(&self.core.netdev.owner, port);
+        }
+    }
+}
+
 impl Handle for TcpListener {
     type Shared = ListenerInner;
 
@@ -495,7 +543,9 @@ impl Drop for TcpListener {
         if !self.inner.shut.swap(true, Ordering::SeqCst) {
             self.stop_listening();
         }
-        if let Some(kernel) = &self.inner.kernel {
+        if let Some(kernel) = &self.inner.kernel
+            && self.begun
+        {
             if self.was_blocking {
                 // Others may share it.
                 let _ = ioctl_fionbio(kernel.as_fd(), false);

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::forked::Unshared;
+use tidewall_manager::client::Patience;
 
 use crate::device_owner::DeviceOwner;
 use crate::lock::{Mutex, lock, rank};
@@ -37,10 +38,11 @@ struct Use {
 
 impl Ports {
     /// One more user of a port; `held` is kept until the last is gone. `holder`: the
-    /// socket that is bound there, where that is another.
+    /// socket that is bound there, where that is another. Of a port that has no user on this
+    /// address a manager is asked, which the caller waits for and so holds no lock.
     ///
     /// # Errors
-    /// What the tables report.
+    /// What the tables and the manager report.
     pub(crate) fn enter(
         &self,
         owner: &DeviceOwner,
@@ -48,20 +50,30 @@ impl Ports {
         port: u16,
         held: Option<Unshared<OwnedFd>>,
         holder: Option<BorrowedFd<'_>>,
+        patience: Patience,
     ) -> io::Result<()> {
         let mut used = lock(&self.used);
         let entry = used.entry(port).or_default();
-        if !entry.owned.contains(&address) {
+        // A user already, so that the last of the others does not take the port with it.
+        entry.users += 1;
+        let is_owned = entry.owned.contains(&address);
+        drop(used);
+        if !is_owned {
             let holder = held.as_ref().map(|held| held.as_fd()).or(holder);
-            if let Err(error) = owner.own_port(Protocol::Tcp, address, port, holder) {
-                if entry.users == 0 {
-                    used.remove(&port);
-                }
+            let protocol = Protocol::Tcp;
+            let owned = owner
+                .ask_for_port(protocol, address, port, holder, patience)
+                .and_then(|()| owner.own_port(protocol, address, port));
+            if let Err(error) = owned {
+                self.leave(owner, port);
                 return Err(error);
             }
+        }
+        let mut used = lock(&self.used);
+        let entry = used.entry(port).or_default();
+        if !entry.owned.contains(&address) {
             entry.owned.push(address);
         }
-        entry.users += 1;
         entry.held.extend(held);
         Ok(())
     }

@@ -15,13 +15,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{OFlags, fcntl_getfl};
 use tidewall_device::demux::layout::Protocol;
+use tidewall_manager::client::Patience;
 
 use crate::channels::ChannelSet;
 use crate::ip::routes::Route;
 use crate::kernel::PortReservation;
 use crate::lock::lock;
 use crate::readiness::registration::{Handle, Pollable};
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::timeout::Timeout;
 pub use mtu::MtuDiscover;
 pub(crate) use ports::Udp;
@@ -119,15 +120,10 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::bind`].
     pub fn bind_with(stack: &Stack, address: SocketAddr, how: BindOptions) -> io::Result<Self> {
-        Self::begin(stack, |core| {
-            if !core.netdev.has_kernel {
-                let local = core.udp.bind_without_kernel(core, address, &how)?;
-                return Ok((None, local, how));
-            }
-            let reservation = PortReservation::bind(address, &how)?;
-            let local = reservation.local_addr()?;
-            Ok((Some(reservation), local, how))
-        })
+        let has_kernel = stack.here()?.netdev.has_kernel;
+        let reservation = has_kernel.then(|| PortReservation::bind(address, &how));
+        let reservation = reservation.transpose()?;
+        Self::begin(stack, reservation, address, &how, Patience::Restart)
     }
 
     /// Takes over a bound socket of the kernel's that an application has made: it holds the
@@ -141,7 +137,7 @@ impl UdpSocket {
     /// # Errors
     /// EINVAL for a socket that is not bound, EPROTONOSUPPORT for another protocol;
     /// EOPNOTSUPP for a stack without a kernel (in memory); as [`UdpSocket::bind`] and
-    /// [`UdpSocket::connect`].
+    /// [`UdpSocket::connect`]. The socket is as before then.
     pub fn adopt(stack: &Stack, socket: OwnedFd) -> io::Result<Self> {
         if !stack.here()?.netdev.has_kernel {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
@@ -152,7 +148,10 @@ impl UdpSocket {
         let peer = reservation.peer_addr();
         let class = reservation.get_own(libc::IP_TOS, libc::IPV6_TCLASS)?;
         let hops = reservation.get_own(libc::IP_TTL, libc::IPV6_UNICAST_HOPS)?;
-        let socket = Self::begin(stack, |_| Ok((Some(reservation), local, how)))?;
+        let socket = Self::begin(stack, Some(reservation), local, &how, Patience::Prompt)?;
+        if let Some(reservation) = &socket.inner.reservation {
+            reservation.take_over()?;
+        }
         socket.set_nonblocking(nonblocking)?;
         // As it has them already: of what is sent by the interface they are ours to write.
         let options = &socket.inner.options;
@@ -166,26 +165,45 @@ impl UdpSocket {
         Ok(socket)
     }
 
-    /// `hold` gives the kernel's socket that has the port, if there is a kernel, its address
-    /// and how it is bound.
+    /// `reservation`: the kernel socket that has the port, if there is a kernel; without one
+    /// the stack chooses by `address`.
     fn begin(
         stack: &Stack,
-        hold: impl FnOnce(&Core) -> io::Result<(Option<PortReservation>, SocketAddr, BindOptions)>,
+        reservation: Option<PortReservation>,
+        address: SocketAddr,
+        how: &BindOptions,
+        patience: Patience,
     ) -> io::Result<Self> {
         let core = stack.here()?;
+        let held = reservation.as_ref().map(|held| {
+            let local = held.local_addr()?;
+            // Before any lock is taken, since a manager is waited for.
+            let asked = core.udp.ask_for_port(core, held, local, how, patience);
+            asked.map(|()| local)
+        });
+        let held = held.transpose()?;
         let binding = lock(&core.binding);
-        let (reservation, local, how) = hold(core)?;
-        let id = core.channels.allocate()?;
-        let set = core
-            .channels
-            .open(&core.receiver.queues, id, DEFAULT_RECEIVE_LIMIT)?;
+        let local = match held {
+            Some(local) => local,
+            None => core.udp.bind_without_kernel(core, address, how)?,
+        };
+        let queues = &core.receiver.queues;
+        let opened = core.channels.allocate().and_then(|id| {
+            let set = core.channels.open(queues, id, DEFAULT_RECEIVE_LIMIT)?;
+            Ok((id, set))
+        });
+        let (id, set) = opened.inspect_err(|_| {
+            if let Some(holder) = &reservation {
+                core.netdev.owner.close_datagrams(holder.as_fd());
+            }
+        })?;
         let inner = Arc::new(SocketInner::new(
             id,
             reservation,
             local,
             set.channels.into(),
             DEFAULT_RECEIVE_LIMIT,
-            &how,
+            how,
         ));
         core.udp.register(core, inner.clone());
         let socket = UdpSocket {

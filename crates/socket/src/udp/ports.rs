@@ -8,9 +8,11 @@ use std::sync::Arc;
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::queue::KernelDelivered;
+use tidewall_manager::client::Patience;
 
 use super::inner::{Families, SocketInner};
 use super::{BindOptions, canonical, specified};
+use crate::kernel::PortReservation;
 use crate::lock::{ReadGuard, RwLock, WriteGuard, lock, rank};
 use crate::stack::Core;
 
@@ -91,10 +93,22 @@ impl Udp {
         let (address, port) = table_key(socket);
         core.tables
             .listen(Protocol::Udp, address, port, socket.id())?;
-        let holder = socket.reservation.as_ref().map(|it| it.as_fd());
-        core.netdev
-            .owner
-            .own_port(Protocol::Udp, address, port, holder)
+        core.netdev.owner.own_port(Protocol::Udp, address, port)
+    }
+
+    /// Asks a manager for the port of a socket that is about to be made, which the caller
+    /// waits for and so holds no lock.
+    pub(super) fn ask_for_port(
+        &self,
+        core: &Core,
+        holder: &PortReservation,
+        local: SocketAddr,
+        how: &BindOptions,
+        patience: Patience,
+    ) -> io::Result<()> {
+        let (address, port) = key(local, Families::of(local, how));
+        let owner = &core.netdev.owner;
+        owner.ask_for_port(Protocol::Udp, address, port, Some(holder.as_fd()), patience)
     }
 
     /// The socket no longer takes datagrams from anyone; another one that
@@ -168,7 +182,10 @@ impl Udp {
 /// How the tables name what a socket is bound to: an address, any of one family
 /// (unspecified), or any of both (none).
 fn table_key(socket: &SocketInner) -> (Option<IpAddr>, u16) {
-    let bound = socket.ends().bound;
-    let both = bound.ip().is_unspecified() && socket.families() == Families::Both;
+    key(socket.ends().bound, socket.families())
+}
+
+fn key(bound: SocketAddr, families: Families) -> (Option<IpAddr>, u16) {
+    let both = bound.ip().is_unspecified() && families == Families::Both;
     ((!both).then_some(bound.ip().to_canonical()), bound.port())
 }

@@ -12,10 +12,12 @@ use rustix::net::{SocketFlags, SocketType, bind, listen};
 use tidewall_protocol::tcp::{FastOpenKeys, StreamOptions};
 use tidewall_sys::{option, set_option};
 
-use super::{ListenerInner, TcpListener};
+use super::{BACKLOG_MAX, ListenerInner, TcpListener};
 use crate::kernel_calls;
 use crate::lock::lock;
 use crate::stack::{Core, Stack};
+use crate::tcp::connection::error;
+use crate::tcp::helper::Helper;
 use crate::tcp::{Tcp, kernel_stream};
 use crate::udp::specified;
 
@@ -43,6 +45,15 @@ pub struct ListenOptions {
     pub only_v6: bool,
     /// What accepted connections begin with.
     pub stream: StreamOptions,
+}
+
+impl ListenOptions {
+    pub(super) fn check(&self) -> io::Result<()> {
+        if !(1..=BACKLOG_MAX).contains(&self.backlog) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.stream.check().map_err(error)
+    }
 }
 
 impl Default for ListenOptions {
@@ -116,6 +127,12 @@ impl TcpListener {
     /// range; EPROTONOSUPPORT for another protocol; EOPNOTSUPP for a stack without a kernel
     /// (in memory); as [`TcpListener::bind`]. The socket is as before then.
     pub fn adopt(stack: &Stack, socket: OwnedFd, options: ListenOptions) -> io::Result<Self> {
+        options.check()?;
+        let core = stack.here()?;
+        if !core.netdev.has_kernel {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        Helper::start(core)?;
         let kernel = listening(socket)?;
         let local = kernel.local_addr()?;
         let nonblocking = fcntl_getfl(&kernel)?.contains(OFlags::NONBLOCK);
@@ -124,17 +141,11 @@ impl TcpListener {
             only_v6: local.is_ipv6() && ipv6_v6only(&kernel)?,
             ..options
         };
-        let mut listener = Self::begin(stack, options, |core| {
-            if !core.netdev.has_kernel {
-                return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
-            }
-            Ok((Some(kernel), local))
-        })?;
+        let mut listener = Self::begin(stack, options, Some(kernel), local, true)?;
         listener.set_nonblocking(nonblocking)?;
         if let Some(kernel) = &listener.inner.kernel {
             ioctl_fionbio(kernel.as_fd(), true)?;
         }
-        listener.adopted = true;
         listener.was_blocking = !nonblocking;
         // What it has, nobody has watched it get.
         listener.inner.kernel_input.note();

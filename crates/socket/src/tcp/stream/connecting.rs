@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType, bind};
 use tidewall_device::forked::Unshared;
+use tidewall_manager::client::Patience;
 use tidewall_protocol::tcp::{
     self, Config, Connection, FourTuple, State as Phase, StreamOptions, isn,
 };
@@ -119,7 +120,7 @@ impl TcpStream {
             ..*options
         };
         let holder = (bound.port() != 0).then(|| OwnedFd::from(holder));
-        let stream = Self::begin_here(stack, address, &options, holder)?;
+        let stream = Self::begin_here(stack, address, &options, holder, Patience::Prompt)?;
         if let Some(stream) = &stream {
             stream.set_nonblocking(true)?;
         }
@@ -227,7 +228,7 @@ impl TcpStream {
         wait: Option<Option<Instant>>,
         options: &ConnectOptions,
     ) -> io::Result<Self> {
-        match Self::begin_here(stack, address, options, None)? {
+        match Self::begin_here(stack, address, options, None, Patience::Restart)? {
             Some(stream) => Ok(stream),
             // Nobody there would put frames into segments of their own.
             None if options.stream.framing.is_acp() => Err(error(tcp::Errno::PROTONOSUPPORT)),
@@ -243,6 +244,7 @@ impl TcpStream {
         address: SocketAddr,
         options: &ConnectOptions,
         mut holder: Option<OwnedFd>,
+        patience: Patience,
     ) -> io::Result<Option<Self>> {
         options.stream.check().map_err(error)?;
         let core = stack.here()?;
@@ -276,7 +278,10 @@ impl TcpStream {
         for _ in 0..tries {
             let (port, held) = match holder.take() {
                 Some(holder) => (wanted, Some(Unshared::new(holder)?)),
-                None => core.tcp.take_port(core, SocketAddr::new(source, wanted))?,
+                None => {
+                    let source = SocketAddr::new(source, wanted);
+                    core.tcp.take_port(core, source, patience)?
+                }
             };
             let flow = FourTuple {
                 local: SocketAddr::new(source, port),
@@ -284,9 +289,8 @@ impl TcpStream {
             };
             // On any address: the table of ports by address is not for
             // thousands, and what belongs to no flow goes to the kernel.
-            core.tcp
-                .ports
-                .enter(&core.netdev.owner, None, port, held, None)?;
+            let ports = &core.tcp.ports;
+            ports.enter(&core.netdev.owner, None, port, held, None, patience)?;
             let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
             let connection = core.tcp.new_connection(core, flow, &config, options);
             let opened = Deferred::collect(core, |deferred| {
@@ -359,6 +363,7 @@ impl Tcp {
         &self,
         core: &Core,
         source: SocketAddr,
+        patience: Patience,
     ) -> io::Result<(u16, Option<Unshared<OwnedFd>>)> {
         if !core.netdev.has_kernel {
             let port = match source.port() {
@@ -368,7 +373,7 @@ impl Tcp {
             return Ok((port, None));
         }
         if source.port() == 0
-            && let Some(port) = core.netdev.owner.outgoing_port()?
+            && let Some(port) = core.netdev.owner.outgoing_port(patience)?
         {
             return Ok((port, None));
         }

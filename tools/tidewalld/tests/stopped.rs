@@ -1,0 +1,208 @@
+//! A daemon that is stopped, as a debugger or a swapped-out host leaves it, and applications
+//! that go on beside it.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::application::{Application, drop_privileges};
+use support::*;
+use tidewall_socket::{EmbeddedConfig, Stack, TcpListener};
+
+const ADDRESS: &str = "10.77.0.1";
+/// A datagram here has the application listen at one more port from [`TCP`] on.
+const UDP: u16 = 7007;
+const TCP: u16 = 8080;
+const LIMIT: Duration = Duration::from_secs(20);
+const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes";
+/// How long the daemon is stopped, in seconds.
+const SECONDS: &str = "TIDEWALL_STOPPED_SECONDS";
+
+/// `TIDEWALL_STOPPED_SECONDS=60 cargo test --release -p tidewalld --test stopped -- --nocapture
+/// requests_go_on_beside_a_stopped_daemon`, on a quiet machine, prints requests/s.
+#[test]
+fn requests_go_on_beside_a_stopped_daemon() {
+    let limit = 60 + 4 * seconds().as_secs() as u32;
+    run_with_peer("requests_go_on_beside_a_stopped_daemon", limit);
+}
+
+#[test]
+fn a_new_listener_without_a_daemon_holds_up_no_other() {
+    run_with_peer("a_new_listener_without_a_daemon_holds_up_no_other", 60);
+}
+
+fn seconds() -> Duration {
+    let seconds = std::env::var(SECONDS).ok();
+    Duration::from_secs(seconds.map_or(4, |text| text.parse().expect(SECONDS)))
+}
+
+fn signal(daemon: &Daemon, signal: Signal) {
+    kill_process(Pid::from_child(&daemon.0), signal).unwrap();
+}
+
+fn connect(port: u16) -> TcpStream {
+    let server: SocketAddr = format!("{ADDRESS}:{port}").parse().unwrap();
+    let stream = TcpStream::connect_timeout(&server, LIMIT).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+fn get(mut stream: &TcpStream) {
+    stream
+        .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        .unwrap();
+    let mut answer = [0; ANSWER.len()];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, ANSWER);
+}
+
+/// What clients saw.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// Requests per second.
+    rate: f64,
+    longest: Duration,
+}
+
+/// Requests in turn, each fiftieth on a connection of its own, and a rest after a hundred, so
+/// that receive control changes how the device interrupts.
+fn ask(time: Duration) -> Seen {
+    let stream = connect(TCP);
+    let (begin, mut longest, mut requests) = (Instant::now(), Duration::ZERO, 0);
+    while begin.elapsed() < time {
+        let start = Instant::now();
+        match requests % 50 {
+            0 => get(&connect(TCP)),
+            _ => get(&stream),
+        }
+        longest = longest.max(start.elapsed());
+        requests += 1;
+        if requests % 100 == 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    Seen {
+        rate: f64::from(requests) / begin.elapsed().as_secs_f64(),
+        longest,
+    }
+}
+
+mod inside {
+    use super::*;
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn requests_go_on_beside_a_stopped_daemon() {
+        let time = seconds();
+        let (mut daemon, _) = start();
+        let _application = Application::start(&[]);
+        let ask = || at_peer(move || ask(time));
+        let before = ask();
+        signal(&daemon, Signal::STOP);
+        let stopped = ask();
+        signal(&daemon, Signal::CONT);
+        daemon.0.kill().unwrap();
+        daemon.0.wait().unwrap();
+        let dead = ask();
+        let (_daemon, said) = start();
+        assert!(said.contains("taken over"), "{said}");
+        wait_until("it has presented itself", || counters().presented == 1);
+        let after = ask();
+        for (what, seen) in [
+            ("beside a daemon", before),
+            ("beside a stopped one", stopped),
+            ("beside none", dead),
+            ("beside the next", after),
+        ] {
+            println!(
+                "{what}: {:.0} requests/s ({:.2} of before), longest {:.1} ms",
+                seen.rate,
+                seen.rate / before.rate,
+                seen.longest.as_secs_f64() * 1e3
+            );
+            // A machine beside compilers, not a bound that users have.
+            let bound = (before.longest * 2).max(Duration::from_secs(2));
+            assert!(seen.longest < bound, "{what}: {seen:?}");
+        }
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_new_listener_without_a_daemon_holds_up_no_other() {
+        let (mut daemon, _) = start();
+        let mut application = Application::start(&[]);
+        at_peer(|| get(&connect(TCP)));
+        for stopped in [true, false] {
+            match stopped {
+                true => signal(&daemon, Signal::STOP),
+                false => {
+                    daemon.0.kill().unwrap();
+                    daemon.0.wait().unwrap();
+                }
+            }
+            at_peer(|| {
+                let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
+                socket.send_to(b"listen", (ADDRESS, UDP)).unwrap();
+                let (begin, mut longest) = (Instant::now(), Duration::ZERO);
+                while begin.elapsed() < Duration::from_secs(4) {
+                    let start = Instant::now();
+                    get(&connect(TCP));
+                    longest = longest.max(start.elapsed());
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                assert!(longest < Duration::from_secs(2), "{longest:?}");
+            });
+            if stopped {
+                signal(&daemon, Signal::CONT);
+                at_peer(|| get(&connect(TCP + 1)));
+            }
+        }
+        // What waited for a daemon has the next.
+        let (_daemon, _) = start();
+        let server: SocketAddr = format!("{ADDRESS}:{}", TCP + 2).parse().unwrap();
+        wait_until("the third listens", || {
+            at_peer(|| TcpStream::connect_timeout(&server, LIMIT).is_ok())
+        });
+        application.kill();
+    }
+
+    /// A little HTTP, of as many connections as come, and listeners on demand.
+    #[test]
+    #[ignore = "a process of the other test"]
+    fn serve() {
+        drop_privileges(TRUSTED);
+        let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
+        let commands =
+            tidewall_socket::UdpSocket::bind(&stack, ([0, 0, 0, 0], UDP).into()).unwrap();
+        let next = AtomicU16::new(TCP);
+        let bind = || {
+            let port = next.fetch_add(1, Ordering::Relaxed);
+            TcpListener::bind(&stack, ([0, 0, 0, 0], port).into()).unwrap()
+        };
+        let first = bind();
+        println!("serves");
+        std::thread::scope(|scope| {
+            let listen = |listener: Option<TcpListener>| {
+                let listener = listener.unwrap_or_else(bind);
+                loop {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    scope.spawn(move || {
+                        let mut buffer = [0; 2048];
+                        while let Ok(1..) = stream.read(&mut buffer) {
+                            stream.write_all(ANSWER).unwrap();
+                        }
+                    });
+                }
+            };
+            scope.spawn(move || listen(Some(first)));
+            loop {
+                let _ = commands.recv_from(&mut [0; 64]).unwrap();
+                scope.spawn(move || listen(None));
+            }
+        });
+    }
+}
