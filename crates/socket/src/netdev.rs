@@ -23,6 +23,8 @@ pub(crate) struct NetDevice {
     pub(crate) losses_before: OnceLock<DeviceLosses>,
     warnings: Mutex<Vec<String>, rank::Leaf>,
     pub(crate) link: Arc<LinkState>,
+    /// [`Stack::when_interface_is_gone`](crate::Stack::when_interface_is_gone)
+    pub(crate) when_gone: OnceLock<fn(&str)>,
 }
 
 impl NetDevice {
@@ -43,15 +45,21 @@ impl NetDevice {
             losses_before: OnceLock::new(),
             warnings: Mutex::new(warnings),
             link: Arc::new(LinkState::new()?),
+            when_gone: OnceLock::new(),
         })
     }
 
-    /// ENODEV once the interface is no more.
+    /// True once the interface is no more: nothing comes or leaves by it.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.link.gone.load(Ordering::Relaxed)
+    }
+
+    /// ENODEV once the interface is no more, for what no kernel socket does as well.
     pub(crate) fn check(&self) -> io::Result<()> {
-        if self.link.gone.load(Ordering::Relaxed) {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        match self.is_gone() {
+            true => Err(io::Error::from_raw_os_error(libc::ENODEV)),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Writes this host's addresses of now into the driver program's map.

@@ -121,6 +121,15 @@ impl Routes {
         }
     }
 
+    /// The interface is no more: all ways are the kernel's.
+    pub(crate) fn lose_interface(&mut self) {
+        if let Oracle::Kernel { interface, .. } = &mut self.oracle {
+            // No route has it.
+            *interface = 0;
+        }
+        self.cache.clear();
+    }
+
     /// True for an address of ours, on the in-memory device.
     pub(crate) fn is_own(&self, address: IpAddr) -> bool {
         matches!(&self.oracle, Oracle::Fixed { sources, .. } if sources.contains(&address))

@@ -258,7 +258,7 @@ impl Receiver {
         caller: Caller,
         now: Duration,
     ) -> io::Result<Progress> {
-        if self.architecture.has_threads() || core.netdev.check().is_err() {
+        if self.architecture.has_threads() || core.netdev.is_gone() {
             return Ok(Progress::none(core.now()));
         }
         let mut progress = Progress::none(now);

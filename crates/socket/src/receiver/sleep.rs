@@ -58,8 +58,7 @@ impl Receiver {
         if has_input() {
             return Ok(true);
         }
-        core.netdev.check()?;
-        if !self.architecture.has_threads() && core.tcp.sending.len() == 0 {
+        if !self.has_no_device(core) && core.tcp.sending.len() == 0 {
             let by_others = |queue: &QueueHandle| queue.polled_by_others.load(Ordering::Relaxed);
             let answers = self.spin.begins(self.sent()) && !self.queues.iter().any(by_others);
             // Where receive control forbids to sleep it would poll in any case.
@@ -141,15 +140,15 @@ impl Receiver {
         let mut sends = false;
         let mut for_others = 0;
         loop {
-            core.netdev.check()?;
             let mut progress = Progress::none(core.now());
+            let no_device = self.has_no_device(core);
             if sleeper.leads && (sends || !self.device_polls()) {
                 progress = self.rounds(core, Caller::Sleeper, progress.ended)?;
             } else if sends {
                 progress.ended = self.round(core, false)?.ended;
             }
             // Acknowledgments and data of the application's last turn.
-            sends = core.tcp.before_sleep(core, progress.ended);
+            sends = core.tcp.before_sleep(core, progress.ended) && !core.netdev.is_gone();
             if has_input() {
                 return Ok(true);
             }
@@ -165,8 +164,7 @@ impl Receiver {
             if take_interruption() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            // Where threads receive, there is nothing to poll.
-            let waiting = if sleeper.leads && !self.architecture.has_threads() {
+            let waiting = if sleeper.leads && !no_device {
                 self.waiting()
             } else {
                 Waiting::Sleep(Duration::ZERO)
@@ -208,7 +206,7 @@ impl Receiver {
             if progress.stopped {
                 timeout = Some(timeout.map_or(STOPPED_SLEEP, |t| t.min(STOPPED_SLEEP)));
             }
-            if core.tcp.sending.is_held_up() {
+            if core.tcp.sending.is_held_up() && !core.netdev.is_gone() {
                 timeout = Some(timeout.map_or(SEND_AGAIN, |t| t.min(SEND_AGAIN)));
             }
             if progress.missing {
@@ -240,7 +238,7 @@ impl Receiver {
                     .iter()
                     .map(|socket| socket.descriptor_for(sleeper.waker)),
             );
-            if sleeper.leads && !spins && !self.architecture.has_threads() {
+            if sleeper.leads && !spins && !no_device {
                 for queue in &self.queues {
                     let mut poller = queue.poller.lock();
                     poller.refill_to_sleep();
@@ -277,6 +275,12 @@ impl Receiver {
                 return Ok(true);
             }
         }
+    }
+
+    /// True where there is nothing for a thread that waits to poll: threads receive, or the
+    /// interface is no more.
+    fn has_no_device(&self, core: &Core) -> bool {
+        self.architecture.has_threads() || core.netdev.is_gone()
     }
 
     /// True while so many frames come that are not for the stack that a thread which

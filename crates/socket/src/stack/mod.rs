@@ -36,7 +36,7 @@ use crate::ip::routes::Routes;
 use crate::ip::transmit::Transmitter;
 use crate::ip::{FRAGMENT_LIMIT, Ip};
 use crate::link::LinkWatch;
-use crate::lock::{Mutex, rank};
+use crate::lock::{Mutex, lock, rank};
 use crate::netdev::NetDevice;
 use crate::receiver::{QueueHandle, Receiver, WakeUp};
 use crate::snapshot::{DeviceLosses, DeviceSnapshot, StackSnapshot};
@@ -404,6 +404,18 @@ impl Stack {
         }
     }
 
+    /// Has a function called, by a thread of the stack and with the interface's name, when the
+    /// interface is no more. Listeners and datagram sockets that a kernel socket holds go on by
+    /// that; connections end with ETIMEDOUT.
+    pub fn when_interface_is_gone(&self, say: fn(&str)) {
+        let _ = self.core().netdev.when_gone.set(say);
+    }
+
+    /// True once the interface is no more.
+    pub fn interface_is_gone(&self) -> bool {
+        self.core().netdev.is_gone()
+    }
+
     #[doc(hidden)] // For `tidewall serve --record`.
     /// Records what receive control sees of the next `rounds` rounds of each
     /// queue, from the beginning.
@@ -563,24 +575,35 @@ impl Core {
         self.clock.now()
     }
 
-    /// The interface is no more: all that wait or call get ENODEV.
+    /// The interface is no more. Listeners and datagram sockets go on by the kernel sockets
+    /// that hold their ports, also once there is an interface again; what has none gets ENODEV,
+    /// and connections end as if their peers were silent.
     pub(crate) fn lose_device(&self) {
         if self.netdev.link.gone.swap(true, Ordering::SeqCst) {
             return;
         }
-        self.netdev.warn(format!("{} is no more", self.netdev.name));
-        for socket in self.udp.all() {
+        let name = &self.netdev.name;
+        self.netdev.warn(format!(
+            "{name} is no more: sockets are the kernel's until this process is restarted"
+        ));
+        if let Some(say) = self.netdev.when_gone.get() {
+            say(name);
+        }
+        lock(&self.ip.routes).lose_interface();
+        let sockets = self.udp.all();
+        for socket in sockets.iter().filter(|it| !it.has_kernel_part()) {
             socket.fail(libc::ENODEV);
         }
         for circuit in self.atm.all() {
             circuit.fail(libc::ENODEV);
         }
         self.atm.fail_calls(libc::ENODEV);
-        for listener in self.tcp.all_listeners() {
+        let listeners = self.tcp.all_listeners();
+        for listener in listeners.iter().filter(|it| !it.has_kernel_part()) {
             listener.notify_failure();
         }
         for connection in self.tcp.flows.all() {
-            connection.fail(self, Errno(libc::ENODEV));
+            connection.fail(self, Errno::TIMEDOUT);
         }
         self.receiver.leadership.wake_leader();
     }

@@ -318,7 +318,9 @@ impl TcpListener {
             if inner.process_and_take(core) > 0 {
                 continue;
             }
-            core.netdev.check()?;
+            if !inner.has_kernel_part() {
+                core.netdev.check()?;
+            }
             if nonblocking {
                 // A selector polls, and asks the kernel.
                 if !polled && !inner.wait_queue.is_polled() {
@@ -619,6 +621,11 @@ impl ListenerInner {
     /// True once it does not listen any more ([`TcpListener::shutdown`]).
     fn is_shut(&self) -> bool {
         self.shut.load(Ordering::SeqCst)
+    }
+
+    /// True where a kernel socket listens, too.
+    pub(crate) fn has_kernel_part(&self) -> bool {
+        self.kernel.is_some()
     }
 
     /// Wakes and notifies everybody: it has failed.

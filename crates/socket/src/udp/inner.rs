@@ -158,6 +158,11 @@ impl SocketInner {
         self.ends().peer
     }
 
+    /// True where a kernel socket has the port, too.
+    pub(crate) fn has_kernel_part(&self) -> bool {
+        self.reservation.is_some()
+    }
+
     /// Datagrams received, and how many of them came through the kernel.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (

@@ -478,7 +478,9 @@ impl UdpSocket {
                 continue;
             }
             self.take_pending()?;
-            core.netdev.check()?;
+            if !self.inner.has_kernel_part() {
+                core.netdev.check()?;
+            }
             if nonblocking {
                 if self
                     .empty_receives

@@ -1,20 +1,21 @@
 //! How stacks end, and what they leave.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use tidewall_device::queue::POLL_MAX;
 use tidewall_socket::control::{self, Trace};
 use tidewall_socket::snapshot::StackSnapshot;
 use tidewall_socket::tuning::Architecture;
-use tidewall_socket::{EmbeddedConfig, Stack, TcpListener, UdpSocket};
+use tidewall_socket::{EmbeddedConfig, Stack, TcpListener, TcpStream, UdpSocket};
 
 use super::kernel::{flood, peer_index};
-use super::raw_system::Packets;
+use super::raw_system::{self, Packets};
 use super::support::*;
 
 const KNOBS: [&str; 2] = ["napi_defer_hard_irqs", "gro_flush_timeout"];
@@ -350,28 +351,75 @@ pub fn its_link_address_is_followed() {
     echo.finish();
 }
 
-pub fn a_deleted_interface_is_enodev_for_everybody() {
+pub fn a_deleted_interface_leaves_sockets_to_the_kernel() {
     let stack = stack();
-    let service = UdpSocket::bind(&stack, at(HERE4, SERVICE)).unwrap();
-    let listener = TcpListener::bind(&stack, at(HERE4, SERVICE)).unwrap();
-    let waiting = std::thread::spawn(move || service.recv_from(&mut [0; 8]).map(drop));
-    let accepting = std::thread::spawn(move || listener.accept().map(drop));
-    let other = bind(&stack, at(HERE4, SERVICE + 1));
-    std::thread::sleep(Duration::from_millis(50));
+    let service = UdpSocket::bind(&stack, at(Ipv4Addr::UNSPECIFIED, SERVICE)).unwrap();
+    let listener = TcpListener::bind(&stack, at(Ipv4Addr::UNSPECIFIED, SERVICE)).unwrap();
+    let echoing = std::thread::spawn(move || {
+        let mut buffer = [0; 8];
+        for _ in 0..2 {
+            let (length, from) = service.recv_from(&mut buffer).unwrap();
+            service.send_to(&buffer[..length], from).unwrap();
+        }
+    });
+    let (connected, rest) = std::sync::mpsc::channel();
+    let accepting = std::thread::spawn(move || {
+        for _ in 0..3 {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"hello").unwrap();
+            connected.send(stream).unwrap();
+        }
+    });
+    let greeted = |server: SocketAddr| {
+        let connect = move || std::net::TcpStream::connect(server).unwrap();
+        let mut stream = match server.ip().is_loopback() {
+            true => connect(),
+            false => in_peer(connect),
+        };
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        let mut greeting = [0; 5];
+        stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"hello");
+        stream
+    };
+    let here = at(HERE4, SERVICE);
+    let _peer = greeted(here);
+    let mut before: TcpStream = rest.recv().unwrap();
+    static GONE: Mutex<String> = Mutex::new(String::new());
+    stack.when_interface_is_gone(|name| GONE.lock().unwrap().push_str(name));
     shell(&format!("ip link del {HERE}"));
-    let errno = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
-    assert_eq!(errno(waiting.join().unwrap()), Some(libc::ENODEV));
-    assert_eq!(errno(accepting.join().unwrap()), Some(libc::ENODEV));
-    for _ in 0..2 {
-        assert_eq!(
-            errno(other.recv_from(&mut [0; 8]).map(drop)),
-            Some(libc::ENODEV)
-        );
-        assert_eq!(
-            errno(other.send_to(b"x", at(PEER4, 9)).map(drop)),
-            Some(libc::ENODEV)
-        );
-    }
+    // What was connected by it ends, as if its peer were silent.
+    let ended = before.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(ended.raw_os_error(), Some(libc::ETIMEDOUT));
+    assert!(stack.interface_is_gone());
+    assert_eq!(*GONE.lock().unwrap(), HERE);
+    // Loopback goes on, and nobody is busy.
+    let loopback = at(Ipv4Addr::LOCALHOST, SERVICE);
+    greeted(loopback);
+    let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    ask(&client, loopback, &[1; 8]);
+    let (begin, used) = (Instant::now(), raw_system::processor_time());
+    std::thread::sleep(Duration::from_secs(1));
+    let used = raw_system::processor_time() - used;
+    println!(
+        "busy {used:?} of {:?} without the interface",
+        begin.elapsed()
+    );
+    assert!(used < begin.elapsed() / 10, "{used:?}");
+    // And so does the next interface, at once.
+    let namespace = peer_namespace();
+    shell(&format!(
+        "ip link add {HERE} type veth peer name {PEER} netns {namespace}
+         ip addr add {HERE4}/24 dev {HERE}; ip -n {namespace} addr add {PEER4}/24 dev {PEER}
+         ip link set {HERE} up; ip -n {namespace} link set {PEER} up"
+    ));
+    greeted(here);
+    let client = peer_socket(PEER4);
+    ask(&client, here, &[2; 8]);
+    echoing.join().unwrap();
+    accepting.join().unwrap();
     assert!(
         stack.warnings()[0].contains("no more"),
         "{:?}",

@@ -109,7 +109,7 @@ system_tests! {
     life::addresses_added_later_are_its_own on 1,
     life::its_link_address_is_followed on 1,
     life::its_mtu_is_followed on 1,
-    life::a_deleted_interface_is_enodev_for_everybody on 1,
+    life::a_deleted_interface_leaves_sockets_to_the_kernel on 1,
     life::strangers_do_not_reach_the_helpers on 1,
     life::probes_that_the_kernel_drops_are_warned_of on 1,
     poll::a_poll_before_a_sleep_takes_what_waits_with_one_id_known on 1,
