@@ -219,6 +219,7 @@ fn serve(
     stop: &AtomicBool,
 ) {
     let mut fired = Vec::new();
+    let mut next_look = None;
     while !stop.load(Ordering::Acquire) {
         let descriptors = [
             link.wake.descriptor(),
@@ -226,7 +227,8 @@ fn serve(
             listener.as_ref().map_or(-1, Listener::descriptor),
         ];
         let paused = listener.as_ref().and_then(Listener::timeout);
-        let timeout = watch.timeout().into_iter().chain(paused).min();
+        let timeout = watch.timeout().into_iter().chain(paused).chain(next_look);
+        let timeout = timeout.min();
         if tidewall_sys::poll_readable(&descriptors, timeout, None, &mut fired).is_err() {
             // A signal's handler ran.
             fired.clear();
@@ -238,6 +240,7 @@ fn serve(
         let Some(core) = core.upgrade() else { return };
         watch.poll(&core);
         core.tcp.resolve_routes(&core);
+        next_look = core.tcp.look_for_others(&core);
         if fired.contains(&2)
             && let Some(stream) = listener.as_mut().and_then(Listener::accept)
         {

@@ -62,6 +62,10 @@ pub mod tuning {
     pub use tidewall_receive::architecture::Architecture;
     pub use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
 }
+pub mod listener_holders {
+    //! What processes say of a listening kernel socket that they share.
+    pub use crate::tcp::listener::holders::{is_owned, note_accepting, note_inherited, other_user};
+}
 mod virtual_time;
 mod wait_queue;
 

@@ -3,8 +3,8 @@
 //! Lives here: socket options by number ([`set_option`]), datagrams with their
 //! ancillary data ([`receive_message`], [`MessageBatch`]), sleeping with a
 //! signal mask ([`wait_readable`], [`SignalSet`]), ioctls of interfaces and of
-//! epoll, one netlink client ([`netlink`]), shared memory ([`Mapping`]); what a filter of
-//! system calls decides ([`seccomp`]).
+//! epoll, one netlink client ([`netlink`]), shared memory ([`Mapping`]), record locks
+//! ([`lock_byte`]); what a filter of system calls decides ([`seccomp`]).
 //! Does not live here: anything that knows of packets or of Tidewall's sockets.
 //!
 //! Read first: socket(7), ip(7), netlink(7), rtnetlink(7);
@@ -32,6 +32,8 @@ mod raw_epoll;
 #[allow(unsafe_code)]
 mod raw_interface;
 #[allow(unsafe_code)]
+mod raw_lock;
+#[allow(unsafe_code)]
 mod raw_mapping;
 #[allow(unsafe_code)]
 mod raw_message;
@@ -49,6 +51,7 @@ pub use address::RawAddress;
 pub use ancillary::Ancillary;
 pub use raw_bpf::{Attach, attach_xdp};
 pub use raw_epoll::busy_poll;
+pub use raw_lock::{byte_locker, lock_byte};
 pub use raw_mapping::{Mapping, SharedPage};
 pub use raw_message::{Message, MessageBatch, Received, receive_message, send_message};
 pub use raw_option::{

@@ -117,6 +117,11 @@ impl Helper {
         self.calls.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Calls of the application so far.
+    pub(crate) fn calls(&self) -> u32 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
     /// Something waits that the application may not see to soon.
     pub(crate) fn wake(&self) {
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener as KernelListener};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use tidewall_device::forked::{self, Unshared};
 use tidewall_manager::client::Patience;
 use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::{self, Listener};
+use tidewall_sys::ready_now;
 use tidewall_wire::ethernet::MacAddress;
 
 use super::connection::{ConnectionInner, error};
@@ -32,6 +33,7 @@ use crate::udp::{specified, to_v6};
 use crate::wait_queue::{WaitQueue, Waitable};
 
 mod bind;
+pub(crate) mod holders;
 mod opened;
 mod protocol;
 mod sharing;
@@ -65,10 +67,6 @@ pub struct TcpListener {
     // Dropped after `inner`'s use in Drop; keeps the device open.
     pub(crate) stack: Stack,
     nonblocking: AtomicBool,
-    /// The kernel's socket waited for connections when it was adopted.
-    was_blocking: bool,
-    /// The kernel's socket is the program's.
-    adopted: bool,
     /// It has begun to listen, so that its end is the end of what it has done.
     begun: bool,
     /// Accepts in a row that found connections in user space.
@@ -106,6 +104,12 @@ pub(crate) struct ListenerInner {
     reset: AtomicU32,
     /// It does not listen any more.
     shut: AtomicBool,
+    /// The kernel's socket is the program's.
+    adopted: AtomicBool,
+    /// New connections are the kernel socket's.
+    given_back: AtomicBool,
+    /// They stay so, whatever other processes do.
+    for_good: AtomicBool,
 }
 
 struct State {
@@ -255,6 +259,9 @@ impl TcpListener {
                 opened: AtomicU32::new(0),
                 reset: AtomicU32::new(0),
                 shut: AtomicBool::new(false),
+                adopted: AtomicBool::new(false),
+                given_back: AtomicBool::new(false),
+                for_good: AtomicBool::new(false),
             })
         });
         core.channels.set_endpoint(id.index(), Some(inner.clone()));
@@ -265,9 +272,7 @@ impl TcpListener {
             event_loop: Default::default(),
             stack: stack.clone(),
             nonblocking: AtomicBool::new(false),
-            adopted,
             begun: false,
-            was_blocking: false,
             own_accepts: AtomicU64::new(0),
         };
         // From here on dropping `listener` undoes what was done, which takes the
@@ -362,6 +367,11 @@ impl TcpListener {
         let Some(kernel) = &self.inner.kernel else {
             return Ok(None);
         };
+        // One that was adopted may wait, for the processes that share it.
+        if self.inner.is_adopted() && ready_now(kernel.as_raw_fd(), libc::POLLIN) == 0 {
+            self.inner.kernel_is_empty();
+            return Ok(None);
+        }
         match kernel.accept() {
             Ok((stream, _)) if lock(&self.inner.state).options.stream.framing.is_acp() => {
                 // The peer is reset. There may be others: what was noted stays noted.
@@ -412,7 +422,7 @@ impl TcpListener {
         // Peers whose last acknowledgment was not read are connected, and are reset, too.
         let _ = core.receiver.round(core, false);
         self.inner.process(core);
-        self.bequeath(core);
+        self.inner.bequeath(core);
         core.tcp.timers.remove(self.inner.timer);
         let (set, half_open) = self.inner.close();
         for flow in half_open {
@@ -460,13 +470,19 @@ impl TcpListener {
         Ok(self.inner.local)
     }
 
-    /// Makes accepting return EAGAIN instead of waiting.
+    /// Makes accepting return EAGAIN instead of waiting. A socket that was adopted has the
+    /// flag too, for the processes that share it.
     ///
     /// # Errors
-    /// None; the signature is the standard library's.
+    /// What the kernel reports of such a socket.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
-        Ok(())
+        match &self.inner.kernel {
+            Some(kernel) if self.inner.is_adopted() => {
+                Ok(ioctl_fionbio(kernel.as_fd(), nonblocking)?)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether accepting returns EAGAIN instead of waiting.
@@ -548,13 +564,8 @@ impl Drop for TcpListener {
         if let Some(kernel) = &self.inner.kernel
             && self.begun
         {
-            if self.was_blocking {
-                // Others may share it.
-                let _ = ioctl_fionbio(kernel.as_fd(), false);
-            }
-            core.netdev
-                .owner
-                .close_listener(kernel.as_fd(), self.adopted && forked::is_shared());
+            let shared = self.inner.is_adopted() && forked::is_shared();
+            core.netdev.owner.close_listener(kernel.as_fd(), shared);
         }
     }
 }

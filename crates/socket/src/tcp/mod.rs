@@ -33,8 +33,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::CookieParameters;
@@ -98,6 +98,8 @@ pub(crate) struct Tcp {
     pub(crate) counters: Counters,
     pub(crate) memory: Arc<Memory>,
     begins: RwLock<Begins, rank::Leaf>,
+    /// Is told when another process accepts by a listener.
+    pub(crate) shared_listener: OnceLock<fn(SocketAddr, Option<i32>)>,
 }
 
 /// What waits for a thread that may run the protocol, or ask the kernel.
@@ -280,6 +282,7 @@ impl Tcp {
             counters: Counters::default(),
             memory: Arc::default(),
             begins: RwLock::new(Begins::new(sysctl, mss, offload)),
+            shared_listener: OnceLock::new(),
         })
     }
 

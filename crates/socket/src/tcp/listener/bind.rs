@@ -4,9 +4,9 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as KernelListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::io::ioctl_fionbio;
 use rustix::net::sockopt::ipv6_v6only;
 use rustix::net::{SocketFlags, SocketType, bind, listen};
 use tidewall_protocol::tcp::{FastOpenKeys, StreamOptions};
@@ -119,8 +119,9 @@ impl TcpListener {
     /// for connections by the stack's interface. Segments of connections that the kernel has
     /// already are its own: the driver asks it about those that match no flow.
     ///
-    /// The listener waits as the socket does. While it lives, the socket itself is
-    /// nonblocking (O_NONBLOCK), for others that share it.
+    /// The listener waits as the socket does, whose O_NONBLOCK stays as it is. New
+    /// connections are the kernel's while another process accepts by the socket, or has
+    /// inherited it to do so ([`crate::listener_holders`]).
     ///
     /// # Errors
     /// EINVAL for a socket that does not listen, and for a backlog or an option out of
@@ -141,12 +142,12 @@ impl TcpListener {
             only_v6: local.is_ipv6() && ipv6_v6only(&kernel)?,
             ..options
         };
-        let mut listener = Self::begin(stack, options, Some(kernel), local, true)?;
-        listener.set_nonblocking(nonblocking)?;
-        if let Some(kernel) = &listener.inner.kernel {
-            ioctl_fionbio(kernel.as_fd(), true)?;
-        }
-        listener.was_blocking = !nonblocking;
+        let listener = Self::begin(stack, options, Some(kernel), local, true)?;
+        listener.nonblocking.store(nonblocking, Ordering::Relaxed);
+        listener.inner.adopted.store(true, Ordering::Release);
+        listener.inner.say_what_it_does();
+        // The control thread watches for processes that share the socket.
+        listener.stack.core().netdev.link.wake.signal();
         // What it has, nobody has watched it get.
         listener.inner.kernel_input.note();
         Ok(listener)

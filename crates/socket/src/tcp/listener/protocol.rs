@@ -320,6 +320,9 @@ impl ListenerInner {
 
     /// Says to the driver what it is to do about cookies, where that has changed.
     fn tell_cookies(&self, core: &Core, state: &State) {
+        if !self.is_served() {
+            return;
+        }
         let attacked = state.protocol.sends_cookies();
         let cookies = if attacked && core.tcp.driver_answers && self.has_acceptor(core) {
             CookieMode::Answer

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tidewall_device::demux::CookieMode;
 use tidewall_protocol::tcp::FourTuple;
 
-use super::{ListenerInner, TcpListener};
+use super::ListenerInner;
 use crate::lock::lock;
 use crate::stack::Core;
 use crate::tcp::Tcp;
@@ -41,26 +41,24 @@ impl Tcp {
     }
 }
 
-impl TcpListener {
+impl ListenerInner {
     /// Has the driver give another listener what begins connections to its address, or nobody.
     pub(super) fn bequeath(&self, core: &Core) {
         let _binding = lock(&core.binding);
-        let port = self.inner.local.port();
-        match core.tcp.sharers(&self.inner).pop() {
+        let port = self.local.port();
+        match core.tcp.sharers(self).pop() {
             Some(successor) if successor.listen(core).is_ok() => {
                 // It says anew what the driver is to do about them.
                 *lock(&successor.cookies) = CookieMode::Off;
                 let _ = core.tables.set_cookies(port, CookieMode::Off);
             }
-            _ => core.tables.unlisten_tcp(self.inner.key(), port),
+            _ => core.tables.unlisten_tcp(self.key(), port),
         }
     }
-}
 
-impl ListenerInner {
     /// True for one that listens at the same address.
     fn is_beside(&self, other: &ListenerInner) -> bool {
-        self.shares && other.shares && self.key() == other.key() && !other.is_shut()
+        self.shares && other.shares && self.key() == other.key() && other.is_served()
     }
 
     /// Whether frames wait in its channel, as no connection may be added. Those of others
