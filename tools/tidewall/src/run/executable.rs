@@ -88,7 +88,7 @@ pub fn first_library(words: &[OsString]) -> Option<OsString> {
     let needed = needed(&ReadCache::new(file)).unwrap_or_default();
     let is_first = |name: &OsString| {
         let is = |start: &&str| name.as_bytes().starts_with(start.as_bytes());
-        FIRST.iter().any(|start| is(&start))
+        FIRST.iter().any(is)
     };
     needed.into_iter().find(is_first)
 }
