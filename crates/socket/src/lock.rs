@@ -93,6 +93,8 @@ order! {
     /// Whom a change of a socket is notified to, with the socket locked: a socket's,
     /// then those of the sets that it is in, outwards.
     WaitQueue nests,
+    /// Who uses each port of TCP.
+    Ports,
     /// Every other lock. Its holder takes no lock at all.
     Leaf,
 }

@@ -19,7 +19,7 @@ use crate::lock::{Mutex, lock, rank};
 /// of them goes to the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
-    used: Mutex<HashMap<u16, Use>, rank::Leaf>,
+    used: Mutex<HashMap<u16, Use>, rank::Ports>,
     /// Ephemeral ports given by [`Ports::ephemeral`].
     given: AtomicU32,
 }
