@@ -16,18 +16,21 @@ mod listener;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use tidewall_device::demux::layout::{Counter, TraceRecord};
 use tidewall_manager::connection::Credentials;
 use tidewall_manager::restore::Undo;
+use tidewall_sys::wait_readable;
 
 use crate::link::{LinkState, LinkWatch};
 use crate::receiver::QueueHandle;
@@ -370,7 +373,7 @@ fn verdict_name(verdict: u32) -> &'static str {
     }
 }
 
-/// Sockets of live stacks, oldest process first. Removes those of processes
+/// Sockets of live stacks, those that may be other users' last. Removes those of processes
 /// that are gone.
 ///
 /// # Errors
@@ -388,15 +391,19 @@ pub fn live() -> io::Result<Vec<PathBuf>> {
         .flatten()
         .map(|entry| entry.path());
     for path in paths_there.filter(|path| is_socket(path)) {
-        match UnixStream::connect(&path) {
+        match connect(&path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 let _ = fs::remove_file(&path);
             }
             _ => paths.push(path),
         }
     }
+    let paths = paths.into_iter().map(|path| (is_anothers(&path), path));
+    let mut paths: Vec<_> = paths.collect();
     paths.sort();
-    Ok(paths)
+    let own = paths.iter().filter(|(is_anothers, _)| !is_anothers).count();
+    paths.truncate(own + OTHERS_MOST);
+    Ok(paths.into_iter().map(|(_, path)| path).collect())
 }
 
 /// Names of stacks in /proc/net/unix that listen.
@@ -417,21 +424,45 @@ fn abstract_names(text: &str) -> Vec<PathBuf> {
 /// Of the flags in /proc/net/unix (`__SO_ACCEPTCON`).
 const SO_ACCEPTCON: u32 = 0x1_0000;
 
-/// Connects to a stack's socket, and says whether that is another user's.
+/// Connects to a stack's socket, and says whether that is another user's. A socket whose queue
+/// is full is not waited for.
+///
+/// # Errors
+/// WouldBlock for such a socket; PermissionDenied for a name that is another process's.
 fn connect(path: &Path) -> io::Result<(UnixStream, bool)> {
     let name = path.to_str().and_then(|path| path.strip_prefix('@'));
-    let Some(name) = name else {
-        return Ok((UnixStream::connect(path)?, false));
+    let address = match name {
+        Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+        None => SocketAddrUnix::new(path)?,
     };
-    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &address)?;
+    let stream = UnixStream::from(socket);
+    if name.is_none() {
+        return Ok((stream, false));
+    }
     let peer = Credentials::of_peer(&stream)?;
-    // Everybody can have such a name, but not another's process id.
-    let process = path.file_name().and_then(OsStr::to_str);
-    let process = process.and_then(|name| name.split('.').next()?.parse().ok());
-    if process != Some(peer.pid) {
+    // Every user can have such a name, but not another's process id.
+    if process(path) != Some(peer.pid) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok((stream, peer.uid != rustix::process::geteuid().as_raw()))
+}
+
+/// The process that a socket is named after.
+fn process(path: &Path) -> Option<u32> {
+    let name = path.file_name()?.to_str()?;
+    name.split('.').next()?.parse().ok()
+}
+
+/// Whether a socket may be another user's than this process's: its name says no user, but the
+/// process that it is named after has one.
+fn is_anothers(path: &Path) -> bool {
+    let is_named = path.to_str().is_some_and(|path| path.starts_with('@'));
+    let own = rustix::process::geteuid().as_raw();
+    let user = process(path).and_then(|process| fs::metadata(format!("/proc/{process}")).ok());
+    is_named && user.is_none_or(|of| of.uid() != own)
 }
 
 /// Text that does nothing to a terminal.
@@ -457,25 +488,120 @@ fn harmless(value: &mut serde_json::Value) {
 /// Asks a stack; the answer is JSON.
 ///
 /// # Errors
-/// EACCES, ECONNREFUSED when it is gone, a timeout of ten seconds.
+/// EACCES, ECONNREFUSED when it is gone; TimedOut after ten seconds.
 pub fn ask(path: &Path, request: &str) -> io::Result<String> {
-    let (mut stream, is_anothers) = connect(path)?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    writeln!(stream, "{request}")?;
-    let mut answer = String::new();
-    io::Read::read_to_string(&mut io::Read::take(stream, ANSWER_MOST), &mut answer)?;
-    if is_anothers && let Ok(mut value) = serde_json::from_str(&answer) {
-        harmless(&mut value);
-        answer = value.to_string();
-    }
-    Ok(answer)
+    let limits = Limits::default();
+    limits.ask(path, request)
 }
 
-/// Bytes of an answer, at most: a process is not to fill the memory of who asks it.
+/// Asks several stacks at once, the first before the last; the answers are in the order of
+/// the paths. All together have ten seconds, so that one that does not answer, or answers a
+/// byte at a time, holds up no other for longer.
+///
+/// # Errors
+/// As [`ask`], for each.
+pub fn ask_all(paths: &[PathBuf], request: &str) -> Vec<io::Result<String>> {
+    ask_by(&Limits::default(), paths, request)
+}
+
+fn ask_by(limits: &Limits, paths: &[PathBuf], request: &str) -> Vec<io::Result<String>> {
+    let next = AtomicUsize::new(0);
+    let ask = || {
+        let mut answers = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(path) = paths.get(at) else {
+                return answers;
+            };
+            answers.push((at, limits.ask(path, request)));
+        }
+    };
+    let mut answers: Vec<_> = std::thread::scope(|scope| {
+        let threads = paths.len().min(ASKED_AT_ONCE);
+        let threads: Vec<_> = (1..threads).map(|_| scope.spawn(ask)).collect();
+        let own = ask();
+        let others = threads.into_iter().flat_map(|thread| thread.join().ok());
+        others.flatten().chain(own).collect()
+    });
+    answers.sort_by_key(|(at, _)| *at);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// What the answers to a question may take.
+struct Limits {
+    until: Instant,
+    /// Bytes that are left of [`ANSWER_MOST`].
+    bytes: AtomicU64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            until: Instant::now() + ANSWER_WITHIN,
+            bytes: AtomicU64::new(ANSWER_MOST),
+        }
+    }
+}
+
+impl Limits {
+    fn ask(&self, path: &Path, request: &str) -> io::Result<String> {
+        let (mut stream, is_anothers) = connect(path)?;
+        writeln!(stream, "{request}")?;
+        let mut answer = self.read(&mut stream)?;
+        if is_anothers && let Ok(mut value) = serde_json::from_str(&answer) {
+            harmless(&mut value);
+            answer = value.to_string();
+        }
+        Ok(answer)
+    }
+
+    fn read(&self, stream: &mut UnixStream) -> io::Result<String> {
+        let mut answer = Vec::new();
+        let mut buffer = [0; 1 << 14];
+        loop {
+            match io::Read::read(stream, &mut buffer) {
+                Ok(0) => break,
+                Ok(length) => {
+                    let take = |left: u64| left.checked_sub(length as u64);
+                    let relaxed = Ordering::Relaxed;
+                    if self.bytes.fetch_update(relaxed, relaxed, take).is_err() {
+                        return Err(io::ErrorKind::FileTooLarge.into());
+                    }
+                    answer.extend(buffer.iter().take(length));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let left = self.until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    wait_readable(&[stream.as_fd()], left)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if Instant::now() > self.until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        String::from_utf8(answer).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+}
+
+/// How long the answers to a question may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Bytes of the answers to a question, at most: no process is to fill the memory of the one
+/// that asks it.
 const ANSWER_MOST: u64 = 256 << 20;
+/// Stacks that are asked at once.
+const ASKED_AT_ONCE: usize = 64;
+/// Stacks of other users that are asked at all.
+const OTHERS_MOST: usize = 1024;
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
@@ -508,6 +634,69 @@ mod tests {
             let policy = words.next().unwrap_or_default();
             assert!(parse_tune(policy, words).is_err(), "{wrong}");
         }
+    }
+
+    /// A listener at a name of this process's in the abstract namespace.
+    fn listener(number: u32, backlog: i32) -> (PathBuf, OwnedFd) {
+        let name = format!("tidewall/{}.{number}.sock", std::process::id());
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        rustix::net::listen(&socket, backlog).unwrap();
+        (format!("@{name}").into(), socket)
+    }
+
+    #[test]
+    fn a_stack_that_does_not_answer_holds_up_no_other() {
+        let limits = |time| Limits {
+            until: Instant::now() + time,
+            bytes: AtomicU64::new(1000),
+        };
+        // Its queue is full.
+        let (full, _listener) = listener(4_000_000, 0);
+        let waiting: Vec<_> = std::iter::from_fn(|| connect(&full).ok()).collect();
+        // It accepts, and says nothing, or a byte at a time, without end.
+        let (silent, _silent) = listener(4_000_001, 5);
+        let (slow, accepts) = listener(4_000_002, 5);
+        let (good, answers) = listener(4_000_003, 5);
+        let long = Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut stream = UnixListener::from(accepts).accept().unwrap().0;
+                while stream.write_all(b" ").is_ok() {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+            scope.spawn(move || {
+                let mut stream = UnixListener::from(answers).accept().unwrap().0;
+                let mut request = [0; 5];
+                io::Read::read_exact(&mut stream, &mut request).unwrap();
+                stream.write_all(b"[]").unwrap();
+            });
+            let paths = [full.clone(), silent, slow, good];
+            let answers = ask_by(&limits(Duration::from_secs(2)), &paths, "stat");
+            let kinds = answers
+                .iter()
+                .map(|answer| answer.as_ref().map_err(|it| it.kind()));
+            let kinds: Vec<_> = kinds.collect();
+            let timed_out = Err(io::ErrorKind::TimedOut);
+            let expected = [Err(io::ErrorKind::WouldBlock), timed_out, timed_out];
+            assert_eq!(kinds[..3], expected);
+            assert_eq!(answers[3].as_ref().unwrap(), "[]");
+        });
+        // One that answers without end.
+        let (endless, accepts) = listener(4_000_004, 5);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut stream = UnixListener::from(accepts).accept().unwrap().0;
+                while stream.write_all(&[b' '; 100]).is_ok() {}
+            });
+            let answers = ask_by(&limits(long), &[endless], "stat");
+            let kind = answers[0].as_ref().map_err(io::Error::kind);
+            assert_eq!(kind, Err(io::ErrorKind::FileTooLarge));
+        });
+        drop(waiting);
     }
 
     #[test]

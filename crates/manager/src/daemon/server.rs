@@ -605,9 +605,9 @@ impl Server {
         let application = self.manager.application_of(client);
         if self.close(client) {
             self.log_departures(application);
-            self.manager.gone(client, monotonic(), &mut self.device);
             self.log_ended(application);
         }
+        self.manager.gone(client, monotonic(), &mut self.device);
     }
 
     /// Closes a connection; false where that was done. What was passed by it and not received

@@ -186,8 +186,12 @@ fn none_live() -> Failure {
 
 /// A snapshot of the stack behind a control socket; none when it has ended.
 fn ask(path: &Path) -> Result<Option<StackSnapshot>, Failure> {
+    read(path, sockets::ask(path, "stat"))
+}
+
+fn read(path: &Path, answer: io::Result<String>) -> Result<Option<StackSnapshot>, Failure> {
     use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
-    let answer = match sockets::ask(path, "stat") {
+    let answer = match answer {
         Ok(answer) => answer,
         Err(error)
             if matches!(
@@ -233,8 +237,9 @@ struct Look {
 fn look(paths: Vec<PathBuf>) -> Result<Look, Failure> {
     let mut found = Vec::new();
     let mut silent = Vec::new();
-    for path in paths {
-        match ask(&path) {
+    let answers = sockets::ask_all(&paths, "stat");
+    for (path, answer) in paths.into_iter().zip(answers) {
+        match read(&path, answer) {
             Ok(Some(snapshot)) => found.push((path, snapshot)),
             Ok(None) => {}
             Err(error) => silent.push((path, error)),
@@ -255,8 +260,9 @@ fn between(period: Duration, stop: &AtomicBool, paths: &[PathBuf]) -> Vec<(PathB
     // Longer than any deferral of interrupts.
     let margin = period / 10;
     pause(period.saturating_sub(margin), stop);
-    let received = paths.iter().filter_map(|path| {
-        let received = ask(path).ok()??.received?;
+    let answers = paths.iter().zip(sockets::ask_all(paths, "stat"));
+    let received = answers.filter_map(|(path, answer)| {
+        let received = read(path, answer).ok()??.received?;
         Some((path.clone(), received))
     });
     let received = received.collect();
