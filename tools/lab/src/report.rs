@@ -25,6 +25,35 @@ struct Page {
     results: Vec<Section>,
 }
 
+/// The demonstration's: its result in sentences and charts, and everything else folded.
+#[derive(Template)]
+#[template(path = "demo.html")]
+struct DemoPage {
+    title: &'static str,
+    sentences: Vec<String>,
+    charts: Vec<String>,
+    results: Vec<Section>,
+}
+
+/// The page of the demonstration.
+///
+/// # Errors
+/// As of [`html`].
+pub(crate) fn demo(
+    sentences: Vec<String>,
+    charts: Vec<String>,
+    results: &[ResultFile],
+) -> anyhow::Result<String> {
+    let sections = results.iter().map(|result| section(result, &[]));
+    let page = DemoPage {
+        title: "Tidewall beside Linux",
+        sentences,
+        charts,
+        results: sections.collect::<anyhow::Result<_>>()?,
+    };
+    Ok(page.render()?)
+}
+
 struct Section {
     name: String,
     paper: String,

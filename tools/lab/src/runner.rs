@@ -1,6 +1,7 @@
 //! Running experiments by name, and what the command's exit status is.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -95,11 +96,7 @@ pub fn run(
     for experiment in chosen {
         interrupt::check()?;
         let result = experiment.run(how, progress)?;
-        print!("{}", text(&result));
-        if let Some(directory) = &options.out {
-            crate::report::keep(directory, &result.experiment)?;
-            write(&result, directory, &result.experiment)?;
-        }
+        finish(&result, options.out.as_deref(), &mut io::stdout().lock())?;
         outcome.results.push(result);
     }
     if let Some(path) = &options.json {
@@ -154,11 +151,44 @@ pub(crate) fn text(result: &ResultFile) -> String {
     text
 }
 
-/// Writes `NAME.json` and `NAME.svg`.
-pub(crate) fn write(result: &ResultFile, directory: &Path, name: &str) -> anyhow::Result<()> {
-    result.write(&directory.join(format!("{name}.json")))?;
-    let path = directory.join(format!("{name}.svg"));
-    fs::write(&path, plot::svg(result)?).with_context(|| format!("cannot write {}", path.display()))
+/// Writes `NAME.json` and `NAME.svg`, whose paths it returns.
+pub(crate) fn write(
+    result: &ResultFile,
+    directory: &Path,
+    name: &str,
+) -> anyhow::Result<[PathBuf; 2]> {
+    let [json, svg] = ["json", "svg"].map(|kind| directory.join(format!("{name}.{kind}")));
+    result.write(&json)?;
+    fs::write(&svg, plot::svg(result)?)
+        .with_context(|| format!("cannot write {}", svg.display()))?;
+    Ok([json, svg])
+}
+
+/// Keeps what was measured, before anything else can fail, then prints it.
+fn finish(
+    result: &ResultFile,
+    directory: Option<&Path>,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    if let Some(directory) = directory {
+        crate::report::keep(directory, &result.experiment)?;
+        write(result, directory, &result.experiment)?;
+    }
+    print(out, &text(result))
+}
+
+/// Prints. A reader that has gone away (`| head`) is no error: what is measured later is still
+/// written to files.
+///
+/// # Errors
+/// What else writing reports.
+pub(crate) fn print(out: &mut impl Write, text: &str) -> anyhow::Result<()> {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(error).context("writing to standard output")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The exit status of a run: 0 when every claim holds, 1 when one failed or the
@@ -179,6 +209,38 @@ pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
 mod tests {
     use super::*;
     use crate::result::tests::sample;
+
+    /// Standard output whose reader has gone away, or a full disk.
+    struct Failing(io::ErrorKind);
+
+    impl Write for Failing {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_goes_away_loses_nothing() {
+        let name = format!("tw-runner-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir_all(&directory).unwrap();
+        let result = sample();
+        let mut gone = Failing(io::ErrorKind::BrokenPipe);
+        finish(&result, Some(&directory), &mut gone).unwrap();
+        for kind in ["json", "svg"] {
+            let path = directory.join(format!("{}.{kind}", result.experiment));
+            assert!(fs::remove_file(path).is_ok(), "{kind}");
+        }
+        // Another failure is one, but only after the files are there.
+        let mut full = Failing(io::ErrorKind::StorageFull);
+        assert!(finish(&result, Some(&directory), &mut full).is_err());
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);
+        fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn the_exit_status_tells_what_happened() {

@@ -6,6 +6,7 @@ mod terminal;
 use crate::result::{ResultFile, Series};
 
 pub use svg::svg;
+pub(crate) use svg::{Shaded, chart};
 pub use terminal::{claims_table, table, terminal};
 
 /// How a system is drawn, alike everywhere.
@@ -53,6 +54,10 @@ pub(crate) fn look(system: &str) -> Look {
         "squid" => ((0x56, 0xb4, 0xe9), 'q'),
         "nginx" => ((0xb0, 0xa0, 0x10), 'n'),
         "interrupt" => ((0x99, 0x99, 0x99), 'I'),
+        // Of the demonstration, for people who have read nothing yet.
+        "Tidewall" => ((0x00, 0x72, 0xb2), 'T'),
+        "Linux" => ((0xd5, 0x5e, 0x00), 'L'),
+        "Linux, tuned" => ((0xe6, 0x9f, 0x00), 'l'),
         _ => ((0x77, 0x77, 0x77), 'o'),
     };
     Look {

@@ -20,12 +20,34 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// # Errors
 /// What the drawing library reports.
 pub fn svg(result: &ResultFile) -> anyhow::Result<String> {
+    let quick = if result.quick { " (quick)" } else { "" };
+    let title = format!("{} — {}{quick}", result.experiment, result.paper);
+    chart(result, &title, None)
+}
+
+/// A part of the horizontal axis, and what happened there.
+pub(crate) struct Shaded {
+    pub(crate) from: f64,
+    pub(crate) to: f64,
+    pub(crate) what: &'static str,
+}
+
+/// As [`svg`], with another title, and a part of the axis shaded.
+///
+/// # Errors
+/// As there.
+pub(crate) fn chart(
+    result: &ResultFile,
+    title: &str,
+    shaded: Option<&Shaded>,
+) -> anyhow::Result<String> {
     let panels = panels(result);
     let mut text = String::new();
     {
         let height = TITLE + PANEL * (panels.len().max(1) as u32);
         let root = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
-        draw(&root, result, &panels).map_err(|error| anyhow!("cannot draw: {error}"))?;
+        draw(&root, result, title, shaded, &panels)
+            .map_err(|error| anyhow!("cannot draw: {error}"))?;
     }
     Ok(text)
 }
@@ -33,12 +55,16 @@ pub fn svg(result: &ResultFile) -> anyhow::Result<String> {
 /// Plotters' errors, whose types name the backend.
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-fn draw(root: &Area<'_>, result: &ResultFile, panels: &[Panel<'_>]) -> Drawn {
+fn draw(
+    root: &Area<'_>,
+    result: &ResultFile,
+    title: &str,
+    shaded: Option<&Shaded>,
+    panels: &[Panel<'_>],
+) -> Drawn {
     root.fill(&WHITE)?;
-    let quick = if result.quick { " (quick)" } else { "" };
-    let title = format!("{} — {}{quick}", result.experiment, result.paper);
     root.draw(&Text::new(
-        title,
+        title.to_owned(),
         (20, 12),
         ("sans-serif", 18).into_font().color(&BLACK),
     ))?;
@@ -56,7 +82,7 @@ fn draw(root: &Area<'_>, result: &ResultFile, panels: &[Panel<'_>]) -> Drawn {
         if panel.is_bars() {
             bars(&chart, panel)?;
         } else {
-            curves(&chart, result, panel)?;
+            curves(&chart, result, panel, shaded)?;
         }
         names(&legend, panel)?;
     }
@@ -88,7 +114,12 @@ impl Scale {
     }
 }
 
-fn curves(area: &Area<'_>, result: &ResultFile, panel: &Panel<'_>) -> Drawn {
+fn curves(
+    area: &Area<'_>,
+    result: &ResultFile,
+    panel: &Panel<'_>,
+    shaded: Option<&Shaded>,
+) -> Drawn {
     let scale = Scale {
         logarithmic: panel.is_logarithmic(),
     };
@@ -124,6 +155,13 @@ fn curves(area: &Area<'_>, result: &ResultFile, panel: &Panel<'_>) -> Drawn {
         .y_label_formatter(&|y| scale.label(*y))
         .label_style(("sans-serif", 13))
         .draw()?;
+    if let Some(Shaded { from, to, what }) = shaded {
+        let fill = RGBColor(0xd5, 0x5e, 0x00).mix(0.12).filled();
+        chart.draw_series([Rectangle::new([(*from, bottom), (*to, top)], fill)])?;
+        let style = ("sans-serif", 13).into_font().color(&BLACK);
+        let place = (from + (to - from) * 0.03, top * 0.99);
+        chart.draw_series([Text::new(*what, place, style)])?;
+    }
     // The paper's points first, under everything else.
     for series in &panel.reference {
         let style = colour(look(&series.system));
