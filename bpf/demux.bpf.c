@@ -224,9 +224,9 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 		}
 		listener = port_index(protocol, ports[1]);
 		__u32 entry = READ_ONCE(device->ports[listener]);
-		if (likely((entry & (TW_OWNER_ANY | TW_OWNER_BY_ADDRESS)) == TW_OWNER_ANY))
-			owner = (entry & TW_OWNER_APPLICATION) - 1;
-		else if (entry & TW_OWNER_BY_ADDRESS)
+		if (likely(!(entry & TW_OWNER_BY_ADDRESS)))
+			owner = owner_of_all(entry, version);
+		else
 			owner = frame_owner(ctx, device, HERE);
 		if (unlikely(first)) {
 			kind = TW_KIND_FIRST_FRAGMENT;

@@ -48,6 +48,13 @@ INLINE __u64 port_index(__u32 protocol, __u16 port)
 }
 
 #define NO_OWNER 0xffffffffu
+_Static_assert(TW_APPLICATIONS < TW_OWNER_APPLICATION, "a port's entry has room for each application");
+
+/* The application that owns a port on every local address of a family, or NO_OWNER. */
+INLINE __u32 owner_of_all(__u32 entry, __u32 version)
+{
+	return (entry >> (version == 4 ? 0 : TW_OWNER_SHIFT_V6) & TW_OWNER_APPLICATION) - 1;
+}
 
 /* The application that owns a flow, or NO_OWNER. */
 GLOBAL __u32 find_owner(struct tw_device *device, struct ends *ends)
@@ -62,7 +69,7 @@ GLOBAL __u32 find_owner(struct tw_device *device, struct ends *ends)
 		if (application)
 			return *application;
 	}
-	return entry & TW_OWNER_ANY ? (entry & TW_OWNER_APPLICATION) - 1 : NO_OWNER;
+	return owner_of_all(entry, ends->version);
 }
 
 /* The owner of a frame's flow where a port has owners by address. */

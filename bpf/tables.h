@@ -271,9 +271,9 @@ struct tw_queue {
 };
 
 /* Trusted level: ports[0 for UDP, 65536 for TCP + port]. Writer: manager. */
-#define TW_OWNER_ANY 0x10000u       /* application owns the port on every local address */
-#define TW_OWNER_BY_ADDRESS 0x20000u /* look in `owners` for (protocol, address, port) first */
-#define TW_OWNER_APPLICATION 0xffffu /* 1 + application, valid with TW_OWNER_ANY */
+#define TW_OWNER_APPLICATION 0xffu   /* 1 + application that owns the port on every local IPv4 address, or 0 */
+#define TW_OWNER_SHIFT_V6 8u         /* the same for IPv6, that many bits further left */
+#define TW_OWNER_BY_ADDRESS 0x10000u /* look in `owners` for (protocol, address, port) first */
 
 /* Protocol of circuits in flows: MPLS in IP, the number that IANA has for labels. The
  * label stands there as an IPv4 address does. */

@@ -294,7 +294,9 @@ fn a_table_full_of_anything_gets_an_application_no_other_place() {
         trusted.own_circuit(label, OTHER).unwrap();
     }
     for (protocol, address, port, _) in trusted.owned_ports().unwrap() {
-        trusted.own_port(protocol, address, port, OTHER).unwrap();
+        trusted
+            .own_port(protocol, Some(address), port, OTHER)
+            .unwrap();
     }
     let samples = corpus();
     let innocent = || {

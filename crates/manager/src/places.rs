@@ -29,6 +29,11 @@ pub fn socket(interface: &str) -> PathBuf {
     Path::new(SOCKETS).join(format!("{interface}.{MANAGER}"))
 }
 
+/// What managers lock while they change which ports the kernel does not choose.
+pub fn reserved_lock() -> PathBuf {
+    Path::new(SOCKETS).join("reserved-ports.lock")
+}
+
 /// Sockets of managers, with the interface that each has in its name, in the order of
 /// their names. One may be of a manager that has ended.
 pub fn managers() -> Vec<(PathBuf, String)> {

@@ -5,6 +5,9 @@
 #[path = "daemon_model/device.rs"]
 #[allow(dead_code, reason = "its ports are another test's")]
 mod device;
+#[path = "daemon_model/kernel.rs"]
+#[allow(dead_code, reason = "of sockets nothing is asked here")]
+mod kernel;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;

@@ -102,6 +102,8 @@ fn ports() -> Vec<(Protocol, u16)> {
     let owned = trusted().owned_ports().unwrap();
     let mut ports: Vec<_> = owned.into_iter().map(|of| (of.0, of.2)).collect();
     ports.sort();
+    // One of both families stands there twice.
+    ports.dedup();
     ports
 }
 
@@ -306,8 +308,14 @@ mod inside {
             step();
             let port = 8000 + of("TW_NUMBER") as u16;
             loop {
-                let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
-                let datagrams = UdpSocket::bind(("0.0.0.0", port)).unwrap();
+                // The manager closes an ended process's holders once it has heard of the end.
+                let (mut listener, mut datagrams) = (None, None);
+                wait_until("the port is free", || {
+                    listener = TcpListener::bind(("0.0.0.0", port)).ok();
+                    datagrams = UdpSocket::bind(("0.0.0.0", port)).ok();
+                    listener.is_some() && datagrams.is_some()
+                });
+                let (listener, datagrams) = (listener.unwrap(), datagrams.unwrap());
                 let first = client.own_port(Protocol::Tcp, &listener).unwrap();
                 step();
                 let second = client.own_port(Protocol::Udp, &datagrams).unwrap();

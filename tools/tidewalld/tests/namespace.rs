@@ -17,8 +17,8 @@ use rustix::net::{
     bind, recvmsg, socket_with, sockopt,
 };
 use support::*;
-use tidewall_device::demux::ApplicationTables;
 use tidewall_device::demux::layout::{Counter, Protocol};
+use tidewall_device::demux::{ANY, ApplicationTables};
 use tidewall_manager::client::Client;
 use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::protocol::*;
@@ -164,8 +164,8 @@ mod inside {
         let socket_of_other = TcpListener::bind("10.77.0.1:7001").unwrap();
         other.own_port(Protocol::Tcp, &socket_of_other).unwrap();
         let both = [
-            (Protocol::Tcp, Some([10, 77, 0, 1].into()), 7001),
-            (Protocol::Udp, None, 7000),
+            (Protocol::Tcp, [10, 77, 0, 1].into(), 7001),
+            (Protocol::Udp, ANY[0], 7000),
         ];
         assert_eq!(owned(), both);
 
@@ -250,7 +250,7 @@ mod inside {
             assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
             (client, listener)
         });
-        assert_eq!(owned(), [(Protocol::Tcp, None, 8080)]);
+        assert_eq!(owned(), ANY.map(|all| (Protocol::Tcp, all, 8080)));
         drop(application);
         wait_until("the port is the kernel's again", || owned().is_empty());
 
@@ -621,6 +621,12 @@ mod inside {
         drop(taken);
         let ports = trusted().owned_ports().unwrap();
         let leased = ports.iter().filter(|of| of.2 >= 32_768).count();
-        assert_eq!(leased, usize::from(block.count + second.count));
+        // On all addresses of both families.
+        assert_eq!(leased, 2 * usize::from(block.count + second.count));
+        // And from others who would bind them by themselves.
+        let taken = TcpListener::bind(("0.0.0.0", block.first)).map(drop);
+        taken.unwrap();
+        let refused = UdpSocket::bind(("0.0.0.0", block.first)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::AddrInUse);
     }
 }

@@ -42,7 +42,7 @@ pub use kernel::{ClassCounts, ClassLimit};
 pub use listen::{CookieMode, CookieOffer, CookieParameters};
 pub use maps::KernelMaps;
 pub use tables::{EMBEDDED_APPLICATION, Tables};
-pub use trusted::{NapiProbe, OwnedPort, TrustedTables};
+pub use trusted::{ANY, NapiProbe, OwnedPort, TrustedTables};
 pub use waits::Waits;
 
 /// Names a channel of an application: a place in its table and a generation

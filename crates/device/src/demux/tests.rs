@@ -26,16 +26,20 @@ fn tables() -> Tables {
     tables
 }
 
-/// A UDP datagram over IPv4 in an Ethernet frame.
+/// A UDP datagram in an Ethernet frame.
 fn datagram(source: &str, destination: &str) -> Vec<u8> {
-    let (SocketAddr::V4(source), SocketAddr::V4(destination)) = (end(source), end(destination))
-    else {
-        panic!("IPv4 only");
-    };
-    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-    frame.extend([0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0]);
-    frame.extend(source.ip().octets());
-    frame.extend(destination.ip().octets());
+    let (source, destination) = (end(source), end(destination));
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+    match source.is_ipv4() {
+        true => frame.extend([8, 0, 0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0]),
+        false => frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 12, 17, 64]),
+    }
+    for address in [source.ip(), destination.ip()] {
+        match address {
+            IpAddr::V4(address) => frame.extend(address.octets()),
+            IpAddr::V6(address) => frame.extend(address.octets()),
+        }
+    }
     frame.extend(source.port().to_be_bytes());
     frame.extend(destination.port().to_be_bytes());
     frame.extend([0, 12, 0, 0]);
@@ -214,6 +218,38 @@ fn an_owner_of_one_address_owns_no_other() {
         tables.device().ports[usize::from(7u16.to_be())].load(std::sync::atomic::Ordering::Relaxed),
         0
     );
+}
+
+#[test]
+fn an_owner_of_one_family_owns_no_other() {
+    let tables = tables();
+    let addresses = [ip(LOCAL), ip("2001:db8::1")];
+    tables.trusted.set_locals(&addresses).unwrap();
+    let channel = open(&tables, 1);
+    tables.embedded.listen(Udp, None, 7, channel).unwrap();
+    let frames = [
+        ("198.51.100.1:9", "192.0.2.1:7"),
+        ("[2001:db8::9]:9", "[2001:db8::1]:7"),
+    ];
+    let owned =
+        || frames.map(|(from, to)| matches!(drive_to(&tables, from, to), Verdict::Channel(_)));
+    let any = |family: usize| Some(super::ANY[family]);
+    tables.trusted.own_port(Udp, any(1), 7, 0).unwrap();
+    assert_eq!(owned(), [false, true]);
+    tables.trusted.own_port(Udp, any(0), 7, 0).unwrap();
+    assert_eq!(owned(), [true, true]);
+    tables.trusted.disown_port(Udp, any(1), 7).unwrap();
+    assert_eq!(owned(), [true, false]);
+    // Another application may have the other family.
+    tables.trusted.own_port(Udp, any(1), 7, 5).unwrap();
+    let ports = tables.trusted.owned_ports().unwrap();
+    assert_eq!(
+        ports,
+        [(Udp, super::ANY[0], 7, 0), (Udp, super::ANY[1], 7, 5)]
+    );
+    tables.trusted.disown_port(Udp, None, 7).unwrap();
+    assert_eq!(owned(), [false, false]);
+    assert!(tables.trusted.owned_ports().unwrap().is_empty());
 }
 
 #[test]

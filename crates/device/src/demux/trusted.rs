@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,13 +15,13 @@ use super::counters::DriverCounters;
 use super::ends::{address_bytes, address_words};
 use super::kernel::ClassCounts;
 use super::layout::{
-    APPLICATIONS, Class, Counter, Device, FragmentKey, LOCAL_PROBES, LOCALS, OWNER_ANY,
-    OWNER_APPLICATION, OWNER_BY_ADDRESS, OwnerKey, Protocol, QUEUES, Queue,
+    APPLICATIONS, Class, Counter, Device, FragmentKey, LOCAL_PROBES, LOCALS, OWNER_APPLICATION,
+    OWNER_BY_ADDRESS, OWNER_SHIFT_V6, OwnerKey, Protocol, QUEUES, Queue,
 };
 use super::maps::{KernelMaps, Maps, no_room};
 use super::raw_native::local_slot;
 use super::raw_tables::Memory;
-use super::tables::{invalid, port_index, specified};
+use super::tables::{invalid, port_index};
 
 /// Tables of a device that only its owner may write: which application has a port, the
 /// host's addresses, the limits of the kernel's frames, NAPI probes and traces. They lie
@@ -54,8 +54,30 @@ fn owner_key(protocol: u8, address: IpAddr, port: u16) -> OwnerKey {
     key
 }
 
-/// A port that an application owns: protocol, local address or all, port, application.
-pub type OwnedPort = (Protocol, Option<IpAddr>, u16, u16);
+/// A port that an application owns: protocol, local address, port, application. The
+/// unspecified address of a family stands for all of that family.
+pub type OwnedPort = (Protocol, IpAddr, u16, u16);
+
+/// All local addresses of each family.
+pub const ANY: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+];
+
+/// The addresses of one entry each: `None` is all of both families.
+fn each(address: &Option<IpAddr>) -> &[IpAddr] {
+    address.as_ref().map_or(&ANY, std::slice::from_ref)
+}
+
+/// How far left the owner of all addresses of a family stands in a port's entry; `None` for
+/// one address.
+fn shift_of_all(address: IpAddr) -> Option<u32> {
+    match address {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Some(0),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Some(OWNER_SHIFT_V6),
+        _ => None,
+    }
+}
 
 /// What a NAPI probe was before the driver rewrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,12 +167,12 @@ impl TrustedTables {
             let protocol = [Protocol::Tcp, Protocol::Udp]
                 .into_iter()
                 .find(|&protocol| Some(&(protocol as u8)) == key.get(18))?;
-            Some((protocol, Some(address), port, application as u16))
+            Some((protocol, address, port, application as u16))
         });
         Ok(owners.collect())
     }
 
-    /// Every owned port: protocol, address or all, port, application.
+    /// Every owned port.
     ///
     /// # Errors
     /// What the kernel reports.
@@ -160,9 +182,11 @@ impl TrustedTables {
             for port in 1..=u16::MAX {
                 let entry = self.map().ports.get(port_index(protocol, port));
                 let value = entry.map_or(0, |entry| entry.load(Relaxed));
-                if value & OWNER_ANY != 0 {
-                    let application = (value & OWNER_APPLICATION).saturating_sub(1);
-                    owned.push((protocol, None, port, application as u16));
+                for address in ANY {
+                    let number = value >> shift_of_all(address).unwrap_or(0) & OWNER_APPLICATION;
+                    if let Some(application) = number.checked_sub(1) {
+                        owned.push((protocol, address, port, application as u16));
+                    }
                 }
             }
         }
@@ -241,9 +265,9 @@ impl TrustedTables {
         self.counters(queue).class(class)
     }
 
-    /// Gives a port to `application`, on one local address or, with `None` or
-    /// an unspecified address, on all. An owner of one address comes before
-    /// the owner of all. Replaces an earlier owner: who may have a port is
+    /// Gives a port to `application`: on one local address, with a family's unspecified
+    /// address on all of that family, with `None` on all of both. An owner of one address
+    /// comes before the owner of all. Replaces an earlier owner: who may have a port is
     /// decided by the kernel socket that holds it.
     ///
     /// # Errors
@@ -264,21 +288,21 @@ impl TrustedTables {
         let Some(entry) = self.map().ports.get(index) else {
             return Err(no_room());
         };
-        let Some(address) = specified(address) else {
-            let by_address = entry.load(Relaxed) & OWNER_BY_ADDRESS;
-            entry.store(
-                by_address | OWNER_ANY | (u32::from(application) + 1),
-                Release,
-            );
-            return Ok(());
-        };
-        if state
-            .maps
-            .insert_owner(owner_key(protocol as u8, address, port), application.into())?
-        {
-            *state.owned_addresses.entry(index).or_default() += 1;
+        let mut value = entry.load(Relaxed);
+        for &address in each(&address) {
+            let address = address.to_canonical();
+            if let Some(shift) = shift_of_all(address) {
+                value &= !(OWNER_APPLICATION << shift);
+                value |= (u32::from(application) + 1) << shift;
+                continue;
+            }
+            let key = owner_key(protocol as u8, address, port);
+            if state.maps.insert_owner(key, application.into())? {
+                *state.owned_addresses.entry(index).or_default() += 1;
+            }
+            value |= OWNER_BY_ADDRESS;
         }
-        entry.store(entry.load(Relaxed) | OWNER_BY_ADDRESS, Release);
+        entry.store(value, Release);
         Ok(())
     }
 
@@ -298,25 +322,25 @@ impl TrustedTables {
         let Some(entry) = self.map().ports.get(index) else {
             return Ok(());
         };
-        let Some(address) = specified(address) else {
-            entry.store(entry.load(Relaxed) & OWNER_BY_ADDRESS, Release);
-            return Ok(());
-        };
-        if !state
-            .maps
-            .remove_owner(&owner_key(protocol as u8, address, port))?
-        {
-            return Ok(());
+        let mut value = entry.load(Relaxed);
+        for &address in each(&address) {
+            let address = address.to_canonical();
+            if let Some(shift) = shift_of_all(address) {
+                value &= !(OWNER_APPLICATION << shift);
+                continue;
+            }
+            let key = owner_key(protocol as u8, address, port);
+            if !state.maps.remove_owner(&key)? {
+                continue;
+            }
+            let left = state.owned_addresses.entry(index).or_default();
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                state.owned_addresses.remove(&index);
+                value &= !OWNER_BY_ADDRESS;
+            }
         }
-        let left = state.owned_addresses.entry(index).or_default();
-        *left = left.saturating_sub(1);
-        if *left == 0 {
-            state.owned_addresses.remove(&index);
-            entry.store(
-                entry.load(Relaxed) & (OWNER_ANY | OWNER_APPLICATION),
-                Release,
-            );
-        }
+        entry.store(value, Release);
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use tidewall_device::afxdp::{HELPER_PORTS, Made, frame_size_of};
@@ -25,6 +25,7 @@ use tidewall_wire::atm::pseudowire::Label;
 use zerocopy::FromZeros;
 
 use super::closing::close_elsewhere;
+use super::foreign::ForeignFd;
 use super::handed::{Handed, Id};
 use super::journal::{ACTIVE, Entry, FREE};
 use super::neighbours::Neighbours;
@@ -40,7 +41,8 @@ use crate::protocol::{
     Answer, Blocks, Empty, JOIN_WITHOUT_QUEUES, Join, Joined, QueueCounters, Request, address,
 };
 
-use holders::Holders;
+pub(in crate::daemon) use holders::Holders;
+use holders::Kept;
 
 /// What an application is handed beside [`Joined`].
 #[derive(Debug)]
@@ -55,6 +57,15 @@ pub struct Parts {
 
 pub use shared::LINGER;
 
+/// What threads ask the kernel for the manager.
+#[derive(Debug)]
+pub(in crate::daemon) enum Look {
+    /// What a holder says now: its cookie, a descriptor of its own, its user.
+    Holder(u64, OwnedFd, u32),
+    /// Whether another user than this has a socket at a port.
+    Port(PortKey, u32),
+}
+
 /// A Linux interface, taken with the driver program pinned.
 #[derive(Debug)]
 pub struct DirectDevice {
@@ -63,6 +74,8 @@ pub struct DirectDevice {
     index: u32,
     mode: XdpMode,
     holders: Holders,
+    kept: Kept,
+    looks: Vec<Look>,
     netlink: Rtnetlink,
     /// Of random bytes.
     random: File,
@@ -146,7 +159,7 @@ impl DirectDevice {
             }
         };
         let own = program.entry(OWN_ENTRY)?;
-        let reserved = Reserved::read(&own.leases[0])?;
+        let reserved = Reserved::new(&own.leases[0]);
         let mut netlink = Rtnetlink::open()?;
         let (mut active, mut present) = (Vec::new(), HashMap::new());
         let mut holder = None;
@@ -168,7 +181,9 @@ impl DirectDevice {
             interface: interface.to_owned(),
             index,
             mode,
-            holders: Holders::here()?,
+            holders: Holders::here(index)?,
+            kept: Kept::new()?,
+            looks: Vec::new(),
             netlink,
             random: File::open("/dev/urandom")?,
             reserved,
@@ -258,6 +273,41 @@ impl DirectDevice {
     /// By which descriptors that applications pass are looked at.
     pub(in crate::daemon) fn holders(&self) -> Holders {
         self.holders
+    }
+
+    /// Has a socket that came beside a message, and may be kept until [`DirectDevice::hide`].
+    pub(in crate::daemon) fn show(&mut self, cookie: u64, socket: ForeignFd) {
+        self.kept.show(cookie, socket);
+    }
+
+    /// Drops what was shown, unless it is kept.
+    pub(in crate::daemon) fn hide(&mut self) {
+        self.kept.hide();
+    }
+
+    /// Holders that hold nothing any more, to be dropped.
+    pub(in crate::daemon) fn take_released(&mut self) -> Vec<ForeignFd> {
+        std::mem::take(&mut self.kept.released)
+    }
+
+    /// True where [`DirectDevice::take_released`] has something.
+    pub(in crate::daemon) fn has_released(&self) -> bool {
+        !self.kept.released.is_empty()
+    }
+
+    /// What the kernel is to be asked, by threads.
+    pub(in crate::daemon) fn take_looks(&mut self) -> Vec<Look> {
+        std::mem::take(&mut self.looks)
+    }
+
+    /// Readable when a socket that is kept has changed.
+    pub(in crate::daemon) fn holder_changes(&self) -> BorrowedFd<'_> {
+        self.kept.changes()
+    }
+
+    /// The cookies of some sockets that have changed.
+    pub(in crate::daemon) fn take_changed_holders(&self) -> Vec<u64> {
+        self.kept.take_changed()
     }
 
     /// Queues that the driver program counts on.
@@ -467,12 +517,31 @@ impl Device for DirectDevice {
 
     fn own_port(&mut self, key: &PortKey, application: u16) -> io::Result<()> {
         let tables = self.program.trusted();
-        tables.own_port(key.protocol, key.address, key.port, application)
+        tables.own_port(key.protocol, Some(key.address), key.port, application)
     }
 
     fn disown_port(&mut self, key: &PortKey) -> io::Result<()> {
         let tables = self.program.trusted();
-        tables.disown_port(key.protocol, key.address, key.port)
+        tables.disown_port(key.protocol, Some(key.address), key.port)
+    }
+
+    fn look_at(&mut self, cookie: u64, user: u32) {
+        // Without a descriptor left it is looked at next time.
+        if let Ok(socket) = self.kept.holder(cookie) {
+            self.looks.push(Look::Holder(cookie, socket, user));
+        }
+    }
+
+    fn look_at_port(&mut self, port: &PortKey, user: u32) {
+        self.looks.push(Look::Port(*port, user));
+    }
+
+    fn keep(&mut self, cookie: u64) -> io::Result<()> {
+        self.kept.keep(cookie)
+    }
+
+    fn release(&mut self, cookie: u64) {
+        self.kept.release(cookie);
     }
 
     fn own_circuit(&mut self, label: Label, application: u16) -> io::Result<()> {
@@ -483,26 +552,38 @@ impl Device for DirectDevice {
         self.program.trusted().disown_circuit(label);
     }
 
-    fn is_free(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {
+    fn hold_block(
+        &mut self,
+        protocol: Protocol,
+        ports: RangeInclusive<u16>,
+    ) -> io::Result<Vec<u16>> {
+        let mut others = Vec::new();
         for port in ports {
-            if self.reserved.is_anothers(port) || !holders::is_unbound(protocol, port)? {
-                return Ok(false);
+            if !self.kept.hold_port(protocol, port)? {
+                others.push(port);
             }
         }
-        Ok(true)
+        Ok(others)
+    }
+
+    fn release_block(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) {
+        for port in ports {
+            self.kept.release_port(protocol, port);
+        }
     }
 
     fn reserve(&mut self, blocks: &Blocks) -> io::Result<()> {
         if self.reserved.blocks() == blocks {
             return Ok(());
         }
+        let change = self.reserved.begin(blocks)?;
         // Of two sets a successor takes away both.
         let mut either = *blocks;
         for (word, before) in either.iter_mut().zip(self.reserved.blocks()) {
             *word |= before;
         }
         self.note(|own| own.leases[0] = either)?;
-        self.reserved.set(blocks)?;
+        self.reserved.write(change)?;
         self.note(|own| own.leases[0] = *blocks)
     }
 

@@ -15,7 +15,7 @@ use rustix::fs::CWD;
 use tidewall_sys::WakeFd;
 
 use super::manager::ClientId;
-use super::ports::HolderFacts;
+use super::ports::{HolderFacts, PortKey};
 use crate::connection::Received;
 
 /// How long a thread without work lives.
@@ -71,6 +71,18 @@ pub(super) struct Seen {
     pub(super) facts: Option<HolderFacts>,
 }
 
+/// What a user's thread has found.
+#[derive(Debug)]
+pub(super) enum Found {
+    Message(Seen),
+    /// What a holder says now, by its cookie.
+    Holder(u64, Option<HolderFacts>),
+    /// Another user has a socket at the port.
+    Anothers(PortKey),
+    /// What a client let go of is closed; the id of the answer that waited for it.
+    Closed(ClientId, u32),
+}
+
 /// The threads of all users.
 #[derive(Debug)]
 pub(super) struct ForeignThreads {
@@ -78,12 +90,14 @@ pub(super) struct ForeignThreads {
     common: Arc<Common>,
 }
 
-type Look = dyn Fn(BorrowedFd<'_>) -> Option<HolderFacts> + Send + Sync;
+/// Of a descriptor of a user's.
+type Facts = dyn Fn(BorrowedFd<'_>, u32) -> Option<HolderFacts> + Send + Sync;
+type Ask = dyn FnOnce(&Facts) -> Option<Found> + Send;
 
 /// What all threads share.
 struct Common {
-    look: Box<Look>,
-    seen: Mutex<Vec<Seen>>,
+    facts: Box<Facts>,
+    found: Mutex<Vec<Found>>,
     wake: WakeFd,
 }
 
@@ -110,7 +124,8 @@ struct Work {
 }
 
 enum Job {
-    Look(ClientId, Received),
+    Look(u32, ClientId, Received),
+    Ask(Box<Ask>),
     Close(Box<dyn Send>),
 }
 
@@ -118,6 +133,7 @@ impl fmt::Debug for Job {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Job::Look(..) => "Look",
+            Job::Ask(_) => "Ask",
             Job::Close(_) => "Close",
         })
     }
@@ -129,37 +145,46 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ForeignThreads {
-    /// No thread yet. `look` returns what the kernel says of a descriptor.
+    /// No thread yet. `facts` returns what the kernel says of a user's descriptor.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
     pub(super) fn new(
-        look: impl Fn(BorrowedFd<'_>) -> Option<HolderFacts> + Send + Sync + 'static,
+        facts: impl Fn(BorrowedFd<'_>, u32) -> Option<HolderFacts> + Send + Sync + 'static,
     ) -> io::Result<Self> {
         Ok(ForeignThreads {
             desks: HashMap::new(),
             common: Arc::new(Common {
-                look: Box::new(look),
-                seen: Mutex::default(),
+                facts: Box::new(facts),
+                found: Mutex::default(),
                 wake: WakeFd::new()?,
             }),
         })
     }
 
-    /// Readable once [`ForeignThreads::seen`] has something.
+    /// Readable once [`ForeignThreads::found`] has something.
     pub(super) fn wake(&self) -> BorrowedFd<'_> {
         self.common.wake.as_fd()
     }
 
     /// Has a user's thread look at what came beside a message.
     pub(super) fn look(&mut self, user: u32, client: ClientId, received: Received) {
-        self.desk(user).give(Job::Look(client, received));
+        self.desk(user).give(Job::Look(user, client, received));
     }
 
-    /// Messages that were looked at.
-    pub(super) fn seen(&self) -> Vec<Seen> {
+    /// Has a user's thread ask something of the kernel, after what it has to do before.
+    pub(super) fn ask(
+        &mut self,
+        user: u32,
+        ask: impl FnOnce(&Facts) -> Option<Found> + Send + 'static,
+    ) {
+        self.desk(user).give(Job::Ask(Box::new(ask)));
+    }
+
+    /// What was found.
+    pub(super) fn found(&self) -> Vec<Found> {
         self.common.wake.clear();
-        std::mem::take(&mut *locked(&self.common.seen))
+        std::mem::take(&mut *locked(&self.common.found))
     }
 
     /// Has a user's thread drop something.
@@ -234,26 +259,38 @@ impl Desk {
     }
 
     fn finish(self: &Arc<Self>, job: Job) {
-        let (client, received) = match job {
-            Job::Look(client, received) => (client, received),
+        let (user, client, received) = match job {
+            Job::Look(user, client, received) => (user, client, received),
+            Job::Ask(ask) => {
+                if let Some(found) = ask(&*self.common.facts) {
+                    self.common.report(found);
+                }
+                return;
+            }
             Job::Close(what) => return drop(what),
         };
         // No request has more than one beside it.
         let descriptor = <[OwnedFd; 1]>::try_from(received.descriptors);
         let descriptor = descriptor.ok().map(|[descriptor]| descriptor);
         let facts = descriptor.as_ref();
-        let facts = facts.and_then(|descriptor| (self.common.look)(descriptor.as_fd()));
+        let facts = facts.and_then(|descriptor| (self.common.facts)(descriptor.as_fd(), user));
         let descriptor = descriptor.map(|descriptor| ForeignFd {
             descriptor: Some(descriptor),
             closed_by: Some(self.clone()),
         });
-        locked(&self.common.seen).push(Seen {
+        self.common.report(Found::Message(Seen {
             client,
             bytes: received.bytes,
             descriptor,
             facts,
-        });
-        self.common.wake.signal();
+        }));
+    }
+}
+
+impl Common {
+    fn report(&self, found: Found) {
+        locked(&self.found).push(found);
+        self.wake.signal();
     }
 }
 
@@ -283,7 +320,7 @@ mod tests {
                 let _ = self.0.recv();
             }
         }
-        let mut threads = ForeignThreads::new(|_| None).unwrap();
+        let mut threads = ForeignThreads::new(|_, _| None).unwrap();
         let (unblock, blocks) = channel();
         threads.close(1, Blocks(blocks));
         let (reads, writes) = pipe().unwrap();
@@ -306,7 +343,7 @@ mod tests {
 
     #[test]
     fn one_descriptor_is_looked_at_and_more_are_closed() {
-        let mut threads = ForeignThreads::new(|_| None).unwrap();
+        let mut threads = ForeignThreads::new(|_, _| None).unwrap();
         let (reads, writes) = pipe().unwrap();
         let received = |descriptors| Received {
             bytes: vec![7],
@@ -317,7 +354,10 @@ mod tests {
         let mut seen = Vec::new();
         let end = Instant::now() + Duration::from_secs(20);
         while seen.len() < 2 && Instant::now() < end {
-            seen.extend(threads.seen());
+            seen.extend(threads.found().into_iter().filter_map(|found| match found {
+                Found::Message(seen) => Some(seen),
+                _ => None,
+            }));
         }
         let [one, several] = &seen[..] else {
             panic!("{seen:?}");

@@ -90,6 +90,10 @@ pub struct Manager {
     is_behind: bool,
     /// When what failed is tried again.
     retry_at: Option<Duration>,
+    /// When the holders of private applications are looked at next, and those that need it
+    /// more often.
+    look_at_all: Option<Duration>,
+    look_often: Option<Duration>,
     counters: Counters,
 }
 
@@ -98,6 +102,7 @@ struct Client {
     credentials: Credentials,
     application: Option<u16>,
     of_program: bool,
+    may_send_anything: bool,
     /// Of [`Limits::units`].
     unit: Option<usize>,
     /// When its connection ends unless it has joined; `None`: never.
@@ -167,6 +172,8 @@ impl Manager {
             turned: now,
             is_behind: false,
             retry_at: None,
+            look_at_all: None,
+            look_often: None,
             counters: Counters {
                 applications: 0,
                 clients: 0,
@@ -227,6 +234,9 @@ impl Manager {
                 None => ownerless.push(key),
             }
         }
+        // While there was no daemon, nothing kept other users from their ports.
+        self.look_at_holders(now, device);
+        self.hold_recovered(now, device);
         for key in ownerless {
             if device.disown_port(&key).is_err() {
                 // Nobody is number APPLICATIONS.
@@ -300,6 +310,7 @@ impl Manager {
             credentials,
             application,
             of_program: false,
+            may_send_anything: false,
             unit: None,
             until: None,
             has_asked: false,
@@ -314,6 +325,14 @@ impl Manager {
     pub fn is_of_program(&mut self, client: ClientId) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.of_program = true;
+        }
+    }
+
+    /// Notes that a client could send and read any frame of the host by itself: its process
+    /// is user 0's and has CAP_NET_RAW in the manager's user namespace.
+    pub fn may_send_anything(&mut self, client: ClientId) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.may_send_anything = true;
         }
     }
 
@@ -356,11 +375,14 @@ impl Manager {
             .present_until
             .map(|until| until.min(self.turned + TURN_MOST / 2));
         let overdue = self.clients.values().filter_map(|client| client.until);
-        [presenting, self.retry_at, self.circuits.deadline()]
-            .into_iter()
-            .flatten()
-            .chain(overdue)
-            .min()
+        let own = [
+            presenting,
+            self.retry_at,
+            self.look_at_all,
+            self.look_often,
+            self.circuits.deadline(),
+        ];
+        own.into_iter().flatten().chain(overdue).min()
     }
 
     /// Notes whether clients wait to be heard. While they do nothing is cleared away because
@@ -391,10 +413,14 @@ impl Manager {
                 }
             }
         }
+        if expired(self.look_at_all) || expired(self.look_often) {
+            self.look_at_holders(now, device);
+        }
         if expired(self.retry_at) {
             self.retry_at = None;
             self.counters.retried += 1;
             sweep = true;
+            self.hold_recovered(now, device);
             if device.reserve(&self.all_blocks()).is_err() {
                 self.retry(now);
             }
@@ -508,7 +534,7 @@ impl Manager {
     ) -> Result<Reply<D::Parts>, Refusal> {
         let answer = match request {
             Request::Join(join) => return self.join(client, join, now, device),
-            Request::Present(present) => self.present(client, present, device)?,
+            Request::Present(present) => self.present(client, present, now, device)?,
             Request::OwnPort(port) => self.own_port(client, port, holder, now, device)?,
             Request::DisownPort(holder) => self.let_go(client, holder.cookie, now, device)?,
             Request::Lease(of) => self.lease(client, of, now, device)?,
@@ -601,10 +627,10 @@ impl Manager {
                 Err(error) => done = Err(error),
             }
         }
+        self.release_holders(number, device);
         for (protocol, blocks) in PROTOCOLS.into_iter().zip(&entry.leases) {
             for block in (0..BLOCKS).filter(|&block| contains(blocks, block)) {
-                for port in self.ports_of(block).into_iter().flatten() {
-                    let key = PortKey::any(protocol, port);
+                for key in self.keys_of(protocol, block) {
                     done = done.and(device.disown_port(&key));
                 }
             }
@@ -614,6 +640,13 @@ impl Manager {
         done?;
         device.clear(number)?;
         device.record(number, &Entry::free())?;
+        for (protocol, blocks) in PROTOCOLS.into_iter().zip(&entry.leases) {
+            for block in (0..BLOCKS).filter(|&block| contains(blocks, block)) {
+                if let Some(ports) = self.ports_of(block) {
+                    device.release_block(protocol, ports);
+                }
+            }
+        }
         for owner in self.blocks.iter_mut().flatten() {
             if *owner == Some(number) {
                 *owner = None;

@@ -50,6 +50,9 @@ pub use descent::ancestors;
 pub use foreign::ForeignFd;
 pub use manager::{ClientId, Manager, Recovered, Refusal, Reply};
 
+/// Sockets that hold ports, of all domains: as many descriptors the manager needs for them.
+pub const HOLDERS: usize = 16_384;
+
 /// How long applications of an earlier run have to present themselves, and their ports.
 pub const PRESENT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -126,6 +129,25 @@ pub trait Device {
     /// What the kernel reports.
     fn disown_port(&mut self, port: &PortKey) -> io::Result<()>;
 
+    /// Has the kernel asked about a socket that is kept, which may take long:
+    /// [`Manager::looked_at`] gets the answer. `user`: whose it is, beside the owner of its
+    /// file.
+    fn look_at(&mut self, cookie: u64, user: u32);
+
+    /// Has the kernel asked whether another user than this has a socket at a port:
+    /// [`Manager::is_anothers`] is called if so.
+    fn look_at_port(&mut self, port: &PortKey, user: u32);
+
+    /// Keeps a copy of the socket that came beside the message, so that the kernel goes on
+    /// refusing its port to others. `cookie`: its SO_COOKIE.
+    ///
+    /// # Errors
+    /// EBADF where another socket came; EMFILE; what the kernel reports.
+    fn keep(&mut self, cookie: u64) -> io::Result<()>;
+
+    /// Closes the copy that is kept of a socket, if there is one.
+    fn release(&mut self, cookie: u64);
+
     /// Has the driver give an application the frames of a circuit that nobody has.
     ///
     /// # Errors
@@ -135,16 +157,25 @@ pub trait Device {
     /// Has the kernel get the frames of a circuit.
     fn disown_circuit(&mut self, label: Label);
 
-    /// True where no socket of the kernel's has any of these ports.
+    /// Binds a kernel socket to each of these ports, as far as that has not been done, so
+    /// that the kernel refuses them to others. Returns the ports that others have.
     ///
     /// # Errors
-    /// What the kernel reports.
-    fn is_free(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool>;
+    /// EMFILE; what the kernel reports. Some may be held then.
+    fn hold_block(
+        &mut self,
+        protocol: Protocol,
+        ports: RangeInclusive<u16>,
+    ) -> io::Result<Vec<u16>>;
 
-    /// Keeps these blocks, and no others, from the kernel's own choice of ports.
+    /// Closes those sockets.
+    fn release_block(&mut self, protocol: Protocol, ports: RangeInclusive<u16>);
+
+    /// Keeps these blocks, and no others of this manager's, from the kernel's own choice of
+    /// ports.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// EADDRINUSE where others keep a port of a new block; what the kernel reports.
     fn reserve(&mut self, blocks: &Blocks) -> io::Result<()>;
 
     /// What the driver program counts on a queue; `None` where there is no such queue.
@@ -199,8 +230,9 @@ pub enum Trust {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Limits {
-    /// User ids that may join, beside 0. A queue of the device can send any frame, so
-    /// they are trusted as with CAP_NET_RAW.
+    /// User ids that may join, beside processes of user 0 with CAP_NET_RAW
+    /// ([`Manager::may_send_anything`]). A queue of the device can send any frame, so they
+    /// are trusted as with that capability.
     pub trusted: Vec<u32>,
     /// Who may join beside those, in private mode.
     pub private: Users,
@@ -227,6 +259,8 @@ pub struct Limits {
     pub bytes_of_domain: Option<u64>,
     /// Sockets of one domain that hold ports.
     pub holders_of_domain: usize,
+    /// Sockets of all domains that hold ports: the manager has a copy of each.
+    pub holders: usize,
     /// Blocks of one domain.
     pub blocks_of_domain: usize,
     /// Calls of one domain, those that it has not accepted aside.
@@ -249,6 +283,7 @@ impl Default for Limits {
             applications_of_domain: 8,
             bytes_of_domain: None,
             holders_of_domain: 1024,
+            holders: HOLDERS,
             blocks_of_domain: 64,
             calls_of_domain: 4096,
             // As net.ipv4.ip_local_port_range begins.

@@ -2,55 +2,97 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
+use tidewall_device::demux::ANY;
 use tidewall_device::demux::layout::Protocol;
 
-/// A port on one local address, or with `None` on all.
+/// A port on one local address or, where that is unspecified, on all of its family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortKey {
     /// Transport protocol.
     pub protocol: Protocol,
-    /// Local address.
-    pub address: Option<IpAddr>,
+    /// Local address; IPv4 is never mapped into IPv6.
+    pub address: IpAddr,
     /// Not 0.
     pub port: u16,
 }
 
 impl PortKey {
-    /// Of a socket bound there.
-    pub fn of(protocol: Protocol, local: SocketAddr) -> Self {
-        let address = local.ip().to_canonical();
-        PortKey {
+    /// On all addresses of both families.
+    pub fn on_all(protocol: Protocol, port: u16) -> [Self; 2] {
+        ANY.map(|address| PortKey {
             protocol,
-            address: (!address.is_unspecified()).then_some(address),
-            port: local.port(),
-        }
+            address,
+            port,
+        })
     }
 
-    /// On all addresses.
-    pub fn any(protocol: Protocol, port: u16) -> Self {
-        PortKey {
-            protocol,
-            address: None,
-            port,
-        }
+    /// True where it is on all addresses of its family.
+    pub fn is_on_all(&self) -> bool {
+        self.address.is_unspecified()
     }
 }
 
-/// What the kernel says of a socket that was passed.
+/// What a socket says of itself that was passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HolderFacts {
     /// SO_PROTOCOL.
     pub protocol: Protocol,
     /// Where it is bound.
     pub local: SocketAddr,
+    /// True for an IPv6 socket without IPV6_V6ONLY, which is IPv4's, too.
+    pub dual: bool,
     /// SO_COOKIE.
     pub cookie: u64,
-    /// True where no other socket can be bound there and hold the port at the same time
-    /// and be exclusive, too: a listener, or a datagram socket, that shares with nobody.
-    pub exclusive: bool,
     /// True in the manager's own network namespace.
     pub here: bool,
+    /// What the kernel's rules of binding say of it.
+    pub proof: Proof,
+}
+
+impl HolderFacts {
+    /// True where it is still bound as another look found it.
+    pub(super) fn is_bound_as(&self, before: &HolderFacts) -> bool {
+        HolderFacts {
+            proof: before.proof,
+            ..*self
+        } == *before
+    }
+
+    /// The ports that it is bound to.
+    pub fn keys(&self) -> Vec<PortKey> {
+        let address = self.local.ip().to_canonical();
+        if self.dual && address.is_unspecified() {
+            return PortKey::on_all(self.protocol, self.local.port()).into();
+        }
+        vec![PortKey {
+            protocol: self.protocol,
+            address,
+            port: self.local.port(),
+        }]
+    }
+}
+
+/// Whether the frames of the ports that a socket is bound to are its owner's by the kernel's
+/// rules of binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// No other user has a socket there, nor can bind one.
+    Alone,
+    /// No other user has a socket there, but one could be bound: the socket has SO_REUSEADDR
+    /// and, of TCP, does not listen.
+    Shareable,
+    /// A socket of this user is there, too.
+    Beside(u32),
+    /// It has a peer, and its port may be another socket's that it was accepted by.
+    Connected,
+    /// It gets frames of another interface alone.
+    OtherDevice,
+    /// It is bound to an address that the host does not have.
+    NotLocal,
+    /// The kernel did not say; its error.
+    Unknown(i32),
 }
 
 /// Whose a port is.
@@ -59,15 +101,25 @@ pub(super) struct Owned {
     pub(super) application: u16,
     /// Sockets that hold it. None: an earlier run left it, or it could not be disowned.
     pub(super) holders: u32,
-    /// Its one holder, where that is exclusive: cookie and address.
-    exclusive: Option<(u64, IpAddr)>,
+}
+
+/// A socket by which an application owns ports.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) application: u16,
+    pub(super) keys: Vec<PortKey>,
+    pub(super) facts: HolderFacts,
+    /// Another user could bind a socket there.
+    pub(super) is_shareable: bool,
+    /// Since when it is looked at, if it is.
+    pub(super) looked_at: Option<Duration>,
 }
 
 /// All ports that are owned, those of leases aside, and their holders by cookie.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     owned: HashMap<PortKey, Owned>,
-    holders: HashMap<u64, PortKey>,
+    holders: HashMap<u64, Held>,
 }
 
 impl Ports {
@@ -75,14 +127,36 @@ impl Ports {
         self.owned.get(key).copied()
     }
 
-    /// The port that a socket holds.
-    pub(super) fn held_by(&self, cookie: u64) -> Option<(PortKey, Owned)> {
-        let key = self.holders.get(&cookie)?;
-        Some((*key, self.get(key)?))
+    pub(super) fn held_by(&self, cookie: u64) -> Option<&Held> {
+        self.holders.get(&cookie)
     }
 
+    /// All holders, by their cookies.
+    pub(super) fn holders(&self) -> impl Iterator<Item = (u64, &Held)> {
+        self.holders.iter().map(|(&cookie, held)| (cookie, held))
+    }
+
+    /// Ports; one on all addresses of both families is one.
     pub(super) fn count(&self) -> usize {
-        self.owned.len()
+        self.names(|_| true).count()
+    }
+
+    /// Ports of an application, as [`Ports::count`] does.
+    pub(super) fn count_of(&self, application: u16) -> usize {
+        self.names(|owned| owned.application == application).count()
+    }
+
+    /// The first of each pair on all addresses of both families.
+    fn names(&self, of: impl Fn(&Owned) -> bool) -> impl Iterator<Item = &PortKey> {
+        let is_second = |key: &PortKey, owned: &Owned| {
+            let [first, second] = PortKey::on_all(key.protocol, key.port);
+            let other = self.owned.get(&first);
+            *key == second && other.is_some_and(|it| it.application == owned.application)
+        };
+        let owned = self.owned.iter();
+        owned
+            .filter(move |(key, owned)| of(owned) && !is_second(key, owned))
+            .map(|(key, _)| key)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (PortKey, Owned)> {
@@ -91,72 +165,49 @@ impl Ports {
 
     /// A port of an application that nobody holds.
     pub(super) fn insert_unheld(&mut self, key: PortKey, application: u16) {
-        self.remove(&key);
         let owned = Owned {
             application,
             holders: 0,
-            exclusive: None,
         };
         self.owned.insert(key, owned);
     }
 
-    /// Whether a holder proves that all earlier ones are gone: the kernel would not have
-    /// bound it beside them.
-    pub(super) fn displaces(owned: &Owned, holder: &HolderFacts) -> bool {
-        holder.exclusive
-            && owned
-                .exclusive
-                .is_some_and(|(_, address)| address == holder.local.ip())
-    }
-
-    /// Enters a holder of an application's port. Another application's are forgotten.
-    pub(super) fn hold(&mut self, key: PortKey, application: u16, holder: &HolderFacts) {
-        let exclusive = || Some((holder.cookie, holder.local.ip())).filter(|_| holder.exclusive);
-        match self.owned.get_mut(&key) {
-            Some(owned)
-                if owned.application == application
-                    && owned.holders > 0
-                    && !Self::displaces(owned, holder) =>
-            {
-                owned.holders += 1;
-                owned.exclusive = None;
-            }
-            _ => {
-                self.remove(&key);
-                let owned = Owned {
-                    application,
-                    holders: 1,
-                    exclusive: exclusive(),
-                };
-                self.owned.insert(key, owned);
-            }
+    /// Enters a holder of an application's ports, which no other application's holds.
+    pub(super) fn hold(&mut self, held: Held) {
+        for &key in &held.keys {
+            let application = held.application;
+            let owned = self.owned.entry(key).or_insert(Owned {
+                application,
+                holders: 0,
+            });
+            owned.application = application;
+            owned.holders += 1;
         }
-        self.holders.insert(holder.cookie, key);
+        self.holders.insert(held.facts.cookie, held);
     }
 
-    /// Forgets a holder; how many the port has left.
-    pub(super) fn let_go(&mut self, cookie: u64) -> u32 {
-        let Some(key) = self.holders.remove(&cookie) else {
-            return 0;
-        };
-        let Some(owned) = self.owned.get_mut(&key) else {
-            return 0;
-        };
-        owned.holders = owned.holders.saturating_sub(1);
-        if owned.holders == 0 {
-            owned.exclusive = None;
-        }
-        owned.holders
+    pub(super) fn held_by_mut(&mut self, cookie: u64) -> Option<&mut Held> {
+        self.holders.get_mut(&cookie)
     }
 
+    /// Forgets a holder; the ports that have none any more.
+    pub(super) fn let_go(&mut self, cookie: u64) -> Vec<PortKey> {
+        let Some(held) = self.holders.remove(&cookie) else {
+            return Vec::new();
+        };
+        let mut unheld = held.keys;
+        unheld.retain(|key| match self.owned.get_mut(key) {
+            Some(owned) => {
+                owned.holders = owned.holders.saturating_sub(1);
+                owned.holders == 0
+            }
+            None => false,
+        });
+        unheld
+    }
+
+    /// Forgets a port that has no holder.
     pub(super) fn remove(&mut self, key: &PortKey) {
-        match self.owned.remove(key) {
-            Some(Owned {
-                exclusive: Some((cookie, _)),
-                ..
-            }) if self.holders.get(&cookie) == Some(key) => drop(self.holders.remove(&cookie)),
-            Some(owned) if owned.holders > 0 => self.holders.retain(|_, held| held != key),
-            _ => {}
-        }
+        self.owned.remove(key);
     }
 }

@@ -1,10 +1,12 @@
 //! Facts about the process at the other end of a Unix socket that its number alone does not
 //! prove: a number may be another process's by the time that it is looked up.
 
+use std::fs;
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use tidewall_device::capabilities::{Capability, NET_RAW};
 use tidewall_sys::peer_process;
 
 /// What `look` says of the process that connected, if that lives afterwards and so had its
@@ -18,6 +20,30 @@ pub(super) fn looked_up<T>(connection: impl AsFd, look: impl FnOnce() -> Option<
     };
     let found = look()?;
     held.is_none_or(lives).then_some(found)
+}
+
+/// True where the process at the other end of a Unix socket has CAP_NET_RAW in this
+/// process's user namespace. `process`: its number, as SO_PEERCRED says it.
+///
+/// A process may execute another program between its connection and this look, so a caller
+/// believes it only of user 0, who has no more to gain by that than what he may execute.
+pub(super) fn has_net_raw(connection: impl AsFd, process: u32) -> bool {
+    let looked = looked_up(connection, || {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        // A namespace of its own, in which it has every capability, maps other users.
+        let users = |of: &str| fs::read_to_string(format!("/proc/{of}/uid_map")).ok();
+        let is_here = users(&process.to_string())? == users("self")?;
+        Some(is_here && has_effective(&status, NET_RAW))
+    });
+    looked == Some(true)
+}
+
+/// By /proc/PID/status.
+fn has_effective(status: &str, capability: Capability) -> bool {
+    let mut lines = status.lines();
+    let set = lines.find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    set.is_some_and(|set| set & 1 << capability.number() != 0)
 }
 
 const AT_ONCE: Timespec = Timespec {

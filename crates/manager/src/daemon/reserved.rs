@@ -1,65 +1,121 @@
-//! Ports that the kernel does not choose by itself: net.ipv4.ip_local_reserved_ports, in
-//! which the administrator's own stay.
+//! Ports that the kernel does not choose by itself: net.ipv4.ip_local_reserved_ports. The
+//! administrator's and other managers' ports stand there, too: only what was added here is
+//! taken away, from what stands there now, and under a lock that all managers take.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use crate::places;
 use crate::protocol::{BLOCK_PORTS, Blocks};
 
 const PATH: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 const PORTS: usize = 65_536;
+/// Another manager has the lock for as long as it reads and writes one file; one that was
+/// stopped meanwhile is not waited for.
+const LOCKED_WITHIN: Duration = Duration::from_millis(20);
 
-/// What is reserved.
+/// What this manager has reserved.
+#[derive(Debug)]
 pub(super) struct Reserved {
-    /// Others' ports, a bit each.
-    others: Box<[u64; PORTS / 64]>,
+    path: PathBuf,
+    lock: PathBuf,
     blocks: Blocks,
 }
 
-impl std::fmt::Debug for Reserved {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Reserved")
-            .field("blocks", &self.blocks)
-            .finish_non_exhaustive()
-    }
+/// What is to be reserved, while no other manager changes it.
+#[derive(Debug)]
+pub(super) struct Change {
+    text: String,
+    blocks: Blocks,
+    _lock: File,
 }
 
 impl Reserved {
-    /// What is reserved now, of which `blocks` are ours.
-    pub(super) fn read(blocks: &Blocks) -> io::Result<Self> {
-        let mut others = parse(&fs::read_to_string(PATH)?);
-        for (port, ours) in block_ports(blocks) {
-            if ours {
-                mark(&mut others, port, false);
-            }
-        }
-        Ok(Reserved {
-            others,
+    /// `blocks`: what an earlier run has reserved.
+    pub(super) fn new(blocks: &Blocks) -> Self {
+        Self::at(Path::new(PATH), &places::reserved_lock(), blocks)
+    }
+
+    fn at(path: &Path, lock: &Path, blocks: &Blocks) -> Self {
+        Reserved {
+            path: path.to_owned(),
+            lock: lock.to_owned(),
             blocks: *blocks,
-        })
+        }
     }
 
     pub(super) fn blocks(&self) -> &Blocks {
         &self.blocks
     }
 
-    /// True of a port that somebody else has reserved.
-    pub(super) fn is_anothers(&self, port: u16) -> bool {
-        is_marked(&self.others, port)
-    }
-
-    /// Reserves these blocks of ours and no others.
-    pub(super) fn set(&mut self, blocks: &Blocks) -> io::Result<()> {
-        let mut all = self.others.clone();
-        for (port, ours) in block_ports(blocks) {
-            if ours {
-                mark(&mut all, port, true);
+    /// Prepares to reserve these blocks and no others of this manager.
+    ///
+    /// # Errors
+    /// EADDRINUSE where a port of a block that is new is reserved already; EBUSY where
+    /// another manager has the lock; what the file system reports.
+    pub(super) fn begin(&self, blocks: &Blocks) -> io::Result<Change> {
+        let lock = self.lock()?;
+        let mut ports = parse(&fs::read_to_string(&self.path)?);
+        for ((port, before), (_, after)) in block_ports(&self.blocks).zip(block_ports(blocks)) {
+            if after && !before && is_marked(&ports, port) {
+                return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+            }
+            if before != after {
+                mark(&mut ports, port, after);
             }
         }
-        fs::write(PATH, format!("{}\n", print(&all)))?;
-        self.blocks = *blocks;
+        Ok(Change {
+            text: print(&ports),
+            blocks: *blocks,
+            _lock: lock,
+        })
+    }
+
+    /// Reserves them.
+    ///
+    /// # Errors
+    /// What the file system reports.
+    pub(super) fn write(&mut self, change: Change) -> io::Result<()> {
+        fs::write(&self.path, format!("{}\n", change.text))?;
+        self.blocks = change.blocks;
         Ok(())
+    }
+
+    /// Takes away all that it has reserved.
+    ///
+    /// # Errors
+    /// As [`Reserved::begin`] and [`Reserved::write`].
+    pub(super) fn clear(&mut self) -> io::Result<()> {
+        if self.blocks == [0; 4] {
+            return Ok(());
+        }
+        let change = self.begin(&[0; 4])?;
+        self.write(change)
+    }
+
+    fn lock(&self) -> io::Result<File> {
+        if let Some(directory) = self.lock.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        // A file that others could open they could keep locked.
+        let mut options = OpenOptions::new();
+        let file = options.create(true).append(true).mode(0o600);
+        let file = file.open(&self.lock)?;
+        let end = Instant::now() + LOCKED_WITHIN;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::Error(error)) => return Err(error),
+                Err(TryLockError::WouldBlock) if Instant::now() < end => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::ResourceBusy.into()),
+            }
+        }
     }
 }
 
@@ -131,6 +187,37 @@ mod tests {
         for text in ["", "1", "0,2-4,10", "32768-33023,65535", "65000-65535"] {
             assert_eq!(print(&parse(&format!("{text}\n"))), text);
         }
+    }
+
+    #[test]
+    fn what_others_have_reserved_stays() {
+        let directory = std::env::temp_dir().join(format!("tw-reserved-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (path, lock) = (directory.join("ports"), directory.join("lock"));
+        let [first, second] = [[0, 0, 1, 0], [0, 0, 2, 0]];
+        let reserved = || fs::read_to_string(&path).unwrap().trim().to_owned();
+        let set = |by: &mut Reserved, blocks| by.begin(blocks).and_then(|it| by.write(it));
+        fs::write(&path, "80\n").unwrap();
+        let mut one = Reserved::at(&path, &lock, &[0; 4]);
+        let mut other = Reserved::at(&path, &lock, &[0; 4]);
+        set(&mut one, &first).unwrap();
+        // The other manager began before that, and cannot have the same block.
+        let taken = set(&mut other, &first).unwrap_err();
+        assert_eq!(taken.raw_os_error(), Some(libc::EADDRINUSE));
+        set(&mut other, &second).unwrap();
+        assert_eq!(reserved(), "80,32768-33279");
+        // An administrator changes it meanwhile.
+        fs::write(&path, "5000-5001,32768-33279\n").unwrap();
+        set(&mut other, &[0; 4]).unwrap();
+        assert_eq!(reserved(), "5000-5001,32768-33023");
+        // A manager that is away does not keep the others.
+        let change = other.begin(&second).unwrap();
+        let busy = one.begin(&[0; 4]).unwrap_err();
+        assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);
+        drop(change);
+        set(&mut one, &[0; 4]).unwrap();
+        assert_eq!(reserved(), "5000-5001");
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

@@ -19,12 +19,13 @@ use tidewall_sys::netlink::Monitor;
 
 use super::closing::close_elsewhere;
 use super::descent::descends;
-use super::direct::{DirectDevice, Parts};
-use super::foreign::{ForeignFd, ForeignThreads};
+use super::direct::{DirectDevice, Look, Parts};
+use super::foreign::{ForeignFd, ForeignThreads, Found};
 use super::log::{Level, Log};
 use super::manager::{ClientId, Manager, Reply, refused};
 use super::metrics::{self, Metrics, Next};
 use super::ports::HolderFacts;
+use super::process::has_net_raw;
 use super::unit::unit_of;
 use super::{Device, Limits};
 use crate::connection::{Connection, Credentials, Listener};
@@ -56,7 +57,8 @@ const METRICS: u64 = 3;
 const SIGNALLING: u64 = 4;
 const WAKE: u64 = 5;
 const SEEN: u64 = 6;
-const FIRST_CLIENT: u64 = 7;
+const HOLDERS: u64 = 7;
+const FIRST_CLIENT: u64 = 8;
 /// Whose thread closes the connections of clients that have not joined: no user has this id.
 const STRANGERS: u32 = u32::MAX;
 /// Set in the number of a scraper of metrics.
@@ -119,7 +121,7 @@ impl Server {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let changes = Monitor::with_neighbours()?;
         let holders = device.holders();
-        let foreign = ForeignThreads::new(move |socket| holders.facts(socket))?;
+        let foreign = ForeignThreads::new(move |socket, user| holders.facts(socket, user))?;
         let server = Server {
             manager,
             device,
@@ -142,6 +144,7 @@ impl Server {
         server.watch(server.listener.as_fd(), LISTENER)?;
         server.watch(server.changes.as_fd(), CHANGES)?;
         server.watch(server.foreign.wake(), SEEN)?;
+        server.watch(server.device.holder_changes(), HOLDERS)?;
         Ok(server)
     }
 
@@ -301,7 +304,8 @@ impl Server {
                 METRICS => self.accept_scraper(),
                 SIGNALLING => self.serve_signalling(),
                 WAKE => {}
-                SEEN => self.act_on_seen(),
+                SEEN => self.act_on_found(),
+                HOLDERS => self.holders_changed(),
                 number if number & SCRAPER != 0 => self.serve_scraper(number & !SCRAPER),
                 client if client & CIRCUITS != 0 => {
                     self.serve_circuits(client & !CIRCUITS);
@@ -329,6 +333,7 @@ impl Server {
         if self.accept_at.take_if(|at| *at <= now).is_some() {
             self.set_accepting(epoll::EventFlags::IN);
         }
+        self.look();
         if let Err(error) = self.device.tick(now) {
             self.warn("polling-not-switched", &error);
         }
@@ -430,6 +435,9 @@ impl Server {
         if ours {
             self.manager.is_of_program(client);
         }
+        if peer.uid == 0 && has_net_raw(connection.as_fd(), peer.pid) {
+            self.manager.may_send_anything(client);
+        }
         if self.units
             && let Some(unit) = unit_of(connection.as_fd(), peer.pid)
         {
@@ -485,14 +493,59 @@ impl Server {
         self.foreign.look(user, client, received);
     }
 
-    /// Acts on messages whose descriptors were looked at.
-    fn act_on_seen(&mut self) {
-        for seen in self.foreign.seen() {
-            if self.looked_at.remove(&seen.client) {
-                self.set_read(seen.client, true);
-                let holder = seen.facts.zip(seen.descriptor);
-                self.act(seen.client, &seen.bytes, holder);
-                self.follow_calls();
+    /// Acts on messages whose descriptors were looked at, and on what else threads have found.
+    fn act_on_found(&mut self) {
+        for found in self.foreign.found() {
+            let (now, device) = (monotonic(), &mut self.device);
+            match found {
+                Found::Message(seen) => {
+                    if self.looked_at.remove(&seen.client) {
+                        self.set_read(seen.client, true);
+                        let holder = seen.facts.zip(seen.descriptor);
+                        self.act(seen.client, &seen.bytes, holder);
+                        self.follow_calls();
+                    }
+                }
+                Found::Holder(cookie, facts) => {
+                    self.manager.looked_at(cookie, facts.as_ref(), now, device);
+                }
+                Found::Anothers(key) => self.manager.is_anothers(&key, now, device),
+                Found::Closed(client, id) => {
+                    if self.looked_at.remove(&client) {
+                        self.set_read(client, true);
+                        let done = Answer::Done(Empty {});
+                        if id != 0 && self.send(client, id, &done, &[]).is_err() {
+                            self.end(client);
+                        }
+                    }
+                }
+            }
+        }
+        self.look();
+    }
+
+    fn holders_changed(&mut self) {
+        let now = monotonic();
+        for cookie in self.device.take_changed_holders() {
+            self.manager.holder_changed(cookie, now, &mut self.device);
+        }
+        self.look();
+    }
+
+    /// Has threads close and ask what the manager wants closed and asked.
+    fn look(&mut self) {
+        drop(self.device.take_released());
+        let holders = self.device.holders();
+        for look in self.device.take_looks() {
+            match look {
+                Look::Holder(cookie, socket, user) => self.foreign.ask(user, move |facts| {
+                    let facts = facts(socket.as_fd(), user);
+                    Some(Found::Holder(cookie, facts))
+                }),
+                Look::Port(key, user) => self.foreign.ask(user, move |_| {
+                    let is_anothers = holders.is_anothers(&key, user).unwrap_or(false);
+                    is_anothers.then_some(Found::Anothers(key))
+                }),
             }
         }
     }
@@ -517,11 +570,16 @@ impl Server {
     fn act(&mut self, client: ClientId, bytes: &[u8], holder: Option<(HolderFacts, ForeignFd)>) {
         let now = monotonic();
         let application = self.manager.application_of(client);
-        let facts = holder.as_ref().map(|(facts, _)| facts);
+        let (facts, descriptor) = holder.unzip();
+        if let (Some(facts), Some(descriptor)) = (&facts, descriptor) {
+            self.device.show(facts.cookie, descriptor);
+        }
         let (id, reply) = self
             .manager
-            .handle(client, bytes, facts, now, &mut self.device);
-        drop(holder);
+            .handle(client, bytes, facts.as_ref(), now, &mut self.device);
+        self.device.hide();
+        let has_released = self.device.has_released();
+        self.look();
         if application.is_none()
             && self.manager.application_of(client).is_some()
             && let Some(credentials) = self.manager.credentials_of(client)
@@ -531,6 +589,11 @@ impl Server {
             peer.connection.set_descriptors_allowed(true);
         }
         let sent = match &reply {
+            // The next socket can be bound there once this, or the next request, is answered.
+            Reply::Answer(Answer::Done(_), _) if has_released => {
+                self.answer_when_closed(client, id);
+                Ok(())
+            }
             // The application does not wait for it.
             Reply::Answer(Answer::Done(_) | Answer::Error(_), _) if id == 0 => Ok(()),
             Reply::Answer(answer, beside) => {
@@ -572,6 +635,17 @@ impl Server {
             // was, there is frame memory to unmap.
             close_elsewhere(parts);
         }
+    }
+
+    fn answer_when_closed(&mut self, client: ClientId, id: u32) {
+        let Some(peer) = self.clients.get(&client) else {
+            return;
+        };
+        let user = peer.user;
+        self.looked_at.insert(client);
+        self.set_read(client, false);
+        let closed = move |_: &_| Some(Found::Closed(client, id));
+        self.foreign.ask(user, closed);
     }
 
     fn hand_over(

@@ -4,7 +4,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::device::Fault;
-use crate::world::{ADDRESSES, PORTS, UIDS};
+use crate::kernel::Bound;
+use crate::world::{ADDRESSES, PORTS, STRANGERS, UIDS};
 
 #[derive(Clone, Debug)]
 pub enum Action {
@@ -16,8 +17,12 @@ pub enum Action {
         address: usize,
         port: usize,
         tcp: bool,
-        exclusive: bool,
+        only_v6: bool,
+        shares: bool,
+        device: Bound,
+        listens: bool,
     },
+    Change(usize, Change),
     /// Whichever socket there is, its own or not.
     Own(usize, usize),
     /// A socket that is bound elsewhere, in another namespace, or none.
@@ -40,8 +45,33 @@ pub enum Action {
     Wait(u16),
 }
 
+/// What a process does to a socket of its own, whether the manager has seen it or not.
+#[derive(Clone, Copy, Debug)]
+pub enum Change {
+    Listen,
+    Shut,
+    Connect,
+    Share(bool),
+    BindToDevice(Bound),
+}
+
+fn bound() -> impl Strategy<Value = Bound> {
+    prop_oneof![
+        4 => Just(Bound::Nowhere),
+        1 => Just(Bound::Here),
+        1 => Just(Bound::Elsewhere),
+    ]
+}
+
 pub fn action() -> impl Strategy<Value = Action> {
     let process = 0..UIDS.len();
+    let change = prop_oneof![
+        Just(Change::Listen),
+        Just(Change::Shut),
+        Just(Change::Connect),
+        any::<bool>().prop_map(Change::Share),
+        bound().prop_map(Change::BindToDevice),
+    ];
     let fault = prop_oneof![
         (0..6u8).prop_map(Fault::Fail),
         (0..6u8).prop_map(Fault::FailAfter),
@@ -53,14 +83,27 @@ pub fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         6 => process.clone().prop_map(Action::Connect),
         6 => (process.clone(), any::<bool>()).prop_map(|(process, queues)| Action::Join(process, queues)),
-        8 => (process.clone(), 0..ADDRESSES.len(), 0..PORTS.len(), any::<bool>(), any::<bool>())
-            .prop_map(|(process, address, port, tcp, exclusive)| Action::Bind {
-                process,
-                address,
-                port,
-                tcp,
-                exclusive,
+        // As likely as all that follows: what is tried is who may own which of them.
+        16 => (
+            0..UIDS.len() + STRANGERS.len(),
+            0..ADDRESSES.len(),
+            0..PORTS.len(),
+            any::<[bool; 4]>(),
+            bound(),
+        )
+            .prop_map(|(process, address, port, [tcp, only_v6, shares, listens], device)| {
+                Action::Bind {
+                    process,
+                    address,
+                    port,
+                    tcp,
+                    only_v6,
+                    shares,
+                    device,
+                    listens,
+                }
             }),
+        6 => (0..8usize, change).prop_map(|(socket, change)| Action::Change(socket, change)),
         12 => (process.clone(), 0..8usize).prop_map(|(process, socket)| Action::Own(process, socket)),
         2 => (process.clone(), 0..8usize, 0..4u8)
             .prop_map(|(process, socket, how)| Action::OwnWrongly(process, socket, how)),

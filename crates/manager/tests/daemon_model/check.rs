@@ -1,20 +1,24 @@
 //! What is true at any time, and at the end.
 
+use std::collections::BTreeSet;
+
 use tidewall_manager::daemon::PRESENT_WITHIN;
 use tidewall_manager::daemon::journal::{ACTIVE, FREE};
 
-use crate::RETRY;
 use crate::action::Action;
+use crate::kernel::Socket;
 use crate::world::{UIDS, World, block_keys};
+use crate::{LOOK_EVERY, RETRY};
 
 impl World {
     pub fn check(&self) {
         let device = &self.device;
         let mut leased = [0; 4];
+        let owners: BTreeSet<u16> = device.table.values().copied().collect();
         for (number, entry) in (0u16..).zip(&device.journal) {
             assert_eq!(entry.state == ACTIVE, device.made.contains(&number));
             if entry.state == FREE {
-                assert!(device.table.values().all(|&owner| owner != number));
+                assert!(!owners.contains(&number));
                 continue;
             }
             assert_eq!(entry.state, ACTIVE, "left half way: {number}");
@@ -35,6 +39,8 @@ impl World {
             }
         }
         assert_eq!(device.reserved, leased);
+        let robbed = self.robbed();
+        assert!(robbed.is_none(), "{robbed:?} {:?}", device.table);
         // What the manager answered a process stays true while it is connected and its socket is there.
         for process in self
             .processes
@@ -45,13 +51,13 @@ impl World {
                 continue;
             };
             let number = joined.application as u16;
-            for (cookie, key) in &process.owned {
-                if self
-                    .sockets
-                    .iter()
-                    .any(|socket| socket.facts.cookie == *cookie)
-                {
-                    assert_eq!(device.table.get(key), Some(&number), "{key:?}");
+            for (cookie, keys) in &process.owned {
+                let sockets = device.kernel.sockets.iter();
+                let mut open = sockets.filter(|it| it.process.is_some() && !it.changed);
+                if open.any(|socket| socket.facts.cookie == *cookie) {
+                    for key in keys {
+                        assert_eq!(device.table.get(key), Some(&number), "{key:?}");
+                    }
                 }
             }
             for key in process.blocks.iter().flat_map(block_keys) {
@@ -74,16 +80,28 @@ impl World {
         }
     }
 
+    /// A socket whose frames come to an application of another user that is trusted with
+    /// nothing.
+    pub fn robbed(&self) -> Option<Socket> {
+        let user = |application: u16| {
+            let entry = self.device.journal.get(usize::from(application))?;
+            (entry.private != 0).then_some(entry.uid)
+        };
+        self.device.kernel.robbed(&self.device.table, user)
+    }
+
     pub fn end(&mut self) {
         self.device.fault = None;
         for process in 0..self.processes.len() {
             self.act(Action::Die(process));
         }
-        self.advance(self.now + PRESENT_WITHIN + 2 * RETRY);
+        self.advance(self.now + PRESENT_WITHIN + 2 * RETRY + LOOK_EVERY);
         assert!(self.device.table.is_empty(), "{:?}", self.device.table);
         assert!(self.device.made.is_empty());
         assert_eq!(self.device.queues, None);
         assert_eq!(self.device.reserved, [0; 4]);
+        assert!(self.device.kernel.held.is_empty());
+        assert!(!self.device.kernel.sockets.iter().any(|socket| socket.kept));
         assert!(self.device.journal.iter().all(|entry| entry.state == FREE));
         let counters = self.manager.counters();
         let kept = [

@@ -12,6 +12,8 @@ use tidewall_manager::daemon::ports::PortKey;
 use tidewall_manager::protocol::*;
 use tidewall_wire::atm::pseudowire::Label;
 
+use crate::kernel::Kernel;
+
 /// A step that is to fail, or before which the daemon is killed, so many steps from now.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
@@ -30,6 +32,12 @@ pub struct FakeDevice {
     /// Who has the queues.
     pub queues: Option<u16>,
     pub reserved: Blocks,
+    pub kernel: Kernel,
+    /// The cookie of what came beside the message.
+    pub shown: Option<u64>,
+    /// What is to be looked at, for which users.
+    pub looks: Vec<(u64, u32)>,
+    pub port_looks: Vec<(PortKey, u32)>,
     pub fault: Option<Fault>,
     pub killed: bool,
     pub failed: bool,
@@ -103,8 +111,8 @@ impl Device for FakeDevice {
         Ok(self.kept.contains_key(token))
     }
 
-    fn make(&mut self, application: u16, join: &Join, _: bool) -> io::Result<(u32, ())> {
-        let queues = join.flags & JOIN_WITHOUT_QUEUES == 0;
+    fn make(&mut self, application: u16, join: &Join, private: bool) -> io::Result<(u32, ())> {
+        let queues = join.flags & JOIN_WITHOUT_QUEUES == 0 && !private;
         if queues && self.queues.is_some() {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
@@ -153,10 +161,52 @@ impl Device for FakeDevice {
         self.circuits.remove(&label);
     }
 
-    fn is_free(&mut self, _: Protocol, ports: RangeInclusive<u16>) -> io::Result<bool> {
-        // A socket of somebody else has one.
-        let free = !ports.contains(&33_000);
-        self.step(false).1.map(|()| free)
+    fn hold_block(
+        &mut self,
+        protocol: Protocol,
+        ports: RangeInclusive<u16>,
+    ) -> io::Result<Vec<u16>> {
+        let sockets = &self.kernel.sockets;
+        let has = |port: u16| {
+            let facts = sockets.iter().map(|socket| &socket.facts);
+            let mut bound = facts.map(|facts| (facts.protocol, facts.local.port()));
+            // A socket that is there for good has one.
+            port == 33_000 || bound.any(|of| of == (protocol, port))
+        };
+        let held: Vec<u16> = ports.clone().filter(|&port| !has(port)).collect();
+        let others = ports.filter(|&port| has(port)).collect();
+        let (effect, result) = self.step(true);
+        if effect {
+            let held = held.into_iter().map(|port| (protocol, port));
+            self.kernel.held.extend(held);
+        }
+        result.map(|()| others)
+    }
+
+    fn release_block(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) {
+        for port in ports {
+            self.kernel.held.remove(&(protocol, port));
+        }
+    }
+
+    fn look_at(&mut self, cookie: u64, user: u32) {
+        self.looks.push((cookie, user));
+    }
+
+    fn look_at_port(&mut self, port: &PortKey, user: u32) {
+        self.port_looks.push((*port, user));
+    }
+
+    fn keep(&mut self, cookie: u64) -> io::Result<()> {
+        let (effect, result) = self.step(false);
+        if effect && self.shown == Some(cookie) {
+            self.kernel.get(cookie).unwrap().kept = true;
+        }
+        result
+    }
+
+    fn release(&mut self, cookie: u64) {
+        self.kernel.release(|socket| socket.facts.cookie == cookie);
     }
 
     fn reserve(&mut self, blocks: &Blocks) -> io::Result<()> {
@@ -186,6 +236,10 @@ impl FakeDevice {
             made: BTreeSet::new(),
             queues: None,
             reserved: [0; 4],
+            kernel: Kernel::default(),
+            shown: None,
+            looks: Vec::new(),
+            port_looks: Vec::new(),
             fault: None,
             killed: false,
             failed: false,

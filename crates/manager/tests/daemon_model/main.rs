@@ -1,12 +1,15 @@
 //! The manager's state machine against a model: random processes that bind, ask, close,
-//! die and lie, a device whose steps fail, and a daemon that is killed between any two
-//! steps and started again.
+//! die and lie, others that never heard of a manager, a kernel that binds by Linux's rules,
+//! a device whose steps fail, and a daemon that is killed between any two steps and started
+//! again.
 
 mod action;
 mod check;
 mod device;
+mod kernel;
 mod world;
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -14,13 +17,21 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
 use action::{Action, action};
-use world::World;
+use world::{ASKED, OWNED, UIDS, World};
 
 /// How soon the manager tries again what failed.
 const RETRY: Duration = Duration::from_millis(100);
 
-fn run(actions: Vec<Action>) -> World {
+/// How often the manager looks at what others could change.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// `joined`: every process has joined, to begin with.
+fn run(joined: bool, actions: Vec<Action>) -> World {
     let mut world = World::new();
+    for process in (0..UIDS.len()).filter(|_| joined) {
+        world.act(Action::Connect(process));
+        world.act(Action::Join(process, false));
+    }
     for action in actions {
         world.act(action);
         world.retry();
@@ -28,6 +39,7 @@ fn run(actions: Vec<Action>) -> World {
             world.restart();
             world.retry();
         }
+        world.look();
         if !world.device.killed {
             world.check();
         }
@@ -52,9 +64,16 @@ fn nothing_is_lost_nothing_is_left() {
     };
     let random = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(config, random);
-    let tested = runner.run(&vec(action(), 1..80), |actions| {
-        run(actions).end();
-        Ok(())
-    });
+    let tested = runner.run(
+        &(any::<bool>(), vec(action(), 1..80)),
+        |(joined, actions)| {
+            run(joined, actions).end();
+            Ok(())
+        },
+    );
     tested.unwrap_or_else(|error| panic!("{error}"));
+    // Not by refusing everything.
+    let [asked, owned] = [&ASKED, &OWNED].map(|count| count.load(Relaxed));
+    println!("{owned} of {asked} sockets owned their ports, 0 of another user's");
+    assert!(owned > asked / 10, "{owned} of {asked}");
 }

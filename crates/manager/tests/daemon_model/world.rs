@@ -2,24 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::connection::Credentials;
-use tidewall_manager::daemon::ports::{HolderFacts, PortKey};
-use tidewall_manager::daemon::{ClientId, Limits, Manager, PRESENT_WITHIN, Recovered, Reply};
+use tidewall_manager::daemon::ports::{HolderFacts, PortKey, Proof};
+use tidewall_manager::daemon::{
+    ClientId, Limits, Manager, PRESENT_WITHIN, Recovered, Reply, Users,
+};
 use tidewall_manager::protocol::*;
 
-use crate::RETRY;
-use crate::action::Action;
+use crate::action::{Action, Change};
 use crate::device::FakeDevice;
-
-/// A socket of the kernel's.
-#[derive(Clone, Copy, Debug)]
-pub struct Socket {
-    pub facts: HolderFacts,
-    pub process: usize,
-}
+use crate::kernel::{Bound, Socket, State};
+use crate::{LOOK_EVERY, RETRY};
 
 #[derive(Default)]
 pub struct Process {
@@ -28,20 +26,26 @@ pub struct Process {
     /// The manager's answer when it joined.
     pub joined: Option<Joined>,
     /// Ports that the manager confirmed, in this connection.
-    pub owned: BTreeMap<u64, PortKey>,
+    pub owned: BTreeMap<u64, Vec<PortKey>>,
     pub blocks: Vec<Block>,
 }
 
-pub const UIDS: [u32; 5] = [0, 1000, 1000, 2000, 3000];
+/// Of processes that know of the manager: the last ones have private mode.
+pub const UIDS: [u32; 7] = [0, 1000, 1000, 2000, UNTRUSTED, PRIVATE[0], PRIVATE[1]];
 pub const UNTRUSTED: u32 = 3000;
-pub const ADDRESSES: [&str; 4] = ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1"];
+const PRIVATE: [u32; 2] = [4000, 5000];
+/// Of processes that never heard of it.
+pub const STRANGERS: [u32; 2] = [0, 6000];
+pub const ADDRESSES: [&str; 5] = ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "fd00::1"];
+/// Sockets that the manager was shown, and those that it took for holders.
+pub static ASKED: AtomicUsize = AtomicUsize::new(0);
+pub static OWNED: AtomicUsize = AtomicUsize::new(0);
 pub const PORTS: [u16; 3] = [80, 33_100, 33_400];
 
 pub struct World {
     pub device: FakeDevice,
     pub manager: Manager,
     pub processes: Vec<Process>,
-    pub sockets: Vec<Socket>,
     pub now: Duration,
     pub next: u64,
     /// When the present run of the daemon began after another.
@@ -51,6 +55,7 @@ pub struct World {
 fn limits() -> Limits {
     let mut limits = Limits::default();
     limits.trusted = vec![1000, 2000];
+    limits.private = Users::Listed(PRIVATE.into());
     limits.applications_of_domain = 2;
     limits.holders_of_domain = 4;
     limits.blocks_of_domain = 2;
@@ -61,7 +66,8 @@ fn limits() -> Limits {
 
 pub fn block_keys(block: &Block) -> impl Iterator<Item = PortKey> {
     let protocol = transport(block.protocol).unwrap();
-    (block.first..block.first + block.count).map(move |port| PortKey::any(protocol, port))
+    let ports = block.first..block.first + block.count;
+    ports.flat_map(move |port| PortKey::on_all(protocol, port))
 }
 
 impl World {
@@ -77,7 +83,6 @@ impl World {
             device,
             manager,
             processes: processes.collect(),
-            sockets: Vec::new(),
             now,
             next: 1,
             restarted: None,
@@ -99,6 +104,7 @@ impl World {
             return Answer::Done(Empty {});
         };
         let (now, holder) = (self.now, holder.as_ref());
+        self.device.shown = holder.map(|holder| holder.cookie);
         let (_, reply) = self
             .manager
             .handle(client, bytes, holder, now, &mut self.device);
@@ -142,6 +148,9 @@ impl World {
                 let uid = self.processes[process].uid;
                 let credentials = Credentials { uid, pid: 1 };
                 let connected = self.manager.connected(client, credentials);
+                if uid == 0 {
+                    self.manager.may_send_anything(client);
+                }
                 if connected
                     .and_then(|()| self.manager.admit(client, self.now))
                     .is_ok()
@@ -162,17 +171,12 @@ impl World {
                     self.processes[process].joined = Some(joined);
                 }
             }
-            Action::Bind {
-                process,
-                address,
-                port,
-                tcp,
-                exclusive,
-            } => self.bind(process, address, port, tcp, exclusive),
+            Action::Bind { .. } => self.bind(&action),
+            Action::Change(socket, change) => self.change(socket, change),
             Action::Own(process, socket) => self.own(process, socket),
             Action::OwnWrongly(process, socket, how) => self.own_wrongly(process, socket, how),
             Action::Disown(process, socket) => {
-                let Some(socket) = self.sockets.get(socket) else {
+                let Some(socket) = self.device.kernel.sockets.get(socket) else {
                     return;
                 };
                 let cookie = socket.facts.cookie;
@@ -182,8 +186,9 @@ impl World {
                 }
             }
             Action::CloseSocket(socket) => {
-                if socket < self.sockets.len() {
-                    self.sockets.remove(socket);
+                if let Some(&Socket { facts, .. }) = self.device.kernel.sockets.get(socket) {
+                    let kernel = &mut self.device.kernel;
+                    kernel.close(|socket| socket.facts.cookie == facts.cookie);
                 }
             }
             Action::Lease(process, tcp) => {
@@ -235,7 +240,9 @@ impl World {
                 self.ask(process, &Request::Leave(Empty {}), None);
             }
             Action::Die(process) => {
-                self.sockets.retain(|socket| socket.process != process);
+                self.device
+                    .kernel
+                    .close(|socket| socket.process == Some(process));
                 self.hang_up(process);
                 self.processes[process].joined = None;
             }
@@ -261,8 +268,12 @@ impl World {
                 let process = self.processes.iter().position(of_client).unwrap();
                 self.disconnected(process);
             }
-            self.manager.tick(self.now, &mut self.device);
+            self.tick();
         }
+    }
+
+    fn is_joined(&self, process: usize) -> bool {
+        self.is_connected(process) && self.processes[process].joined.is_some()
     }
 
     fn is_connected(&self, process: usize) -> bool {
@@ -274,24 +285,111 @@ impl World {
         self.processes[process].joined.is_some() && self.restarted.is_some()
     }
 
-    /// As the kernel binds: who shares with nobody is alone at an address and port.
-    fn bind(&mut self, process: usize, address: usize, port: usize, tcp: bool, exclusive: bool) {
-        let local = SocketAddr::new(ADDRESSES[address].parse().unwrap(), PORTS[port]);
-        let protocol = if tcp { Protocol::Tcp } else { Protocol::Udp };
-        let conflict = self.sockets.iter().any(|Socket { facts, .. }| {
-            (facts.protocol, facts.local) == (protocol, local) && (exclusive || facts.exclusive)
-        });
-        if conflict || self.sockets.len() >= 8 {
+    fn bind(&mut self, action: &Action) {
+        let &Action::Bind {
+            process,
+            address,
+            port,
+            tcp,
+            only_v6,
+            shares,
+            device,
+            listens,
+        } = action
+        else {
+            return;
+        };
+        if self.device.kernel.sockets.len() >= 8 {
             return;
         }
-        let facts = HolderFacts {
-            protocol,
-            local,
-            cookie: self.number(),
-            exclusive,
-            here: true,
+        let local = SocketAddr::new(ADDRESSES[address].parse().unwrap(), PORTS[port]);
+        let cookie = self.number();
+        let users = UIDS.iter().chain(&STRANGERS);
+        let bound = self.device.kernel.bind(Socket {
+            facts: HolderFacts {
+                protocol: if tcp { Protocol::Tcp } else { Protocol::Udp },
+                local,
+                dual: local.is_ipv6() && !only_v6,
+                cookie,
+                here: true,
+                proof: Proof::Alone,
+            },
+            process: Some(process),
+            user: users.copied().nth(process).unwrap(),
+            shares,
+            device,
+            state: State::Idle,
+            kept: false,
+            changed: false,
+        });
+        if bound && listens {
+            self.device.kernel.listen(cookie);
+        }
+    }
+
+    fn change(&mut self, socket: usize, change: Change) {
+        let Some(socket) = self.device.kernel.sockets.get_mut(socket) else {
+            return;
         };
-        self.sockets.push(Socket { facts, process });
+        if socket.process.is_none() {
+            return;
+        }
+        socket.changed = true;
+        let cookie = socket.facts.cookie;
+        match change {
+            Change::Share(shares) => socket.shares = shares,
+            // For who has no capability only the first time.
+            Change::BindToDevice(device) if socket.device == Bound::Nowhere => {
+                socket.device = device;
+            }
+            Change::BindToDevice(_) => {}
+            Change::Listen => self.device.kernel.listen(cookie),
+            Change::Connect => self.device.kernel.connect(cookie),
+            Change::Shut => {
+                self.device.kernel.shut(cookie);
+                // The kernel says that of a listener.
+                let now = self.now;
+                self.manager.holder_changed(cookie, now, &mut self.device);
+                self.look_for_manager();
+            }
+        }
+    }
+
+    pub fn tick(&mut self) {
+        self.manager.tick(self.now, &mut self.device);
+        self.look_for_manager();
+    }
+
+    /// Does what threads do.
+    pub fn look_for_manager(&mut self) {
+        let (now, device) = (self.now, &mut self.device);
+        for (cookie, user) in std::mem::take(&mut device.looks) {
+            let facts = device.kernel.shown(cookie, user);
+            self.manager.looked_at(cookie, facts.as_ref(), now, device);
+        }
+        for (key, user) in std::mem::take(&mut device.port_looks) {
+            if device.kernel.is_anothers(&key, user) {
+                self.manager.is_anothers(&key, now, device);
+            }
+        }
+    }
+
+    /// Lets the time pass in which the manager looks at what others may have changed, where
+    /// that matters.
+    pub fn look(&mut self) {
+        while self.device.killed || self.robbed().is_some() {
+            if self.device.killed {
+                self.restart();
+                self.retry();
+                continue;
+            }
+            let before = self.manager.deadline();
+            self.advance(self.now + LOOK_EVERY);
+            self.retry();
+            if !self.device.killed && self.robbed().is_some() {
+                panic!("{:?} {before:?} {:?}", self.robbed(), self.device.table);
+            }
+        }
     }
 
     fn port_of(facts: &HolderFacts) -> Port {
@@ -304,19 +402,38 @@ impl World {
     }
 
     fn own(&mut self, process: usize, socket: usize) {
-        let Some(&Socket { facts, .. }) = self.sockets.get(socket) else {
+        // One of its own, if there is one.
+        let sockets = &self.device.kernel.sockets;
+        let is_own = |socket: &&Socket| socket.process == Some(process);
+        let own: Vec<&Socket> = sockets.iter().filter(is_own).collect();
+        let chosen = match own.is_empty() {
+            true => sockets.get(socket),
+            false => own.get(socket % own.len()).copied(),
+        };
+        let Some(&Socket { facts, .. }) = chosen else {
+            return;
+        };
+        let user = self.processes[process].uid;
+        let Some(facts) = self.device.kernel.shown(facts.cookie, user) else {
             return;
         };
         let request = Request::OwnPort(Self::port_of(&facts));
+        ASKED.fetch_add(usize::from(self.is_joined(process)), Relaxed);
         if let Answer::Owned(holder) = self.ask(process, &request, Some(facts)) {
+            OWNED.fetch_add(1, Relaxed);
             assert_eq!(holder.cookie, facts.cookie);
-            let key = PortKey::of(facts.protocol, facts.local);
-            self.processes[process].owned.insert(facts.cookie, key);
+            let owned = &mut self.processes[process].owned;
+            let before = owned.insert(facts.cookie, facts.keys());
+            if let Some(socket) = self.device.kernel.get(facts.cookie)
+                && before.is_none()
+            {
+                socket.changed = false;
+            }
         }
     }
 
     fn own_wrongly(&mut self, process: usize, socket: usize, how: u8) {
-        let Some(&Socket { mut facts, .. }) = self.sockets.get(socket) else {
+        let Some(&Socket { mut facts, .. }) = self.device.kernel.sockets.get(socket) else {
             return;
         };
         let mut port = Self::port_of(&facts);
@@ -362,6 +479,11 @@ impl World {
         // Killed again while it recovers, but not for ever.
         for _ in 0..4 {
             self.device.killed = false;
+            // What the process had.
+            self.device.kernel.held.clear();
+            self.device.kernel.release(|_| true);
+            self.device.looks.clear();
+            self.device.port_looks.clear();
             let recovered = Recovered {
                 entries: self.device.journal.clone(),
                 ports: self
@@ -385,7 +507,7 @@ impl World {
     pub fn retry(&mut self) {
         while std::mem::take(&mut self.device.failed) && !self.device.killed {
             self.now += RETRY;
-            self.manager.tick(self.now, &mut self.device);
+            self.tick();
         }
     }
 }

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use tidewall_device::demux::ANY;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::queue::KernelDelivered;
 use tidewall_manager::client::Patience;
@@ -80,8 +81,11 @@ impl Udp {
         // A port that no table entry names any more costs the driver one look.
         let _ = self.unlisten(core, socket);
         let (address, port) = table_key(socket);
-        if !self.port_in_use(address, port) {
-            core.netdev.owner.disown_port(Protocol::Udp, address, port);
+        for &owned in address.as_ref().map_or(&ANY[..], std::slice::from_ref) {
+            if !self.is_owned_by_another(owned, port) {
+                let owner = &core.netdev.owner;
+                owner.disown_port(Protocol::Udp, Some(owned), port);
+            }
         }
         if let Some(holder) = &socket.reservation {
             core.netdev.owner.close_datagrams(holder.as_fd());
@@ -133,13 +137,17 @@ impl Udp {
         }
     }
 
-    fn port_in_use(&self, address: Option<IpAddr>, port: u16) -> bool {
+    /// True where a socket of the stack needs the port at this address, or at all of a family
+    /// where that is unspecified.
+    fn is_owned_by_another(&self, address: IpAddr, port: u16) -> bool {
         let sockets = self.read();
-        // The trusted level knows addresses, but of "any" only one kind.
-        let kind = |address: Option<IpAddr>| address.filter(|address| !address.is_unspecified());
         sockets.values().any(|other| {
             let (other_address, other_port) = table_key(other);
-            kind(other_address) == kind(address) && other_port == port
+            let covers = match other_address {
+                Some(other) => other == address,
+                None => address.is_unspecified(),
+            };
+            covers && other_port == port
         })
     }
 

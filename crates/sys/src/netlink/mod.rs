@@ -19,6 +19,7 @@ mod neighbour;
 mod netdev;
 mod route;
 mod routing;
+mod sockets;
 mod veth;
 
 pub use neighbour::Neighbour;
@@ -27,6 +28,7 @@ pub use netdev::{
 };
 pub use route::{Change, Link, LinkCounters, Monitor, Route, Rtnetlink};
 pub use routing::{Found, Routing};
+pub use sockets::{InetSocket, SocketDiag};
 pub use veth::{GroupLink, VethPair};
 
 /// linux/netlink.h.

@@ -173,7 +173,11 @@ impl Routing {
 
     fn family(&self, of: IpAddr) -> Option<&Family> {
         let [v4, v6] = &self.families;
-        if of.is_ipv4() { v4.as_ref() } else { v6.as_ref() }
+        if of.is_ipv4() {
+            v4.as_ref()
+        } else {
+            v6.as_ref()
+        }
     }
 }
 

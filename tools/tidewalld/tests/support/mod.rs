@@ -230,8 +230,8 @@ pub fn refused(command: &mut Command) -> String {
     text
 }
 
-/// Owned ports, leases aside.
-pub fn owned() -> Vec<(Protocol, Option<std::net::IpAddr>, u16)> {
+/// Owned ports, leases aside; on the unspecified address of a family: on all of it.
+pub fn owned() -> Vec<(Protocol, std::net::IpAddr, u16)> {
     let mut owned: Vec<_> = trusted()
         .owned_ports()
         .unwrap()

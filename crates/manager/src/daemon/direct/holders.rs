@@ -1,23 +1,44 @@
-//! What the kernel says of sockets: those that hold ports, and ports that none holds.
+//! What the kernel says of sockets: those that hold ports, of which copies are kept, and
+//! ports that none holds.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt,
 };
 use tidewall_device::demux::layout::Protocol;
-use tidewall_sys::{option, option_bytes};
+use tidewall_sys::netlink::{InetSocket, SocketDiag};
+use tidewall_sys::{option, option_bytes, set_option};
 
-use crate::daemon::ports::HolderFacts;
+use crate::daemon::foreign::ForeignFd;
+use crate::daemon::ports::{HolderFacts, PortKey, Proof};
+
+/// States of linux/tcp_states.h.
+const ESTABLISHED: u8 = 1;
+const FIN_WAIT2: u8 = 5;
+const TIME_WAIT: u8 = 6;
+const CLOSE: u8 = 7;
+const LISTEN: u8 = 10;
+/// asm-generic/socket.h.
+const SO_BINDTOIFINDEX: i32 = 62;
+/// Changes of holders that are looked at before the next client has its turn.
+const CHANGES: usize = 16;
 
 /// The host that sockets are to be of.
 #[derive(Clone, Copy, Debug)]
 pub struct Holders {
     /// The manager's network namespace.
     namespace: u64,
+    /// Its interface there.
+    interface: u32,
 }
 
 impl Holders {
@@ -25,38 +46,202 @@ impl Holders {
     ///
     /// # Errors
     /// What the kernel reports.
-    pub(super) fn here() -> io::Result<Self> {
+    pub(super) fn here(interface: u32) -> io::Result<Self> {
         let namespace = namespace(&tidewall_sys::interface::any_socket()?)?;
-        Ok(Holders { namespace })
+        Ok(Holders {
+            namespace,
+            interface,
+        })
     }
 
-    /// What the kernel says of a socket; `None` for one that is no bound TCP or UDP socket. May
-    /// block as long as the socket's owner likes.
-    pub fn facts(self, socket: BorrowedFd<'_>) -> Option<HolderFacts> {
-        facts(socket, self.namespace)
+    /// What the kernel says of a socket that a user has passed; `None` for one that is no
+    /// bound TCP or UDP socket. May block as long as the socket's owner likes.
+    pub fn facts(self, socket: BorrowedFd<'_>, user: u32) -> Option<HolderFacts> {
+        let facts = facts(socket, self.namespace)?;
+        let proof = self
+            .proof(socket, &facts, user)
+            .unwrap_or_else(|error| Proof::Unknown(error.raw_os_error().unwrap_or(libc::EIO)));
+        // Where it was bound otherwise meanwhile, the proof is of nothing.
+        let after = self::facts(socket, self.namespace);
+        (after == Some(facts)).then_some(HolderFacts { proof, ..facts })
+    }
+
+    fn proof(self, socket: BorrowedFd<'_>, holder: &HolderFacts, user: u32) -> io::Result<Proof> {
+        let bound_to = option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX)?;
+        if ![0, self.interface].contains(&(bound_to as u32)) {
+            return Ok(Proof::OtherDevice);
+        }
+        let state = match holder.protocol {
+            Protocol::Tcp => state(socket)?,
+            Protocol::Udp => CLOSE,
+        };
+        if ![CLOSE, LISTEN].contains(&state) {
+            return Ok(Proof::Connected);
+        }
+        let users = [user, fstat(socket)?.st_uid];
+        for key in holder.keys() {
+            if let Some(other) = self.others(&key, &users, holder.cookie)? {
+                return Ok(Proof::Beside(other));
+            }
+        }
+        match state {
+            LISTEN => Ok(Proof::Alone),
+            _ => trial(holder, sockopt::socket_reuseaddr(socket)?, self.interface),
+        }
+    }
+
+    /// Whether another user than this has a socket at a port.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn is_anothers(self, key: &PortKey, user: u32) -> io::Result<bool> {
+        Ok(self.others(key, &[user], 0)?.is_some())
+    }
+
+    /// The owner of a socket that gets frames of a port, beside those of these users and
+    /// the socket with the cookie.
+    fn others(self, key: &PortKey, users: &[u32], own: u64) -> io::Result<Option<u32>> {
+        let sockets = SocketDiag::open()?.at_port(key.protocol as u8, key.port)?;
+        let other = sockets.into_iter().find(|socket| {
+            socket.cookie != own
+                && !users.contains(&socket.uid)
+                && [0, self.interface].contains(&socket.interface)
+                && !is_waiting(socket)
+                && overlaps(socket, key.address)
+        });
+        Ok(other.map(|socket| socket.uid))
     }
 }
 
+/// The sockets that keep ports from others.
+#[derive(Debug)]
+pub(super) struct Kept {
+    /// What came beside the message that is acted on.
+    shown: Option<(u64, ForeignFd)>,
+    holders: HashMap<u64, ForeignFd>,
+    /// Those of them that hold nothing any more.
+    pub(super) released: Vec<ForeignFd>,
+    /// The manager's own, of leased ports.
+    leased: HashMap<(Protocol, u16), OwnedFd>,
+    /// Readable when a listener among the holders listens no more.
+    changes: OwnedFd,
+}
+
+impl Kept {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Kept {
+            shown: None,
+            holders: HashMap::new(),
+            released: Vec::new(),
+            leased: HashMap::new(),
+            changes: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+        })
+    }
+
+    pub(super) fn show(&mut self, cookie: u64, socket: ForeignFd) {
+        self.shown = Some((cookie, socket));
+    }
+
+    pub(super) fn hide(&mut self) {
+        self.shown = None;
+    }
+
+    pub(super) fn keep(&mut self, cookie: u64) -> io::Result<()> {
+        let shown = self.shown.take_if(|(shown, _)| *shown == cookie);
+        let (_, socket) = shown.ok_or(Errno::BADF)?;
+        // That it hangs up is always reported, and what it receives never.
+        let data = epoll::EventData::new_u64(cookie);
+        epoll::add(&self.changes, &socket, data, epoll::EventFlags::ET)?;
+        self.holders.insert(cookie, socket);
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, cookie: u64) {
+        if let Some(socket) = self.holders.remove(&cookie) {
+            // Closed while its process has it, it would stay in the set.
+            let _ = epoll::delete(&self.changes, &socket);
+            self.released.push(socket);
+        }
+    }
+
+    /// A second descriptor of a holder.
+    pub(super) fn holder(&self, cookie: u64) -> io::Result<OwnedFd> {
+        let socket = self.holders.get(&cookie).ok_or(Errno::BADF)?;
+        Ok(rustix::io::fcntl_dupfd_cloexec(socket, 0)?)
+    }
+
+    /// Binds a socket to a port at all addresses, unless there is one; false where another
+    /// socket has it at some.
+    pub(super) fn hold_port(&mut self, protocol: Protocol, port: u16) -> io::Result<bool> {
+        if let Entry::Vacant(place) = self.leased.entry((protocol, port)) {
+            let Some(socket) = bind_everywhere(protocol, port)? else {
+                return Ok(false);
+            };
+            place.insert(socket);
+        }
+        Ok(true)
+    }
+
+    pub(super) fn release_port(&mut self, protocol: Protocol, port: u16) {
+        self.leased.remove(&(protocol, port));
+    }
+
+    /// Readable when [`Kept::take_changed`] has something.
+    pub(super) fn changes(&self) -> BorrowedFd<'_> {
+        self.changes.as_fd()
+    }
+
+    /// Holders that have hung up, of which not all may be had at once.
+    pub(super) fn take_changed(&self) -> Vec<u64> {
+        let mut events = Vec::with_capacity(CHANGES);
+        let at_once = Timespec::default();
+        // What is not reported now is by the time that all are looked at.
+        let _ = epoll::wait(&self.changes, spare_capacity(&mut events), Some(&at_once));
+        events.iter().map(|event| event.data.u64()).collect()
+    }
+}
+
+/// True of a connection that is over.
+fn is_waiting(socket: &InetSocket) -> bool {
+    socket.inode == 0 && [TIME_WAIT, FIN_WAIT2].contains(&socket.state)
+}
+
+/// Whether a socket may have frames to an address, or to one of all where that is
+/// unspecified.
+fn overlaps(socket: &InetSocket, address: IpAddr) -> bool {
+    let local = socket.local.to_canonical();
+    let dual = local == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && !socket.only_v6;
+    let same_family = local.is_ipv4() == address.is_ipv4();
+    (dual || same_family)
+        && (local == address || local.is_unspecified() || address.is_unspecified())
+}
+
+/// Of a socket, without a proof; `here` is the manager's network namespace. `None` for one
+/// that is no bound TCP or UDP socket.
 fn facts(socket: BorrowedFd<'_>, here: u64) -> Option<HolderFacts> {
     let number = option(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL).ok()?;
     let protocol = crate::protocol::transport(u8::try_from(number).ok()?)?;
-    let domain = sockopt::socket_domain(socket).ok()?;
-    if ![AddressFamily::INET, AddressFamily::INET6].contains(&domain) {
-        return None;
-    }
-    let local: SocketAddr = getsockname(socket).ok()?.try_into().ok()?;
-    let shared = sockopt::socket_reuseport(socket).ok()?;
-    let alone = match protocol {
-        Protocol::Tcp => sockopt::socket_acceptconn(socket).ok()?,
-        Protocol::Udp => !sockopt::socket_reuseaddr(socket).ok()?,
+    let v6 = match sockopt::socket_domain(socket).ok()? {
+        AddressFamily::INET => false,
+        AddressFamily::INET6 => true,
+        _ => return None,
     };
     Some(HolderFacts {
+        proof: Proof::Connected,
         protocol,
-        local,
+        local: getsockname(socket).ok()?.try_into().ok()?,
+        dual: v6 && !sockopt::ipv6_v6only(socket).ok()?,
         cookie: sockopt::socket_cookie(socket).ok()?,
-        exclusive: alone && !shared,
         here: namespace(&socket).ok()? == here,
     })
+}
+
+/// State of a TCP socket.
+fn state(socket: BorrowedFd<'_>) -> io::Result<u8> {
+    // The first byte of `struct tcp_info`.
+    let mut info = [ESTABLISHED];
+    option_bytes(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
+    Ok(info[0])
 }
 
 /// The network namespace of a socket.
@@ -66,12 +251,43 @@ fn namespace(socket: &impl AsFd) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(cookie))
 }
 
-/// Whether a socket can be bound to a port at all addresses.
-pub(super) fn is_unbound(protocol: Protocol, port: u16) -> io::Result<bool> {
-    let kind = match protocol {
+fn kind_of(protocol: Protocol) -> SocketType {
+    match protocol {
         Protocol::Tcp => SocketType::STREAM,
         Protocol::Udp => SocketType::DGRAM,
+    }
+}
+
+/// Whether another user's socket could be bound where a holder is, which is tried: that the
+/// holder has no SO_REUSEADDR by now does not say that it was bound without. `shares`: its
+/// SO_REUSEADDR.
+fn trial(holder: &HolderFacts, shares: bool, interface: u32) -> io::Result<Proof> {
+    let family = match holder.local {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
     };
+    let kind = kind_of(holder.protocol);
+    let other = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&other, true)?;
+    if family == AddressFamily::INET6 {
+        sockopt::set_ipv6_v6only(&other, !holder.dual)?;
+    }
+    // One that is bound to the interface is refused by the fewest.
+    set_option(&other, libc::SOL_SOCKET, SO_BINDTOIFINDEX, interface as i32)?;
+    match bind(&other, &holder.local) {
+        Ok(()) => Ok(Proof::Shareable),
+        Err(Errno::ADDRINUSE) => Ok(Proof::Alone),
+        // A port that only some may bind; they do not rob each other.
+        Err(Errno::ACCESS) if shares => Ok(Proof::Shareable),
+        Err(Errno::ACCESS) => Ok(Proof::Alone),
+        Err(Errno::ADDRNOTAVAIL) => Ok(Proof::NotLocal),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A socket that is bound to a port at all addresses; `None` where another has it at some.
+fn bind_everywhere(protocol: Protocol, port: u16) -> io::Result<Option<OwnedFd>> {
+    let kind = kind_of(protocol);
     let flags = SocketFlags::CLOEXEC;
     // Of both families, where there are both.
     let (socket, address) = match socket_with(AddressFamily::INET6, kind, flags, None) {
@@ -82,8 +298,8 @@ pub(super) fn is_unbound(protocol: Protocol, port: u16) -> io::Result<bool> {
         }
     };
     match bind(&socket, &SocketAddr::new(address, port)) {
-        Ok(()) => Ok(true),
-        Err(Errno::ADDRINUSE | Errno::ACCESS) => Ok(false),
+        Ok(()) => Ok(Some(socket)),
+        Err(Errno::ADDRINUSE | Errno::ACCESS) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

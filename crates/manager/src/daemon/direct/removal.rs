@@ -89,7 +89,7 @@ fn remove_lost(directory: PinDirectory) -> io::Result<()> {
         return PinDirectory::take(&path)?.remove();
     };
     let own = program.entry(OWN_ENTRY)?;
-    let reserved = Reserved::read(&own.leases[0]).and_then(|mut reserved| reserved.set(&[0; 4]));
+    let reserved = Reserved::new(&own.leases[0]).clear();
     program.remove()?;
     if own.interface != 0 {
         Pairs::remove_all(own.interface)?;
@@ -123,7 +123,7 @@ impl DirectDevice {
     /// # Errors
     /// What the kernel reports.
     pub fn remove(mut self) -> io::Result<()> {
-        self.reserved.set(&[0; 4])?;
+        self.reserved.clear()?;
         self.neighbours.clear_all(&mut self.netlink, self.index);
         self.queues.release(queues::noted(&self.own))?;
         self.put_back_polling()?;

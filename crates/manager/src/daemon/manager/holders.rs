@@ -3,11 +3,23 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use tidewall_device::demux::layout::Protocol;
+
 use super::refusal::refused;
 use super::{ClientId, Domain, Manager, Refusal, State};
 use crate::daemon::Device;
-use crate::daemon::ports::{HolderFacts, PortKey, Ports};
+use crate::daemon::ports::{Held, HolderFacts, PortKey, Proof};
 use crate::protocol::{Answer, Empty, Holder, Port, address, transport};
+
+/// How often holders of private applications are looked at: their owners have them, too,
+/// and could connect them, bind them to an interface or give them SO_REUSEADDR.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The same of ports that another user could bind now: a listener was closed that has
+/// connections left, or an earlier run of the daemon had the holder.
+const LOOK_OFTEN: Duration = Duration::from_millis(100);
+
+/// How long a look at a holder may take: its owner can have it wait.
+const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
 impl Manager {
     pub(super) fn own_port<D: Device>(
@@ -44,19 +56,61 @@ impl Manager {
             let text = format!("port {} is not among those of --ports", port.port);
             return refused(libc::EACCES, text);
         }
-        let key = PortKey::of(holder.protocol, local);
+        let keys = holder.keys();
         let owned = Answer::Owned(Holder {
             cookie: holder.cookie,
         });
         match self.ports.held_by(holder.cookie) {
-            Some((held, of)) if held == key && of.application == number => return Ok(owned),
-            Some((_, of)) if self.state(of.application) == Some(State::Live) => {
+            Some(held) if held.keys == keys && held.application == number => return Ok(owned),
+            Some(_) => {
                 let text = "the socket holds another port, or another application's";
                 return refused(libc::EADDRINUSE, text);
             }
-            _ => {}
+            None => {}
         }
-        if let Some(owner) = self.ports.get(&key)
+        for key in &keys {
+            self.may_have(key, number)?;
+        }
+        let domain = self.application(number).map(|of| of.domain);
+        if self.holders_of(domain) >= self.limits.holders_of_domain {
+            return refused(libc::ENOBUFS, "too many ports of this user or unit");
+        }
+        if self.ports.holders().count() >= self.limits.holders {
+            return refused(libc::ENOBUFS, "too many ports of all users");
+        }
+        let is_shareable = self.prove(number, holder, &keys)?;
+        // Of an application that may read any frame, its word is enough that it has the socket.
+        if self.is_private(number) {
+            device.keep(holder.cookie)?;
+        }
+        for (done, key) in keys.iter().enumerate() {
+            let Err(error) = device.own_port(key, number) else {
+                continue;
+            };
+            // The last may have come half way.
+            for &key in keys.iter().take(done + 1) {
+                if self.ports.get(&key).is_none() {
+                    self.disown(key, number, now, device);
+                }
+            }
+            device.release(holder.cookie);
+            return Err(error.into());
+        }
+        self.ports.hold(Held {
+            application: number,
+            keys,
+            facts: *holder,
+            is_shareable,
+            looked_at: None,
+        });
+        self.look_in_time(now);
+        Ok(owned)
+    }
+
+    /// Whether an application may have a port that a socket holds, as far as the manager knows
+    /// of others that have it.
+    fn may_have(&self, key: &PortKey, number: u16) -> Result<(), Refusal> {
+        if let Some(owner) = self.ports.get(key)
             && owner.application != number
         {
             let abandoned = match self.state(owner.application) {
@@ -64,29 +118,60 @@ impl Manager {
                 Some(State::Awaited) => false,
                 Some(State::Clearing) | None => true,
             };
-            if !abandoned && !Ports::displaces(&owner, holder) {
+            if !abandoned {
                 return refused(libc::EADDRINUSE, "another application has the port");
             }
         }
-        if key.address.is_none() && self.block_owner(&key).is_some_and(|owner| owner != number) {
+        if key.is_on_all() && self.block_owner(key).is_some_and(|owner| owner != number) {
             let text = "the port is in a block that another application has leased";
             return refused(libc::EADDRINUSE, text);
         }
-        let domain = self.application(number).map(|of| of.domain);
-        if self.holders_of(domain) >= self.limits.holders_of_domain {
-            return refused(libc::ENOBUFS, "too many ports of this user or unit");
-        }
-        if let Err(error) = device.own_port(&key, number) {
-            // Which may have come half way.
-            let ours = self.ports.get(&key);
-            if !ours.is_some_and(|of| of.application == number && of.holders > 0) {
-                self.ports.insert_unheld(key, number);
-                self.retry(now);
+        Ok(())
+    }
+
+    /// Whether the kernel lets a port be its holder's alone: true where it does, but another
+    /// user could bind a socket there.
+    fn prove(&self, number: u16, holder: &HolderFacts, keys: &[PortKey]) -> Result<bool, Refusal> {
+        match holder.proof {
+            Proof::Alone => Ok(false),
+            // A port that is its own already, and kept as long as its connections need it.
+            Proof::Shareable
+                if keys.iter().all(|key| {
+                    let owner = self.ports.get(key);
+                    owner.is_some_and(|owner| owner.application == number)
+                }) =>
+            {
+                Ok(true)
             }
-            return Err(error.into());
+            Proof::Shareable if holder.protocol == Protocol::Udp && !self.is_private(number) => {
+                Ok(true)
+            }
+            Proof::Shareable => refused(
+                libc::EADDRINUSE,
+                "another user could bind a socket there: the socket has SO_REUSEADDR and does \
+                 not listen",
+            ),
+            Proof::Beside(user) => {
+                let text = format!("a socket of user {user} has the port, too");
+                refused(libc::EADDRINUSE, text)
+            }
+            Proof::Connected => refused(
+                libc::EINVAL,
+                "the socket has a peer: a port is held by one that listens, or is only bound",
+            ),
+            Proof::OtherDevice => refused(
+                libc::EINVAL,
+                "the socket is bound to another interface (SO_BINDTODEVICE)",
+            ),
+            Proof::Unknown(errno) => refused(
+                errno,
+                "the kernel did not say which other sockets have the port (sock_diag(7))",
+            ),
+            Proof::NotLocal => refused(
+                libc::EADDRNOTAVAIL,
+                "the socket is not bound to an address of this host",
+            ),
         }
-        self.ports.hold(key, number, holder);
-        Ok(owned)
     }
 
     pub(super) fn let_go<D: Device>(
@@ -97,14 +182,141 @@ impl Manager {
         device: &mut D,
     ) -> Result<Answer, Refusal> {
         let number = self.joined(client)?;
-        match self.ports.held_by(cookie) {
-            Some((key, owned)) if owned.application == number && self.ports.let_go(cookie) == 0 => {
-                self.disown(key, number, now, device);
-            }
-            // Others hold it, or this one was displaced.
-            _ => {}
+        let held = self.ports.held_by(cookie);
+        if held.is_some_and(|held| held.application == number) {
+            self.drop_holder(cookie, now, device);
         }
+        // Else the kernel said that the port was its no more.
         Ok(Answer::Done(Empty {}))
+    }
+
+    /// Takes away what a socket holds, then the copy of it: in between nobody else could
+    /// bind one there.
+    fn drop_holder<D: Device>(&mut self, cookie: u64, now: Duration, device: &mut D) {
+        let number = self.ports.held_by(cookie).map(|held| held.application);
+        for key in self.ports.let_go(cookie) {
+            self.disown(key, number.unwrap_or(u16::MAX), now, device);
+        }
+        device.release(cookie);
+    }
+
+    /// Closes the copies of an application's holders, whose ports are disowned next.
+    pub(super) fn release_holders<D: Device>(&mut self, number: u16, device: &mut D) {
+        let holders = self.ports.holders();
+        let of_application = holders.filter(|(_, held)| held.application == number);
+        let cookies: Vec<u64> = of_application.map(|(cookie, _)| cookie).collect();
+        for cookie in cookies {
+            self.ports.let_go(cookie);
+            device.release(cookie);
+        }
+    }
+
+    /// The kernel says that something has become of a holder, such as that it listens no
+    /// more.
+    pub fn holder_changed<D: Device>(&mut self, cookie: u64, now: Duration, device: &mut D) {
+        self.look_again(cookie, now, device);
+    }
+
+    /// Has holders, and ports without one, looked at whose time has come.
+    pub(super) fn look_at_holders<D: Device>(&mut self, now: Duration, device: &mut D) {
+        let all = self.look_at_all.take_if(|at| now >= *at).is_some();
+        self.look_often = None;
+        let holders = self.ports.holders();
+        let due = holders.filter(|(_, held)| all || held.is_shareable);
+        let due: Vec<u64> = due.map(|(cookie, _)| cookie).collect();
+        for cookie in due {
+            self.look_again(cookie, now, device);
+        }
+        for (key, number) in self.unheld_private() {
+            let user = self.application(number).map_or(0, |of| of.entry.uid);
+            device.look_at_port(&key, user);
+        }
+        self.look_in_time(now);
+    }
+
+    fn unheld_private(&self) -> impl Iterator<Item = (PortKey, u16)> {
+        let unheld = self.ports.iter().filter(|(_, owned)| owned.holders == 0);
+        unheld
+            .map(|(key, owned)| (key, owned.application))
+            .filter(|(_, number)| self.is_private(*number))
+    }
+
+    fn look_again<D: Device>(&mut self, cookie: u64, now: Duration, device: &mut D) {
+        let Some(held) = self.ports.held_by(cookie) else {
+            return;
+        };
+        let Some(application) = self.application(held.application) else {
+            return;
+        };
+        if application.entry.private == 0 {
+            return;
+        }
+        let user = application.entry.uid;
+        match held.looked_at {
+            // Its owner does not let it be looked at, and so proves nothing.
+            Some(since) if now >= since + SEEN_WITHIN => self.drop_holder(cookie, now, device),
+            Some(_) => {}
+            None => {
+                if let Some(held) = self.ports.held_by_mut(cookie) {
+                    held.looked_at = Some(now);
+                }
+                device.look_at(cookie, user);
+            }
+        }
+    }
+
+    /// A holder was looked at ([`Device::look_at`]): what it says now, if it is a bound socket.
+    pub fn looked_at<D: Device>(
+        &mut self,
+        cookie: u64,
+        facts: Option<&HolderFacts>,
+        now: Duration,
+        device: &mut D,
+    ) {
+        let Some(held) = self.ports.held_by_mut(cookie) else {
+            return;
+        };
+        held.looked_at = None;
+        let facts = facts.filter(|facts| facts.is_bound_as(&held.facts));
+        match facts.map(|facts| facts.proof) {
+            Some(Proof::Alone) => held.is_shareable = false,
+            // A listener was closed, and its connections need the port.
+            Some(Proof::Shareable) if held.facts.protocol == Protocol::Tcp => {
+                held.is_shareable = true;
+            }
+            // It is looked at again when its time comes.
+            Some(Proof::Unknown(_)) => {}
+            _ => self.drop_holder(cookie, now, device),
+        }
+        self.look_in_time(now);
+    }
+
+    /// A port that nobody holds was looked at ([`Device::look_at_port`]), and another user
+    /// has a socket there.
+    pub fn is_anothers<D: Device>(&mut self, key: &PortKey, now: Duration, device: &mut D) {
+        if let Some(owned) = self.ports.get(key)
+            && owned.holders == 0
+        {
+            self.disown(*key, owned.application, now, device);
+        }
+    }
+
+    /// Sets when holders are looked at next, if there is something to look at.
+    pub(super) fn look_in_time(&mut self, now: Duration) {
+        let mut private = self.ports.holders();
+        let private = private.any(|(_, held)| self.is_private(held.application));
+        let loose = self
+            .ports
+            .holders()
+            .any(|(_, held)| held.is_shareable && self.is_private(held.application))
+            || self.unheld_private().next().is_some();
+        self.look_at_all = private.then(|| self.look_at_all.unwrap_or(now + LOOK_EVERY));
+        self.look_often = loose.then(|| self.look_often.unwrap_or(now + LOOK_OFTEN));
+    }
+
+    fn is_private(&self, number: u16) -> bool {
+        let application = self.application(number);
+        application.is_some_and(|of| of.entry.private != 0)
     }
 
     /// Disowns a port that no socket of the application holds, unless it is leased.
@@ -136,10 +348,9 @@ impl Manager {
 
     fn holders_of(&self, domain: Option<Domain>) -> usize {
         let domain_of = |number| self.application(number).map(|of| of.domain);
-        let ports = self.ports.iter().map(|(_, owned)| owned);
-        ports
-            .filter(|owned| domain_of(owned.application) == domain)
-            .map(|owned| owned.holders as usize)
-            .sum()
+        let holders = self.ports.holders();
+        holders
+            .filter(|(_, held)| domain_of(held.application) == domain)
+            .count()
     }
 }

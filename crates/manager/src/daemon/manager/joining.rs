@@ -52,26 +52,38 @@ impl Manager {
             Some(trust) => trust == Trust::Direct,
             // A program's manager is nobody else's, user 0's neither.
             None if self.limits.program.is_some() => false,
-            None => uid == 0 || self.limits.trusted.contains(&uid),
+            None => {
+                let client = self.clients.get(&client);
+                client.is_some_and(|client| client.may_send_anything)
+                    || self.limits.trusted.contains(&uid)
+            }
         };
         let is_named = is_trusted || by_group.is_some() || self.limits.private.names(uid);
         if !is_named && !self.limits.private.contains(uid) {
-            let text = match self.limits.program {
-                None => format!(
-                    "user {uid} may not join: tidewalld --private {uid}, or --trust {uid} for a \
-                     queue of the device, by which any frame can be sent"
-                ),
-                Some(_) => format!(
-                    "user {uid} may not join: this manager is for the program that `tidewall run` \
-                     has started, and its descendants"
-                ),
-            };
+            let text = self.not_trusted(uid);
             return refused(libc::EPERM, text);
         }
         Ok(Standing {
             is_trusted,
             is_named,
         })
+    }
+
+    fn not_trusted(&self, uid: u32) -> String {
+        match self.limits.program {
+            None => format!(
+                "user {uid} may not join: tidewalld --private {uid}, or --trust {uid} for a \
+                 queue of the device, by which any frame can be sent{}",
+                match uid {
+                    0 => "; user 0 needs neither with CAP_NET_RAW in the daemon's user namespace",
+                    _ => "",
+                }
+            ),
+            Some(_) => format!(
+                "user {uid} may not join: this manager is for the program that `tidewall run` \
+                 has started, and its descendants"
+            ),
+        }
     }
 
     /// Admits a client that has connected, or forgets it. Places are limited only for those who
@@ -255,9 +267,11 @@ impl Manager {
         &mut self,
         client: ClientId,
         present: &Present,
+        now: Duration,
         device: &mut D,
     ) -> Result<Answer, Refusal> {
         let Credentials { uid, .. } = self.newcomer(client)?;
+        let standing = self.standing(client, uid);
         let domain = self.domain_of(client).unwrap_or(Domain::User(uid));
         let applications = (0..).zip(&mut self.applications);
         let found = applications
@@ -270,6 +284,13 @@ impl Manager {
         let Some((number, application)) = found else {
             return refused(libc::ENOENT, "no such application is left: join again");
         };
+        // This run may trust fewer users than the one before.
+        let is_direct = application.entry.private == 0;
+        if !standing.is_ok_and(|standing| standing.is_trusted || !is_direct) {
+            application.state = State::Clearing;
+            self.clear(number, now, device);
+            return refused(libc::EPERM, self.not_trusted(uid));
+        }
         application.state = State::Live;
         application.domain = domain;
         let mut joined = Self::describe(number, &application.entry, device);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidewall_device::demux::layout::Protocol;
 
 use super::refusal::refused;
-use super::{ClientId, Manager, Refusal};
+use super::{ClientId, Manager, PROTOCOLS, Refusal};
 use crate::daemon::Device;
 use crate::daemon::ports::PortKey;
 use crate::protocol::{Answer, BLOCK_PORTS, Block, Blocks, Empty, Transport, transport};
@@ -77,19 +77,23 @@ impl Manager {
             };
             let mut all = self.all_blocks();
             set(&mut all, block, true);
-            let free = device
+            let held = device
                 .reserve(&all)
-                .and_then(|()| device.is_free(protocol, ports.clone()));
-            let granted = match free {
-                Ok(true) => self.grant(number, protocol, block, now, device),
-                Ok(false) => {
-                    // Not ours: the next one's call says so, or this.
+                .and_then(|()| device.hold_block(protocol, ports.clone()));
+            let granted = match held {
+                Ok(others) if others.is_empty() => self.grant(number, protocol, block, now, device),
+                Ok(_) => {
+                    device.release_block(protocol, ports);
+                    // Not leased: the next one's call says so, or this.
                     self.reserve_leased(now, device);
                     continue;
                 }
+                // Another manager, or the administrator, has reserved a port of it.
+                Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => continue,
                 Err(error) => Err(error),
             };
             if let Err(error) = granted {
+                device.release_block(protocol, ports);
                 self.reserve_leased(now, device);
                 return Err(error.into());
             }
@@ -113,11 +117,9 @@ impl Manager {
         now: Duration,
         device: &mut D,
     ) -> io::Result<()> {
-        let ports = self.ports_of(block).unwrap_or(RangeInclusive::new(1, 0));
         let mut owned = Vec::new();
         let mut done = Ok(());
-        for port in ports {
-            let key = PortKey::any(protocol, port);
+        for key in self.keys_of(protocol, block) {
             done = device.own_port(&key, number);
             // One that failed may have come half way.
             owned.push(key);
@@ -146,15 +148,17 @@ impl Manager {
         let ours = transport(block.protocol).filter(|&protocol| {
             self.blocks[place(protocol)].get(index).copied().flatten() == Some(number)
         });
-        let (Some(protocol), Some(ports)) = (ours, self.ports_of(index)) else {
+        let Some(protocol) = ours else {
             return refused(libc::EINVAL, "the application has no such block");
         };
         self.record_lease(number, protocol, index, false, device)?;
-        for port in ports {
-            let key = PortKey::any(protocol, port);
+        for key in self.keys_of(protocol, index) {
             if self.ports.get(&key).is_none() {
                 self.disown(key, number, now, device);
             }
+        }
+        if let Some(ports) = self.ports_of(index) {
+            device.release_block(protocol, ports);
         }
         self.reserve_leased(now, device);
         Ok(Answer::Done(Empty {}))
@@ -179,6 +183,31 @@ impl Manager {
             *owner = leased.then_some(number);
         }
         Ok(())
+    }
+
+    /// Binds sockets to the ports of blocks that an earlier run leased. A port that another
+    /// socket has got meanwhile is the kernel's.
+    pub(super) fn hold_recovered<D: Device>(&mut self, now: Duration, device: &mut D) {
+        let owners = PROTOCOLS.into_iter().zip(&self.blocks);
+        let leased = owners.flat_map(|(protocol, owners)| {
+            let blocks = (0..).zip(owners).filter(|(_, owner)| owner.is_some());
+            blocks.map(move |(block, _)| (protocol, block))
+        });
+        for (protocol, block) in leased.collect::<Vec<_>>() {
+            let Some(ports) = self.ports_of(block) else {
+                continue;
+            };
+            let Ok(others) = device.hold_block(protocol, ports) else {
+                self.retry(now);
+                continue;
+            };
+            let keys = others.into_iter();
+            for key in keys.flat_map(|port| PortKey::on_all(protocol, port)) {
+                if device.disown_port(&key).is_err() {
+                    self.retry(now);
+                }
+            }
+        }
     }
 
     /// Blocks that might be leased, those not leased lately first.
@@ -213,6 +242,14 @@ impl Manager {
         (!ports.is_empty()).then_some(ports)
     }
 
+    /// The same, on all addresses of each family.
+    pub(super) fn keys_of(&self, protocol: Protocol, block: usize) -> Vec<PortKey> {
+        let ports = self.ports_of(block).into_iter().flatten();
+        ports
+            .flat_map(|port| PortKey::on_all(protocol, port))
+            .collect()
+    }
+
     pub(super) fn all_blocks(&self) -> Blocks {
         let mut all = [0; 4];
         for application in self.applications.iter().flatten() {
@@ -240,6 +277,6 @@ impl Manager {
 
     /// True of a port that an application owns without a holder.
     pub(super) fn is_leased_to(&self, key: &PortKey, application: u16) -> bool {
-        key.address.is_none() && self.block_owner(key) == Some(application)
+        key.is_on_all() && self.block_owner(key) == Some(application)
     }
 }

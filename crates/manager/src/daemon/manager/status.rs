@@ -18,11 +18,8 @@ impl Manager {
     }
 
     fn status(&self, number: u16, application: &Application) -> Status {
-        let owned = self.ports.iter().map(|(_, owned)| owned);
-        let owned = owned.filter(|owned| owned.application == number);
-        let (ports, holders) = owned.fold((0, 0), |(ports, holders), owned| {
-            (ports + 1, holders + owned.holders)
-        });
+        let holders = self.ports.holders();
+        let holders = holders.filter(|(_, held)| held.application == number);
         let entry = &application.entry;
         Status {
             application: number.into(),
@@ -34,8 +31,8 @@ impl Manager {
                 State::Clearing => STATUS_CLEARING,
             },
             queues: entry.queues,
-            ports,
-            holders,
+            ports: self.ports.count_of(number) as u32,
+            holders: holders.count() as u32,
             blocks: count(&entry.leases) as u32,
         }
     }
