@@ -3,6 +3,7 @@
 //! The kernel's table of descriptors stays the only one that gives numbers out: each
 //! number that is open here is open there, too, and is closed here first.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -15,7 +16,7 @@ use crate::address::{canonical, check_peer, shown};
 use crate::datagram::message_options;
 use crate::option::{self, Options};
 use crate::socket::{State, kernel_socket, stream_of};
-use crate::{Errno, Posix, Result, errno, lock};
+use crate::{Errno, Posix, Result, as_error, errno, lock};
 
 /// Where a connection that was accepted is.
 #[derive(Debug)]
@@ -113,16 +114,21 @@ impl Posix {
     /// are the listener's.
     ///
     /// # Errors
-    /// As [`TcpListener::adopt`]; EBADF for a number above the limit. Nothing has changed
-    /// then.
-    pub fn adopt_listener(&self, fd: i32, socket: OwnedFd) -> Result<()> {
-        let domain = domain_of(&socket)?;
-        let mut state = self.carried(&socket, domain, OptionsSet::ALL)?;
+    /// As [`TcpListener::adopt`], in its words; EBADF for a number above the limit. Nothing has
+    /// changed then.
+    pub fn adopt_listener(&self, fd: i32, socket: OwnedFd) -> io::Result<()> {
+        if u32::try_from(fd).is_ok_and(|number| number >= self.config.limit) {
+            // Once it is adopted its end would end the program's socket, too.
+            return Err(as_error(Errno(libc::EBADF)));
+        }
+        let domain = domain_of(&socket).map_err(as_error)?;
+        let state = self.carried(&socket, domain, OptionsSet::ALL);
+        let mut state = state.map_err(as_error)?;
         state.options.backlog = backlog_of(&socket).unwrap_or_default().max(1) + 1;
         let options = state.options.listen(&self.stack().sysctl());
-        let listener = TcpListener::adopt(self.stack(), socket, options).map_err(errno)?;
-        state.bound = Some(listener.local_addr().map_err(errno)?);
-        self.install(fd, listener.into())?;
+        let listener = TcpListener::adopt(self.stack(), socket, options)?;
+        state.bound = Some(listener.local_addr()?);
+        self.install(fd, listener.into()).map_err(as_error)?;
         self.enter(fd, domain, libc::SOCK_STREAM, state);
         Ok(())
     }
@@ -131,20 +137,21 @@ impl Posix {
     /// gives a duplicate, is bound ([`UdpSocket::adopt`]).
     ///
     /// # Errors
-    /// As [`UdpSocket::adopt`]; EBADF for a number above the limit. Nothing has changed then.
-    pub fn adopt_datagrams(&self, fd: i32, socket: OwnedFd) -> Result<()> {
-        let domain = domain_of(&socket)?;
+    /// As [`UdpSocket::adopt`], in its words; EBADF for a number above the limit. Nothing has
+    /// changed then.
+    pub fn adopt_datagrams(&self, fd: i32, socket: OwnedFd) -> io::Result<()> {
+        let domain = domain_of(&socket).map_err(as_error)?;
         // What it has before it is the stack's, which sets those of messages for itself.
         let own = message_options().chain([(libc::SOL_SOCKET, libc::SO_RCVTIMEO)]);
         let own: Vec<_> = own
             .filter_map(|which| Some((which, value_of(&socket, which)?)))
             .collect();
-        let datagrams = UdpSocket::adopt(self.stack(), socket).map_err(errno)?;
+        let datagrams = UdpSocket::adopt(self.stack(), socket)?;
         let state = State {
-            bound: Some(datagrams.local_addr().map_err(errno)?),
+            bound: Some(datagrams.local_addr()?),
             ..State::default()
         };
-        self.install(fd, datagrams.into())?;
+        self.install(fd, datagrams.into()).map_err(as_error)?;
         self.enter(fd, domain, libc::SOCK_DGRAM, state);
         for ((level, option), value) in own {
             // It was the kernel's, so it is well-formed.
@@ -169,31 +176,33 @@ impl Posix {
         address: SocketAddr,
         nonblocking: bool,
         set: OptionsSet,
-    ) -> Result<bool> {
-        let domain = domain_of(&socket)?;
-        let mut state = self.carried(&socket, domain, set)?;
-        check_peer(address, domain, state.options.only_v6)?;
+    ) -> io::Result<bool> {
+        let domain = domain_of(&socket).map_err(as_error)?;
+        let state = self.carried(&socket, domain, set);
+        let mut state = state.map_err(as_error)?;
+        check_peer(address, domain, state.options.only_v6).map_err(as_error)?;
         let options = tidewall_socket::ConnectOptions {
             stream: state.options.stream_options(),
             ..tidewall_socket::ConnectOptions::default()
         };
         let remote = canonical(address);
         let stream = TcpStream::connect_adopting(self.stack(), remote, socket, &options);
-        let Some(stream) = stream.map_err(errno)? else {
+        let Some(stream) = stream? else {
             return Ok(false);
         };
         state.options.begin(&stream);
         state.connecting = true;
-        let local = stream.local_addr().map_err(errno)?;
+        let local = stream.local_addr()?;
         state.bound = Some(shown(local, domain));
-        stream.set_nonblocking(nonblocking).map_err(errno)?;
-        self.install(fd, stream.into())?;
+        stream.set_nonblocking(nonblocking)?;
+        self.install(fd, stream.into()).map_err(as_error)?;
         self.enter(fd, domain, libc::SOCK_STREAM, state);
         if nonblocking {
-            return Err(Errno(libc::EINPROGRESS));
+            return Err(as_error(Errno(libc::EINPROGRESS)));
         }
-        let socket = self.socket_of(fd)?;
-        self.wait_connected(fd, &socket).map(|()| true)
+        let socket = self.socket_of(fd).map_err(as_error)?;
+        self.wait_connected(fd, &socket).map_err(as_error)?;
+        Ok(true)
     }
 
     /// `accept4(2)` for a number of the kernel's, which names nothing yet.

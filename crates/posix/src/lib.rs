@@ -106,6 +106,10 @@ impl core::fmt::Debug for Posix {
     }
 }
 
+fn as_error(errno: Errno) -> io::Error {
+    io::Error::from_raw_os_error(errno.0)
+}
+
 /// The error number of an error.
 pub fn errno(error: io::Error) -> Errno {
     let number = error.raw_os_error().unwrap_or(match error.kind() {

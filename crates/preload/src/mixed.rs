@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
+use tidewall_posix::{PollFd, Posix, Result, errno};
 use tidewall_socket::descriptor::Flags;
 use tidewall_socket::readiness::{Events, SignalSet};
 
@@ -115,11 +115,7 @@ pub(crate) fn poll(
     loop {
         let ready = raw::poll_now(&mut others)?;
         if !slept || ready > 0 {
-            match inside(|| table.poll(&mut own, Some(Duration::ZERO))).map_err(errno) {
-                // Nothing more is found by the stack, whose interface is no more.
-                Ok(_) | Err(Errno(libc::ENODEV)) => {}
-                Err(error) => return Err(error),
-            }
+            inside(|| table.poll(&mut own, Some(Duration::ZERO))).map_err(errno)?;
         }
         let found = ready + own.iter().filter(|entry| entry.revents != 0).count();
         let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
@@ -154,9 +150,9 @@ fn sleep(
     timeout: Option<Duration>,
     signals: Option<&SignalSet>,
 ) -> Result<bool> {
-    let count = own.len();
+    let table = posix.descriptors();
     if others.is_empty() {
-        sleep_on(posix, own, count, timeout, signals)?;
+        table.ppoll(own, timeout, signals).map_err(errno)?;
         return Ok(false);
     }
     let number = SIDE.with(|side| {
@@ -170,30 +166,8 @@ fn sleep(
         Ok(side.insert(known).number)
     })?;
     own.push(PollFd::new(number, Events::IN));
-    let slept = sleep_on(posix, own, count, timeout, signals);
+    let slept = table.ppoll(own, timeout, signals).map_err(errno);
     let beside = own.pop().is_some_and(|entry| entry.revents != 0);
     slept?;
     Ok(beside)
-}
-
-/// Sleeps on a list whose first `own` are ours. Where the interface is no more it sleeps on
-/// the others alone: what was the stack's has failed, and nothing comes for it.
-fn sleep_on(
-    posix: &Posix,
-    list: &mut [PollFd],
-    own: usize,
-    timeout: Option<Duration>,
-    signals: Option<&SignalSet>,
-) -> Result<()> {
-    match posix
-        .descriptors()
-        .ppoll(list, timeout, signals)
-        .map_err(errno)
-    {
-        Err(Errno(libc::ENODEV)) => {
-            let (_, kernels) = list.split_at_mut(own);
-            raw::sleep_on_kernel(kernels, timeout, signals).map(drop)
-        }
-        other => other.map(drop),
-    }
 }

@@ -199,7 +199,11 @@ pub(crate) fn set_over(over: bool) {
 
 /// No socket becomes the stack's any more.
 pub(crate) fn is_over() -> bool {
-    OVER.load(Ordering::Acquire) || source().is_none() || REFUSED.get().is_some()
+    let is_lost = |posix: &Posix| posix.stack().interface_is_gone();
+    OVER.load(Ordering::Acquire)
+        || source().is_none()
+        || REFUSED.get().is_some()
+        || process::posix().is_some_and(is_lost)
 }
 
 #[cold]
@@ -290,7 +294,7 @@ fn adopt(
     socket: BorrowedFd<'_>,
     what: &str,
     address: SocketAddr,
-    adopt: impl FnOnce(&'static Posix, OwnedFd) -> Result<()>,
+    adopt: impl FnOnce(&'static Posix, OwnedFd) -> io::Result<()>,
 ) {
     let Some(posix) = stack() else {
         return keep(fd, what, address, "there is no stack");
@@ -298,7 +302,7 @@ fn adopt(
     if what == "listener" {
         start_helper(posix);
     }
-    let copy = socket.try_clone_to_owned().map_err(errno);
+    let copy = socket.try_clone_to_owned();
     match copy.and_then(|copy| adopt(posix, copy)) {
         Ok(()) => {
             registered::move_over(posix, fd);
@@ -306,7 +310,7 @@ fn adopt(
             take_copies(posix, fd, socket);
             record(Verdict::Promoted, what, address, "");
         }
-        Err(error) => keep(fd, what, address, words(error)),
+        Err(why) => keep(fd, what, address, why),
     }
 }
 
@@ -336,10 +340,6 @@ fn take_copies(posix: &Posix, fd: i32, socket: BorrowedFd<'_>) {
             candidates::forget(copy);
         }
     }
-}
-
-fn words(error: Errno) -> String {
-    std::io::Error::from_raw_os_error(error.0).to_string()
 }
 
 /// Begins a connection by the stack, if the way to the address is by its interface.
@@ -389,6 +389,11 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
             inside(|| keep(fd, "connection", to, "another interface leads there"));
             None
         }
+        // Nothing was done, and the kernel can do it, or says why not.
+        Err(why) if !posix.owns(fd) => {
+            inside(|| keep(fd, "connection", to, why));
+            None
+        }
         result => {
             if posix.owns(fd) {
                 inside(|| {
@@ -400,7 +405,7 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
                     record(Verdict::Promoted, "connections", "", "");
                 });
             }
-            Some(result.map(drop))
+            Some(result.map(drop).map_err(errno))
         }
     }
 }
@@ -589,7 +594,15 @@ fn make(source: &Source) -> io::Result<&'static Posix> {
     let config = PosixConfig::default().epoch(epoch.unwrap_or_default());
     let posix = process::set(Posix::new(&stack, config));
     record(Verdict::Stack, "", &source.interface, "");
+    stack.when_interface_is_gone(|interface| inside(|| lost(interface)));
     Ok(posix)
+}
+
+/// Says that the interface of the stack is no more: what the program goes on with is the
+/// kernel's, unprotected, which it does not notice by itself.
+fn lost(interface: &str) {
+    let why = format!("{interface} is no more: earlier sockets went to the kernel, too");
+    record(Verdict::Kernel, "later sockets", "", why);
 }
 
 /// Receive control's, as `tidewall run --policy` wishes it.

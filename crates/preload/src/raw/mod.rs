@@ -31,7 +31,7 @@ use tidewall_posix::{Errno, Result};
 use tidewall_sys::RawAddress;
 
 pub(crate) use cancellation::{allow, forbid, test as test_cancellation};
-pub(crate) use readiness::{control, leave_set, poll_now, sleep_on_kernel};
+pub(crate) use readiness::{control, leave_set, poll_now};
 pub(crate) use signals::run_waiting;
 pub(crate) use sockets::unconnected;
 pub(crate) use stacks::with_room;

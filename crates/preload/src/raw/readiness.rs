@@ -9,7 +9,7 @@ use std::{ptr, slice};
 
 use libc::{epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
-use tidewall_socket::readiness::{EpollEvent, Events, SignalSet};
+use tidewall_socket::readiness::{EpollEvent, SignalSet};
 
 pub(super) use select::{forget_table, pselect6, select};
 
@@ -300,15 +300,6 @@ unsafe fn wait(
             kept => break Ok(kept),
         }
     };
-    if waited == Err(Errno(libc::ENODEV)) {
-        // The interface is no more: what was the stack's has failed, and the kernel's goes on.
-        let entry = PollFd::new(set, Events::IN);
-        return match inside(|| sleep_on_kernel(&mut [entry], timeout, signals)) {
-            // SAFETY: the caller's.
-            Ok(_) => unsafe { originals::epoll_wait(set, events, count as c_int, 0) },
-            Err(error) => done(Err(error)),
-        };
-    }
     let result = waited.inspect(|&ready| {
         if ready == 0 {
             return;
@@ -353,18 +344,6 @@ pub(crate) fn poll_now(list: &mut [PollFd]) -> Result<usize> {
     // SAFETY: a PollFd is a pollfd.
     let found = unsafe { originals::poll(list.as_mut_ptr().cast(), list.len() as nfds_t, 0) };
     super::checked(found).map(|found| found as usize)
-}
-
-/// The kernel's ppoll(2), for a thread that is inside the stack.
-pub(crate) fn sleep_on_kernel(
-    list: &mut [PollFd],
-    timeout: Option<Duration>,
-    signals: Option<&SignalSet>,
-) -> Result<usize> {
-    let (place, count) = (list.as_mut_ptr().cast::<pollfd>(), list.len());
-    // SAFETY: a PollFd is a pollfd.
-    let list = unsafe { slice::from_raw_parts_mut(place, count) };
-    tidewall_sys::ppoll(list, timeout, signals).map_err(errno)
 }
 
 /// A list that the kernel does not look at (EINVAL), so that it may be shorter than it says.

@@ -36,25 +36,32 @@ impl Bed {
             server: format!("tw-cli-{id}-s"),
             interface: format!("twcs{id}"),
         };
+        for namespace in [&bed.client, &bed.server] {
+            ip(&format!("netns add {namespace}"))?;
+            ip(&format!("-n {namespace} link set lo up"))?;
+        }
+        bed.join()?;
+        Ok(bed)
+    }
+
+    /// Makes the pair, also once it was deleted.
+    pub fn join(&self) -> Result<(), String> {
         let Bed {
             client,
             server,
             interface,
-        } = &bed;
-        ip(&format!("netns add {client}"))?;
-        ip(&format!("netns add {server}"))?;
+        } = self;
+        let other = interface.replacen("twcs", "twcc", 1);
         ip(&format!(
-            "-n {client} link add twcc{id} type veth peer name {interface} netns {server}"
+            "-n {client} link add {other} type veth peer name {interface} netns {server}"
         ))?;
-        for (namespace, device, host) in [(client, &format!("twcc{id}"), 1), (server, interface, 2)]
-        {
+        for (namespace, device, host) in [(client, &other, 1), (server, interface, 2)] {
             ip(&format!(
                 "-n {namespace} addr add 10.99.0.{host}/24 dev {device}"
             ))?;
             ip(&format!("-n {namespace} link set {device} up"))?;
-            ip(&format!("-n {namespace} link set lo up"))?;
         }
-        Ok(bed)
+        Ok(())
     }
 
     /// A bed set up where the rights are there; says that `test` is skipped and returns

@@ -19,13 +19,20 @@ pub struct Preloaded {
 impl Preloaded {
     /// In a host of its own.
     pub fn start(host: Host, program: &[&str]) -> Self {
+        Self::start_with(host, &[], program, Stdio::inherit())
+    }
+
+    /// As [`Preloaded::start`], with options of `tidewall run`; what it says of errors goes to
+    /// `errors`.
+    pub fn start_with(host: Host, options: &[&str], program: &[&str], errors: Stdio) -> Self {
         let report = std::env::temp_dir().join(format!("{}.report", host.bed.interface));
         fs::write(&report, "").unwrap();
         let preload = format!("LD_PRELOAD={}", library().display());
         let told = format!("TIDEWALL_REPORT={}", report.display());
         let environment = ["env", &preload, &told];
-        let mut run = host.run(&[], &[&environment, program].concat());
-        let process = Running(run.stdout(Stdio::null()).spawn().unwrap());
+        let mut run = host.run(options, &[&environment, program].concat());
+        let run = run.stdout(Stdio::null()).stderr(errors);
+        let process = Running(run.spawn().unwrap());
         Preloaded {
             host,
             process,
@@ -62,6 +69,12 @@ impl Preloaded {
             [verdict, what, address, why]
         };
         records.lines().map(record).collect()
+    }
+
+    /// Number of the process that has the first record.
+    pub fn recording_process(&self) -> String {
+        let records = fs::read_to_string(&self.report).unwrap();
+        records.split('\t').next().unwrap().to_owned()
     }
 
     /// Whether something is among the records.

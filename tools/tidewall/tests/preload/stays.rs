@@ -1,0 +1,268 @@
+//! What cannot be the stack's, or can be no longer, goes on by the kernel.
+
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use super::Preloaded;
+use super::common::host::Host;
+
+/// Answers connections and datagrams, each once a descriptor is ready; says of a datagram which
+/// control messages came with it, and of the listener whether it listens.
+const SERVER: &str = r#"
+import select, socket, sys
+def listen(port):
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(('0.0.0.0', port))
+    listener.listen(64)
+    return listener
+tcp, udp = int(sys.argv[1]), int(sys.argv[2])
+listener = listen(tcp)
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind(('0.0.0.0', udp))
+waits = select.epoll() if sys.argv[3] == 'epoll' else select.poll()
+waits.register(listener, select.POLLIN)
+waits.register(datagrams, select.POLLIN)
+while True:
+    for number, events in waits.poll():
+        assert events == select.POLLIN, events
+        if number == listener.fileno():
+            connection, _ = listener.accept()
+            listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            connection.sendall(b'listens %d' % listens)
+            connection.close()
+        else:
+            data, beside, _, peer = datagrams.recvmsg(100, 1000)
+            datagrams.sendto(b'%s beside %d' % (data, len(beside)), peer)
+"#;
+
+/// Asks both; prints what it heard.
+const CLIENT: &str = r#"
+import socket, sys
+host, tcp, udp = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+peer = socket.create_connection((host, tcp), 10)
+said = b''
+while part := peer.recv(100): said += part
+client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+client.settimeout(10)
+client.sendto(b'hello', (host, udp))
+print(said.decode(), client.recv(100).decode())
+"#;
+
+const HERE: &str = "10.99.0.2";
+
+#[test]
+fn what_a_manager_refuses_is_as_before() {
+    let test = "what_a_manager_refuses_is_as_before";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "sa") else {
+        return;
+    };
+    let program = ["python3", "-c", SERVER, "8211", "8212", "epoll"];
+    let server = Preloaded::start_with(host, &["--ports", "8210"], &program, Stdio::inherit());
+    for _ in 0..3 {
+        let said = server.answered("python3", &["-c", CLIENT, HERE, "8211", "8212"]);
+        assert_eq!(said, "listens 1 hello beside 0\n");
+    }
+    let records = server.records();
+    for what in ["listener", "datagrams"] {
+        let refused = |it: &&[String; 4]| it[0] == "kernel" && it[1] == what;
+        let record = records.iter().find(refused).expect("a record");
+        assert!(record[3].contains("port"), "{record:?}");
+    }
+}
+
+/// Workers that share a listener, each with an epoll set of its own.
+const WORKERS: &str = r#"
+import os, select, socket
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(('0.0.0.0', 8221))
+listener.listen(64)
+listener.setblocking(False)
+for number in range(4):
+    if os.fork() == 0:
+        epoll = select.epoll()
+        epoll.register(listener, select.EPOLLIN)
+        while True:
+            epoll.poll()
+            try: connection, _ = listener.accept()
+            except BlockingIOError: continue
+            listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            connection.sendall(b'listens %d' % listens)
+            connection.close()
+os.wait()
+"#;
+
+#[test]
+fn workers_of_one_listener_serve_in_private_mode() {
+    let test = "workers_of_one_listener_serve_in_private_mode";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "sb") else {
+        return;
+    };
+    let program = ["python3", "-c", WORKERS];
+    let server = Preloaded::start_with(host, &["--private"], &program, Stdio::inherit());
+    let client = "import socket
+for _ in range(40):
+    peer = socket.create_connection(('10.99.0.2', 8221), 10)
+    assert peer.recv(100) == b'listens 1'
+print('all')";
+    assert_eq!(server.answered("python3", &["-c", client]), "all\n");
+    let workers = || {
+        let records = server.records().into_iter();
+        records.filter(|it| it[1] == "listener").count()
+    };
+    let end = Instant::now() + Duration::from_secs(20);
+    while workers() < 4 {
+        assert!(Instant::now() < end, "{:?}", server.records());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // With each having tried.
+    assert_eq!(server.answered("python3", &["-c", client]), "all\n");
+    assert!(server.has(["promoted", "listener", "0.0.0.0:8221"]));
+}
+
+#[test]
+fn nginx_with_four_workers_serves_in_private_mode_and_after_a_reload() {
+    let test = "nginx_with_four_workers_serves_in_private_mode_and_after_a_reload";
+    if !tidewall_skip::has_programs(test, &["nginx", "python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "sg") else {
+        return;
+    };
+    let directory = std::env::temp_dir().join(format!("{}.nginx", host.bed.interface));
+    fs::create_dir_all(&directory).unwrap();
+    let place = directory.display();
+    let configuration = directory.join("nginx.conf");
+    let text = format!(
+        "daemon off; worker_processes 4; error_log stderr; pid {place}/pid;
+         events {{ worker_connections 64; }}
+         http {{
+             access_log off;
+             client_body_temp_path {place}/t1; proxy_temp_path {place}/t2;
+             fastcgi_temp_path {place}/t3; uwsgi_temp_path {place}/t4; scgi_temp_path {place}/t5;
+             server {{ listen 8251; location / {{ return 200 yes; }} }}
+         }}"
+    );
+    fs::write(&configuration, text).unwrap();
+    let program = ["nginx", "-c", configuration.to_str().unwrap()];
+    let server = Preloaded::start_with(host, &["--private"], &program, Stdio::inherit());
+    let client = "import urllib.request
+for _ in range(100):
+    assert urllib.request.urlopen('http://10.99.0.2:8251/', timeout=10).read() == b'yes'
+print('all')";
+    let workers = || {
+        server
+            .records()
+            .into_iter()
+            .filter(|it| it[1] == "listener")
+    };
+    let end = Instant::now() + Duration::from_secs(30);
+    for round in 1..3 {
+        assert_eq!(server.answered("python3", &["-c", client]), "all\n");
+        // With each worker having tried, which says one thing once.
+        while workers().count() < 4 * round {
+            assert!(Instant::now() < end, "{:?}", server.records());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(server.answered("python3", &["-c", client]), "all\n");
+        let master = fs::read_to_string(directory.join("pid")).unwrap();
+        server.host.output("kill", &["-HUP", master.trim()]);
+    }
+    assert_eq!(server.answered("python3", &["-c", client]), "all\n");
+    let _ = fs::remove_dir_all(&directory);
+}
+
+/// How the manager of a test ends before the interface is deleted.
+#[derive(PartialEq)]
+enum Manager {
+    Lives,
+    IsKilled,
+}
+
+/// Deletes the interface under a program that waits by `poll` or epoll, and makes it again.
+fn loses_its_interface(test: &str, name: &str, waits: &str, manager: &Manager) {
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, name) else {
+        return;
+    };
+    let program = ["python3", "-c", SERVER, "8231", "8232", waits];
+    let server = Preloaded::start(host, &program);
+    let asked = |server: &Preloaded, host| {
+        let said = server.answered("python3", &["-c", CLIENT, host, "8231", "8232"]);
+        assert!(said.starts_with("listens 1 hello"), "{said}");
+    };
+    asked(&server, HERE);
+    assert!(server.has(["promoted", "listener", "0.0.0.0:8231"]));
+    assert!(server.has(["promoted", "datagrams", "0.0.0.0:8232"]));
+    let process = server.recording_process();
+    if *manager == Manager::IsKilled {
+        super::common::signal("-KILL", &server.process);
+    }
+    let interface = &server.host.bed.interface;
+    server.host.output("ip", &["link", "del", "dev", interface]);
+    let end = Instant::now() + Duration::from_secs(20);
+    let lost = |it: &[String; 4]| it[0] == "kernel" && it[3].contains("is no more");
+    while !server.records().iter().any(lost) {
+        assert!(Instant::now() < end, "{:?}", server.records());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Loopback goes on, and the program does not turn round and round.
+    let ask = ["-c", CLIENT, "127.0.0.1", "8231", "8232"];
+    let said = server.host.output("python3", &ask);
+    assert!(said.starts_with("listens 1 hello"), "{said}");
+    let (begin, used) = (Instant::now(), processor_time(&process));
+    std::thread::sleep(Duration::from_secs(2));
+    let share = (processor_time(&process) - used).as_secs_f64() / begin.elapsed().as_secs_f64();
+    println!(
+        "{:.2} % of a processor without the interface",
+        share * 100.0
+    );
+    assert!(share < 0.05, "{share}");
+    server.host.bed.join().unwrap();
+    let begin = Instant::now();
+    asked(&server, HERE);
+    println!(
+        "answered {:?} after the interface was made again",
+        begin.elapsed()
+    );
+}
+
+/// Processor time of a process, its threads' and the kernel's for it.
+fn processor_time(process: &str) -> Duration {
+    let of_thread = |directory: std::io::Result<fs::DirEntry>| {
+        let path = directory.unwrap().path().join("schedstat");
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let time = text.split(' ').next().and_then(|it| it.parse().ok());
+        Duration::from_nanos(time.unwrap_or(0))
+    };
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.map(of_thread).sum()
+}
+
+#[test]
+fn a_program_that_polls_goes_on_when_its_interface_is_made_again() {
+    let test = "a_program_that_polls_goes_on_when_its_interface_is_made_again";
+    loses_its_interface(test, "sc", "poll", &Manager::Lives);
+}
+
+#[test]
+fn a_program_with_epoll_goes_on_when_its_interface_is_made_again() {
+    let test = "a_program_with_epoll_goes_on_when_its_interface_is_made_again";
+    loses_its_interface(test, "sd", "epoll", &Manager::Lives);
+}
+
+#[test]
+fn a_program_whose_manager_was_killed_goes_on_when_its_interface_is_made_again() {
+    let test = "a_program_whose_manager_was_killed_goes_on_when_its_interface_is_made_again";
+    loses_its_interface(test, "se", "poll", &Manager::IsKilled);
+}
