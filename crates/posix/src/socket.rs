@@ -270,12 +270,12 @@ impl Posix {
         })
     }
 
-    /// `listen(2)`. A negative backlog is a very long one, as in Linux; again on a
-    /// listener it changes nothing.
+    /// `listen(2)`. A negative backlog is a very long one, as in Linux; of a listener see
+    /// [`TcpListener::listen_again`].
     ///
     /// # Errors
     /// EINVAL when connected, EOPNOTSUPP for a datagram socket; what
-    /// [`TcpListener::bind_with`] reports.
+    /// [`TcpListener::bind_with`] and [`TcpListener::listen_again`] report.
     pub fn listen(&self, fd: i32, backlog: i32) -> Result<()> {
         let socket = self.socket_of(fd)?;
         if socket.domain == libc::AF_ATMSVC {
@@ -286,7 +286,7 @@ impl Posix {
         }
         match &*self.file(fd)? {
             OpenFile::Kernel(_) => {}
-            OpenFile::Listener(_) => return Ok(()),
+            OpenFile::Listener(listener) => return listener.listen_again(backlog).map_err(errno),
             _ => return Err(Errno(libc::EINVAL)),
         }
         let (address, options) = {

@@ -83,8 +83,11 @@ unsafe fn is_of_no_family(address: *const sockaddr, length: socklen_t) -> bool {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    // SAFETY: the caller's. A listener of ours has its backlog from the first time.
-    unsafe { originals::listen(fd, backlog) }
+    match ours(fd) {
+        Some(posix) => done(inside(|| posix.listen(fd, backlog))),
+        // SAFETY: the caller's.
+        None => unsafe { originals::listen(fd, backlog) },
+    }
 }
 
 #[unsafe(no_mangle)]

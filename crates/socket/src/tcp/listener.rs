@@ -102,8 +102,10 @@ pub(crate) struct ListenerInner {
     /// reset before it was: the protocol does not know of them yet.
     opened: AtomicU32,
     reset: AtomicU32,
-    /// It does not listen any more.
+    /// It does not listen any more,
     shut: AtomicBool,
+    /// but the kernel socket does again ([`TcpListener::listen_again`]).
+    again: AtomicBool,
     /// The kernel's socket is the program's.
     adopted: AtomicBool,
     /// New connections are the kernel socket's.
@@ -259,6 +261,7 @@ impl TcpListener {
                 opened: AtomicU32::new(0),
                 reset: AtomicU32::new(0),
                 shut: AtomicBool::new(false),
+                again: AtomicBool::new(false),
                 adopted: AtomicBool::new(false),
                 given_back: AtomicBool::new(false),
                 for_good: AtomicBool::new(false),
@@ -306,7 +309,7 @@ impl TcpListener {
         let nonblocking = self.nonblocking.load(Ordering::Relaxed);
         let mut polled = false;
         loop {
-            if inner.is_shut() {
+            if inner.refuses() {
                 return Err(io::Error::from_raw_os_error(libc::EINVAL));
             }
             let ask = self.own_accepts.load(Ordering::Relaxed) >= ASK_KERNEL_AFTER;
@@ -401,18 +404,44 @@ impl TcpListener {
     /// ENOTCONN when it has been shut down before; what the kernel reports.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.stack.here()?;
-        if self.inner.is_shut() {
+        if self.inner.refuses() {
             return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
         }
         if how == Shutdown::Write {
             return Ok(());
         }
-        if !self.inner.shut.swap(true, Ordering::SeqCst) {
+        let is_first = !self.inner.shut.swap(true, Ordering::SeqCst);
+        let again = self.inner.again.swap(false, Ordering::SeqCst);
+        if is_first {
             self.stop_listening();
+        }
+        if is_first || again {
             self.inner.wait_queue.notify(Events::STATE_CHANGED);
             if let Some(kernel) = &self.inner.kernel {
                 rustix::net::shutdown(kernel.as_fd(), rustix::net::Shutdown::Read)?;
             }
+        }
+        Ok(())
+    }
+
+    /// `listen(2)` for a listener. After [`TcpListener::shutdown`] it accepts again, by its
+    /// kernel socket alone; otherwise only that one's backlog changes.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP after a shutdown where there is no kernel socket; what the kernel reports.
+    pub fn listen_again(&self, backlog: i32) -> io::Result<()> {
+        self.stack.here()?;
+        let Some(kernel) = &self.inner.kernel else {
+            return match self.inner.is_shut() {
+                true => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+                false => Ok(()),
+            };
+        };
+        rustix::net::listen(kernel.as_fd(), backlog)?;
+        if self.inner.is_shut() && !self.inner.again.swap(true, Ordering::SeqCst) {
+            // What it has, nobody has watched it get.
+            self.inner.kernel_input.note();
+            self.inner.wait_queue.notify(Events::STATE_CHANGED);
         }
         Ok(())
     }
@@ -614,7 +643,7 @@ impl ListenerInner {
 
     /// True when accepting would not wait, as far as anybody knows.
     fn may_accept(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst) > 0 || self.kernel_input.is_noted() || self.is_shut()
+        self.waiting.load(Ordering::SeqCst) > 0 || self.kernel_input.is_noted() || self.refuses()
     }
 
     /// True while the kernel has connections.
@@ -637,6 +666,11 @@ impl ListenerInner {
     /// True where a kernel socket listens, too.
     pub(crate) fn has_kernel_part(&self) -> bool {
         self.kernel.is_some()
+    }
+
+    /// True while accepting is EINVAL: neither it nor its kernel socket listens.
+    fn refuses(&self) -> bool {
+        self.is_shut() && !self.again.load(Ordering::SeqCst)
     }
 
     /// Wakes and notifies everybody: it has failed.

@@ -266,3 +266,65 @@ fn a_program_whose_manager_was_killed_goes_on_when_its_interface_is_made_again()
     let test = "a_program_whose_manager_was_killed_goes_on_when_its_interface_is_made_again";
     loses_its_interface(test, "se", "poll", &Manager::IsKilled);
 }
+
+/// Tells over its first connection what `listen` says of a connection that it has made, then of
+/// its listener, which it has shut down; by epoll and by `accept` it goes on with that.
+const AGAIN: &str = r#"
+import errno, select, socket
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(('0.0.0.0', 8241))
+listener.listen(8)
+epoll = select.epoll()
+epoll.register(listener, select.EPOLLIN)
+control, _ = listener.accept()
+made = socket.create_connection(('10.99.0.1', 8242))
+try: made.listen(8)
+except OSError as error: control.sendall(b'connection: %s\n' % errno.errorcode[error.errno].encode())
+made.sendall(b'it goes on')
+for _ in range(2):
+    listener.shutdown(socket.SHUT_RD)
+    try: listener.accept()
+    except OSError as error: control.sendall(b'shut: %s\n' % errno.errorcode[error.errno].encode())
+    listener.listen(8)
+    control.sendall(b'again\n')
+    assert epoll.poll(20) == [(listener.fileno(), select.EPOLLIN)]
+    listener.accept()[0].sendall(b'first')
+    listener.accept()[0].sendall(b'second')
+control.sendall(b'.')
+control.recv(1)
+"#;
+
+const AGAIN_CLIENT: &str = r#"
+import socket
+def connect(): return socket.create_connection(('10.99.0.2', 8241), 20)
+listener = socket.create_server(('10.99.0.1', 8242))
+control = connect().makefile('r')
+made, _ = listener.accept()
+print(control.readline(), end='')
+print(made.recv(100).decode())
+for _ in range(2):
+    print(control.readline(), control.readline(), sep='', end='')
+    print(connect().recv(100).decode(), connect().recv(100).decode())
+assert control.read(1) == '.'
+"#;
+
+#[test]
+fn a_listener_that_was_shut_down_listens_again() {
+    let test = "a_listener_that_was_shut_down_listens_again";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "sf") else {
+        return;
+    };
+    let server = Preloaded::start(host, &["python3", "-c", AGAIN]);
+    let said = server.answered("python3", &["-c", AGAIN_CLIENT]);
+    let round = "shut: EINVAL\nagain\nfirst second\n";
+    assert_eq!(
+        said,
+        format!("connection: EINVAL\nit goes on\n{round}{round}")
+    );
+    assert!(server.has(["promoted", "listener", "0.0.0.0:8241"]));
+    assert!(server.has(["promoted", "connections", ""]));
+}

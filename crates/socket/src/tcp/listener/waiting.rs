@@ -35,7 +35,7 @@ impl Pollable for ListenerInner {
     }
 
     fn events(&self) -> Events {
-        if self.is_shut() {
+        if self.refuses() {
             return Events::WRITABLE | Events::HUP;
         }
         let own = self.waiting.load(Ordering::SeqCst) > 0;
