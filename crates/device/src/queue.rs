@@ -99,6 +99,13 @@ pub trait Receive: Send {
         true
     }
 
+    /// True while the device may be set otherwise than [`Receive::set_moderation`] and
+    /// [`Receive::set_deferral`] said last, as whose the settings are has not answered. An
+    /// interrupt may then be followed by a time without any: a caller that sleeps polls before.
+    fn moderation_lags(&mut self) -> bool {
+        false
+    }
+
     /// Datagrams that reached the kernel instead of the queue because the device's
     /// poll was found by them (NAPI id discovery): moves one into `payload`.
     /// `None` when there are none, which is so while the poll is known.

@@ -332,7 +332,7 @@ mod inside {
         // The probe that it has asked for is made of no frame of this one's.
         let second = start(PORT);
         wait_until("it knows", || client.lent() == 2);
-        refused(&client, &busy_poll);
+        refused(&client, &|| busy_poll().map(drop));
         refused(&client, &|| client.probe_napi(0, helper, 4711));
         let kind = helpers(&client).unwrap_err().kind();
         assert_eq!(kind, ErrorKind::InvalidInput);

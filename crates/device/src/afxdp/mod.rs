@@ -45,6 +45,11 @@ pub trait Owner: Send + Sync {
     /// See [`crate::queue::Receive::set_deferral`].
     fn set_deferral(&self, deferred: bool) -> bool;
 
+    /// See [`crate::queue::Receive::moderation_lags`].
+    fn moderation_lags(&self) -> bool {
+        false
+    }
+
     /// See [`crate::demux::TrustedTables::probe_napi`].
     ///
     /// # Errors

@@ -329,6 +329,10 @@ impl Receive for ReceiveHalf {
         self.owner.set_deferral(deferred)
     }
 
+    fn moderation_lags(&mut self) -> bool {
+        self.owner.moderation_lags()
+    }
+
     fn take_kernel_delivered(&mut self, payload: &mut Vec<u8>) -> Option<KernelDelivered> {
         self.napi.take_probe(payload)
     }

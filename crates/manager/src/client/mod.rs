@@ -259,12 +259,12 @@ impl Client {
         self.link.tell(&Request::Resolve(Address { address }))
     }
 
-    /// Has the device interrupt as said, if the manager is there; `None`: as before there
-    /// was an application.
+    /// Asks to have the device interrupt as said, if the manager is there; `None`: as before
+    /// there was an application. Returns the question, for [`Client::moderated`].
     ///
     /// # Errors
-    /// WouldBlock, NotConnected: it was not told.
-    pub fn moderate(&self, moderation: Option<InterruptModeration>) -> io::Result<()> {
+    /// WouldBlock, NotConnected: it was not asked.
+    pub fn moderate(&self, moderation: Option<InterruptModeration>) -> io::Result<u32> {
         let (mode, interval) = match moderation {
             None => (MODERATION_NONE, Duration::ZERO),
             Some(InterruptModeration::Enabled) => (MODERATION_ENABLED, Duration::ZERO),
@@ -272,11 +272,20 @@ impl Client {
             Some(InterruptModeration::BusyPoll) => (MODERATION_BUSY_POLL, Duration::ZERO),
         };
         let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
-        self.link.tell(&Request::Moderation(Moderation {
+        self.link.begin(&Request::Moderation(Moderation {
             queue: 0,
             mode,
             interval,
         }))
+    }
+
+    /// The answer to [`Client::moderate`]; `None` until it has come.
+    ///
+    /// # Errors
+    /// What the manager answers; ConnectionReset where it is gone.
+    pub fn moderated(&self, question: u32) -> Option<io::Result<()>> {
+        let answered = self.link.take_answer(question);
+        answered.map(|answered| answered.map(drop))
     }
 
     /// [`tidewall_device::demux::TrustedTables::probe_napi`], if the manager is there.

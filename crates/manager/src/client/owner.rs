@@ -9,6 +9,7 @@ use tidewall_device::afxdp::Owner;
 use tidewall_device::demux::NapiProbe;
 use tidewall_device::queue::InterruptModeration;
 
+use super::link::is_gone;
 use super::{Client, is_lent};
 
 /// How often it is asked what has become of a NAPI probe: each answer takes a switch to
@@ -33,13 +34,22 @@ struct Moderated {
     lent: u32,
     /// `None`: interrupts are not deferred.
     to: Option<InterruptModeration>,
+    /// The question whose answer says that it is.
+    asked: Option<u32>,
+    /// It could not be asked for, or the manager that was asked is gone.
+    failed: bool,
 }
 
 impl Moderated {
     /// As it begins. While the device is not lent its settings are nobody's to change.
     fn new(lent: u32) -> Self {
         let to = is_lent(lent).then_some(InterruptModeration::Enabled);
-        Moderated { lent, to }
+        Moderated {
+            lent,
+            to,
+            asked: None,
+            failed: false,
+        }
     }
 }
 
@@ -57,9 +67,25 @@ impl Manager {
         let mut set = lock(&self.moderation);
         let lent = self.client.lent();
         if set.lent != lent {
-            *set = Moderated::new(lent);
+            let before = std::mem::replace(&mut *set, Moderated::new(lent));
+            before.asked.into_iter().for_each(|it| self.client.forget(it));
         }
         set
+    }
+}
+
+impl Manager {
+    /// Asks without a wait. What cannot be asked now stays as it is, which a later call finds.
+    fn moderate(&self, set: &mut Moderated, wanted: Option<InterruptModeration>) -> bool {
+        if let Some(question) = set.asked.take() {
+            self.client.forget(question);
+        }
+        let asked = self.client.moderate(wanted);
+        set.failed = asked.is_err();
+        if let Ok(question) = asked {
+            (set.to, set.asked) = (wanted, Some(question));
+        }
+        !set.failed
     }
 }
 
@@ -70,15 +96,11 @@ impl Owner for Manager {
 
     fn set_moderation(&self, moderation: InterruptModeration) -> bool {
         let mut set = self.moderation();
-        if set.to.is_none() || set.to == Some(moderation) {
+        let is_set = set.to == Some(moderation) && !set.failed;
+        if set.to.is_none() || is_set {
             return false;
         }
-        // What cannot be written now stays as it is, which the next call finds.
-        let done = self.client.moderate(Some(moderation)).is_ok();
-        if done {
-            set.to = Some(moderation);
-        }
-        done
+        self.moderate(&mut set, Some(moderation))
     }
 
     fn set_deferral(&self, deferred: bool) -> bool {
@@ -87,11 +109,20 @@ impl Owner for Manager {
             return true;
         }
         let wanted = deferred.then_some(InterruptModeration::Enabled);
-        let done = self.client.moderate(wanted).is_ok();
-        if done {
-            set.to = wanted;
+        self.moderate(&mut set, wanted)
+    }
+
+    fn moderation_lags(&self) -> bool {
+        let mut set = self.moderation();
+        if let Some(question) = set.asked {
+            let Some(answered) = self.client.moderated(question) else {
+                return true;
+            };
+            set.asked = None;
+            // What a manager refuses it will refuse again.
+            set.failed = answered.is_err_and(|error| is_gone(&error));
         }
-        done
+        set.failed
     }
 
     fn probe_napi(&self, queue: u32, port: u16, source: u16) -> io::Result<()> {

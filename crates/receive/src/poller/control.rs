@@ -153,4 +153,9 @@ impl Poller {
     pub fn set_deferral(&mut self, deferred: bool) -> bool {
         self.device.set_deferral(deferred)
     }
+
+    /// See [`tidewall_device::queue::Receive::moderation_lags`].
+    pub fn moderation_lags(&mut self) -> bool {
+        self.device.moderation_lags()
+    }
 }

@@ -286,7 +286,12 @@ impl Receiver {
             let mut ready = Ready::none();
             let napi = poller.napi();
             queue.note_napi(napi);
-            let round = match self.way(began, queue, napi.ids[0] != 0, caller) {
+            let way = match self.way(began, queue, napi.ids[0] != 0, caller) {
+                // A manager that lags has left a timer on, which would keep frames back.
+                Way::Look if caller == Caller::Sleeper && poller.moderation_lags() => Way::Arm,
+                way => way,
+            };
+            let round = match way {
                 Way::Look => {
                     let round = poller.collect(&mut ready.channels);
                     progress.ended = core.now();
