@@ -1,8 +1,8 @@
 //! What changes about a stack's interface while it runs (rtnetlink(7)).
 //!
 //! The control thread waits on [`LinkWatch`] and hands each change to the stack:
-//! addresses to the driver's table, MTU and link address to the transmitters, the
-//! interface's end to everybody who waits. After a reset of the device it sees
+//! addresses to the driver's table, MTU and link address to the transmitters, routing
+//! tables to the routes, the interface's end to everybody who waits. After a reset of the device it sees
 //! that NAPI ids are discovered anew, and that the driver still runs the program.
 
 use std::io;
@@ -14,6 +14,7 @@ use tidewall_device::demux::layout::Counter;
 use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::ip::routes::TablesReader;
 use crate::lock::lock;
 use crate::receiver::deferral::DeferralWatch;
 use crate::stack::Core;
@@ -38,6 +39,7 @@ pub(crate) struct LinkWatch {
     /// When NAPI ids are checked again, and whether the device was reset before.
     check: Option<(Instant, bool)>,
     deferral: DeferralWatch,
+    tables: TablesReader,
 }
 
 /// After a reset of the device: whether its frames meet the driver program.
@@ -59,7 +61,7 @@ impl LinkWatch {
     /// ENODEV when the interface is gone already.
     pub(crate) fn open(index: u32) -> io::Result<Self> {
         // Before the first look, so that no change is missed between.
-        let monitor = Monitor::open()?;
+        let monitor = Monitor::with_routes()?;
         let mut netlink = Rtnetlink::open()?;
         let link = netlink.link(index)?;
         Ok(LinkWatch {
@@ -70,6 +72,7 @@ impl LinkWatch {
             program: None,
             check: None,
             deferral: DeferralWatch::new(),
+            tables: TablesReader::new(),
         })
     }
 
@@ -83,13 +86,18 @@ impl LinkWatch {
         let program = self.program.as_ref().map(|it| it.next);
         let next = program.into_iter().chain(self.check.map(|it| it.0)).min();
         let next = next.map(|it| it.saturating_duration_since(Instant::now()));
-        next.into_iter().chain(self.deferral.timeout()).min()
+        let others = [self.deferral.timeout(), self.tables.timeout()];
+        next.into_iter()
+            .chain(others.into_iter().flatten())
+            .min()
     }
 
     /// Hands on what has changed, and looks at what is to be looked at.
     pub(crate) fn poll(&mut self, core: &Core) {
         let (mut addresses, mut gone, mut look) = (false, false, false);
         for change in self.monitor.changes() {
+            // The routes of an interface that goes down go without a word.
+            self.tables.change(core);
             match change {
                 Change::Link(link) if link.index == self.link.index => self.update(core, link),
                 Change::Gone(index) | Change::Moved(index) => gone |= index == self.link.index,
@@ -118,6 +126,7 @@ impl LinkWatch {
         if let Some((_, was_reset)) = self.check.take_if(|(at, _)| *at <= Instant::now()) {
             self.check_napi(core, was_reset);
         }
+        self.tables.poll(core);
         self.check_program(core);
         self.deferral.poll(core);
     }

@@ -577,6 +577,11 @@ impl Connection {
         self.send.una != self.send.nxt
     }
 
+    /// How many times the same was sent without an answer.
+    pub fn timeouts(&self) -> u8 {
+        self.send.retries
+    }
+
     /// When buffers that are empty by now are given back; part of
     /// [`Connection::next_timeout`], for who has only read.
     #[inline]

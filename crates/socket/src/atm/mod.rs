@@ -166,7 +166,7 @@ impl Atm {
         if asked.is_some_and(|ago| ago < sending::NEIGHBOUR_LOOK) {
             return Err(errno(libc::EAGAIN));
         }
-        let found = lock(&core.ip.routes).neighbour(address, None, now);
+        let found = lock(&core.ip.routes).neighbour(address, None, None, now);
         match found {
             Neighbour::Known { neighbour, .. } => Ok(neighbour),
             Neighbour::Resolving { .. } => {
@@ -176,6 +176,7 @@ impl Atm {
                 }
                 Err(errno(libc::EAGAIN))
             }
+            Neighbour::Unasked => Err(errno(libc::EAGAIN)),
             Neighbour::Kernel => Err(errno(libc::ENETUNREACH)),
         }
     }

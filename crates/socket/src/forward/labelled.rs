@@ -66,13 +66,14 @@ impl Output {
     ) -> Labelled {
         let neighbour = match self.next_hop(to, next_hop, None, None) {
             Ok(neighbour) => neighbour,
-            Err(Missing::Unresolved) => return Labelled::Later,
+            Err(Missing::Unresolved | Missing::Unasked) => return Labelled::Later,
             Err(Missing::Unreachable) => return Labelled::Never,
         };
+        let are_apart = self.are_apart(arrived.interface, to);
         let Content::InFrame { frame, place, .. } = &mut arrived.content else {
             return Labelled::Never;
         };
-        if !place.labelled {
+        if !place.labelled || are_apart {
             return Labelled::Never;
         }
         let (Some(taken), Some(interface)) = (frame.take(), self.interfaces.get_mut(to)) else {
@@ -109,7 +110,7 @@ impl Output {
     pub fn send_labelled(&mut self, to: usize, next_hop: IpAddr, bytes: &[u8]) -> Labelled {
         let neighbour = match self.next_hop(to, next_hop, None, None) {
             Ok(neighbour) => neighbour,
-            Err(Missing::Unresolved) => return Labelled::Later,
+            Err(Missing::Unresolved | Missing::Unasked) => return Labelled::Later,
             Err(Missing::Unreachable) => {
                 self.counters.unreachable += 1;
                 return Labelled::Never;

@@ -14,6 +14,7 @@ use tidewall_wire::tcp::{Header, Packet};
 use tidewall_wire::udp::Addresses;
 
 use super::{Arrived, Content};
+use crate::ip::recent::Recent;
 use crate::ip::routes::Neighbour;
 use crate::ip::transmit::Forwarded;
 use crate::lock::lock;
@@ -47,6 +48,9 @@ pub struct OutputCounters {
     pub copied: u64,
     /// Dropped: the next hop's link address is not known yet, and is being looked for.
     pub unresolved: u64,
+    /// Dropped: the next hop is not known, and too many questions were asked about
+    /// others lately.
+    pub unasked: u64,
     /// Dropped: no route leads there by that interface.
     pub unreachable: u64,
     /// Dropped: the device takes no more now.
@@ -58,6 +62,9 @@ pub struct OutputCounters {
     pub down: u64,
 }
 
+/// Senders that are remembered at least.
+const SENDERS: usize = 4096;
+
 /// A next hop, by destination and, where there is one, the address that sends.
 type Found = (IpAddr, Option<IpAddr>, MacAddress);
 
@@ -66,6 +73,8 @@ type Found = (IpAddr, Option<IpAddr>, MacAddress);
 pub(super) enum Missing {
     /// It is being looked for.
     Unresolved,
+    /// It may not be asked for now.
+    Unasked,
     /// No route leads there.
     Unreachable,
 }
@@ -73,6 +82,8 @@ pub(super) enum Missing {
 /// The sending side of a forwarder.
 pub struct Output {
     pub(super) interfaces: Vec<Interface>,
+    /// Some have frames of a memory of their own.
+    some_apart: bool,
     now: Instant,
     pub(super) counters: OutputCounters,
 }
@@ -81,27 +92,40 @@ pub(super) struct Interface {
     pub(super) stack: Stack,
     /// Next hops that were found in this batch.
     neighbours: [Option<Found>; NEIGHBOURS],
+    /// Link addresses of those whom an answer may go to before the kernel knows them.
+    senders: Recent<IpAddr, MacAddress>,
     /// Of each queue: there is something for the device.
     queued: Vec<bool>,
     /// The channel of admitted connections, and those.
     channel: Option<ChannelId>,
     admitted: HashSet<FourTuple>,
+    /// Its frames are of a memory of their own.
+    apart: bool,
 }
 
 impl Output {
     pub(super) fn new<'a>(stacks: impl Iterator<Item = (&'a Stack, Option<ChannelId>)>) -> Self {
-        let interface = |(stack, channel): (&Stack, Option<ChannelId>)| Interface {
-            stack: stack.clone(),
-            neighbours: [None; NEIGHBOURS],
-            queued: vec![false; stack.core().receiver.queues.len()],
-            channel,
-            admitted: HashSet::new(),
-        };
+        let interface = |(stack, channel): (&Stack, _)| Interface::new(stack, channel, false);
         Output {
             interfaces: stacks.map(interface).collect(),
+            some_apart: false,
             now: Instant::now(),
             counters: OutputCounters::default(),
         }
+    }
+
+    /// Sends by another stack on an interface, whose frames are of a memory of its own.
+    pub(super) fn replace(&mut self, place: usize, stack: &Stack, channel: Option<ChannelId>) {
+        if let Some(interface) = self.interfaces.get_mut(place) {
+            *interface = Interface::new(stack, channel, true);
+            self.some_apart = true;
+        }
+    }
+
+    /// Whether a frame that came by one interface cannot leave by the other where it lies.
+    pub(super) fn are_apart(&self, from: usize, to: usize) -> bool {
+        let is_apart = |place: usize| self.interfaces.get(place).is_some_and(|it| it.apart);
+        self.some_apart && (is_apart(from) || is_apart(to))
     }
 
     /// What became of everything so far.
@@ -119,11 +143,14 @@ impl Output {
 
     /// True while frames wait for a device or for their way back.
     pub(super) fn is_sending(&self) -> bool {
-        self.interfaces.iter().any(|interface| {
-            let queues = &interface.stack.core().receiver.queues;
-            interface.queued.contains(&true)
-                || queues.iter().any(|it| lock(&it.transmitter).handed() > 0)
-        })
+        self.interfaces
+            .iter()
+            .filter(|it| it.is_there())
+            .any(|interface| {
+                let queues = &interface.stack.core().receiver.queues;
+                interface.queued.contains(&true)
+                    || queues.iter().any(|it| lock(&it.transmitter).handed() > 0)
+            })
     }
 
     /// Has the devices take what was put out, and gives frames that were sent back to
@@ -131,7 +158,7 @@ impl Output {
     ///
     /// [`Forwarder::receive`]: super::Forwarder::receive
     pub fn flush(&mut self) {
-        for interface in &mut self.interfaces {
+        for interface in self.interfaces.iter_mut().filter(|it| it.is_there()) {
             let queues = &interface.stack.core().receiver.queues;
             for (queue, queued) in queues.iter().zip(&mut interface.queued) {
                 let mut transmitter = lock(&queue.transmitter);
@@ -173,13 +200,17 @@ impl Output {
         let Some(neighbour) = self.neighbour(to, &heading.flow, hint) else {
             return;
         };
-        let Content::InFrame {
-            frame,
-            shared,
-            place,
-        } = &mut arrived.content
+        let are_apart = self.are_apart(arrived.interface, to);
+        let (
+            Content::InFrame {
+                frame,
+                shared,
+                place,
+            },
+            false,
+        ) = (&mut arrived.content, are_apart)
         else {
-            // Its bytes are the kernel's: there is no frame to send.
+            // Its bytes are the kernel's, or of another memory: there is no frame to send.
             let part = arrived.payload().get(payload).unwrap_or_default();
             self.send_to(to, neighbour, heading, part, 0);
             return;
@@ -335,11 +366,23 @@ impl Output {
         });
     }
 
+    /// Remembers the link address that a segment came from. What is sent to its sender
+    /// goes there while the kernel looks for the next hop, also if it answers no segment:
+    /// the answer to a SYN may be caused by somebody else's.
+    pub fn remember_sender(&mut self, arrived: &Arrived<'_>) {
+        let Some((remote, neighbour)) = arrived.sender() else {
+            return;
+        };
+        if let Some(interface) = self.interfaces.get_mut(arrived.interface) {
+            interface.senders.insert(remote, neighbour);
+        }
+    }
+
     pub(super) fn resolve(&mut self, to: usize, remote: IpAddr, local: IpAddr) {
         if let Some(interface) = self.interfaces.get(to) {
             let routes = &interface.stack.core().ip.routes;
             // It asks the kernel, if the answer is not known.
-            lock(routes).neighbour(remote, Some(local), Instant::now());
+            lock(routes).neighbour(remote, Some(local), None, Instant::now());
         }
     }
 
@@ -359,6 +402,7 @@ impl Output {
         match found {
             Ok(neighbour) => return Some(neighbour),
             Err(Missing::Unresolved) => self.counters.unresolved += 1,
+            Err(Missing::Unasked) => self.counters.unasked += 1,
             Err(Missing::Unreachable) => self.counters.unreachable += 1,
         }
         None
@@ -379,12 +423,18 @@ impl Output {
         if let Some((.., neighbour)) = kept.filter(|it| (it.0, it.1) == (remote, local)) {
             return Ok(neighbour);
         }
-        let found = lock(&core.ip.routes).neighbour(remote, local, self.now);
-        let neighbour = match (found, hint) {
-            (Neighbour::Known { neighbour, .. }, _)
-            | (Neighbour::Resolving { .. }, Some(neighbour)) => neighbour,
-            (Neighbour::Resolving { .. }, None) => return Err(Missing::Unresolved),
-            (Neighbour::Kernel, _) => return Err(Missing::Unreachable),
+        let found = lock(&core.ip.routes).neighbour(remote, local, hint, self.now);
+        let neighbour = match found {
+            Neighbour::Known { neighbour, .. } => neighbour,
+            Neighbour::Kernel => return Err(Missing::Unreachable),
+            // Not kept: the kernel's answer comes soon.
+            Neighbour::Resolving { .. } | Neighbour::Unasked => {
+                let sender = interface.senders.get(&remote).copied();
+                return sender.ok_or(match found {
+                    Neighbour::Unasked => Missing::Unasked,
+                    _ => Missing::Unresolved,
+                });
+            }
         };
         if let Some(kept) = interface.neighbours.get_mut(place) {
             *kept = Some((remote, local, neighbour));
@@ -402,6 +452,23 @@ impl Drop for Output {
 }
 
 impl Interface {
+    fn new(stack: &Stack, channel: Option<ChannelId>, apart: bool) -> Self {
+        Interface {
+            stack: stack.clone(),
+            neighbours: [None; NEIGHBOURS],
+            senders: Recent::new(SENDERS),
+            queued: vec![false; stack.core().receiver.queues.len()],
+            channel,
+            admitted: HashSet::new(),
+            apart,
+        }
+    }
+
+    /// False once the interface is no more.
+    fn is_there(&self) -> bool {
+        self.stack.core().netdev.check().is_ok()
+    }
+
     /// Runs something on the transmitter of the queue that sends for queue `number`;
     /// `None` if there is none.
     pub(super) fn transmit<T>(
@@ -409,6 +476,9 @@ impl Interface {
         number: usize,
         run: impl FnOnce(&mut crate::ip::transmit::Transmitter) -> T,
     ) -> Option<T> {
+        if !self.is_there() {
+            return None;
+        }
         let core: &Core = self.stack.core();
         let (number, queue) = core.receiver.sending_queue(number)?;
         let result = run(&mut lock(&queue.transmitter));
@@ -420,11 +490,17 @@ impl Interface {
 }
 
 impl Arrived<'_> {
-    /// Who sent it on the link, if it came from `remote` by interface `to`.
+    /// The link address that it came from, if it came from `remote` by interface `to`.
     fn hint(&self, to: usize, remote: IpAddr) -> Option<MacAddress> {
         if to != self.interface {
             return None;
         }
+        let (from, neighbour) = self.sender()?;
+        (from == remote).then_some(neighbour)
+    }
+
+    /// The addresses that it came from, of IP and of the link.
+    fn sender(&self) -> Option<(IpAddr, MacAddress)> {
         match &self.content {
             Content::InFrame {
                 frame,
@@ -436,9 +512,9 @@ impl Arrived<'_> {
                     Addresses::V4(source, _) => IpAddr::V4(source),
                     Addresses::V6(source, _) => IpAddr::V6(source),
                 };
-                (from == remote).then(|| sender(packet))
+                Some((from, sender(packet)))
             }
-            Content::Bytes { from, .. } => (from.source.ip() == remote).then_some(from.neighbour),
+            Content::Bytes { from, .. } => Some((from.source.ip(), from.neighbour)),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod fragments;
 pub(crate) mod path_mtu;
+pub(crate) mod recent;
 pub(crate) mod routes;
 pub(crate) mod transmit;
 
@@ -60,6 +61,17 @@ impl Ip {
         named: bool,
     ) -> Route {
         lock(&self.routes).find(destination.ip(), source, named, Instant::now())
+    }
+
+    /// An address as sockets show it: a link-local one says on which link it is.
+    pub(crate) fn scoped(&self, address: SocketAddr) -> SocketAddr {
+        match address {
+            SocketAddr::V6(mut v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
+                v6.set_scope_id(lock(&self.routes).interface());
+                v6.into()
+            }
+            _ => address,
+        }
     }
 
     /// The protocol's checks alone, for the softirq of host architectures.

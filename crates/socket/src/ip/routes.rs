@@ -1,15 +1,20 @@
 //! Which frames we may send ourselves, and to which link address.
 //!
-//! The kernel keeps routes and neighbours; this is a short-lived cache of its
-//! answers. Whatever it cannot answer with a neighbour on our own interface
+//! The kernel keeps routes and neighbours. Its routing tables are read whole and looked up
+//! by prefix (`tables`); where they are more than prefixes and routers (policy rules with
+//! selectors, several paths) it is asked per destination. Neighbours are asked for per next
+//! hop. Answers are short-lived. Whatever has no neighbour on our own interface
 //! (loopback, another interface, an address still being resolved, multicast)
 //! goes through the kernel socket that holds the port, which also makes the
 //! kernel resolve the neighbour. So there is no second ARP here, and a
 //! destination is never unreachable through us that is reachable through the
 //! kernel.
+//!
+//! Questions are limited. Beyond the limit the last answer counts although it is old, and
+//! for an answer to a frame the link address that the frame came from.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+mod tables;
+
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,18 +25,28 @@ use tidewall_sys::netlink::{self, Rtnetlink};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::ip::path_mtu::PathMtus;
+use crate::ip::recent::Recent;
+use tables::Tables;
+pub(crate) use tables::TablesReader;
 
 /// How long an answer counts. A neighbour that moves announces it to the
 /// kernel, and we follow within this time.
-const LIFETIME: Duration = Duration::from_secs(1);
+pub(crate) const LIFETIME: Duration = Duration::from_secs(1);
 /// How long a destination stays with the kernel before we ask again: about a
 /// link's time to answer an ARP request.
 const RETRY: Duration = Duration::from_millis(20);
-/// Destinations remembered.
+/// How long a next hop without a link address stays so.
+const RETRY_HOP: Duration = Duration::from_millis(1);
+/// Destinations, and next hops, that are kept at least.
 const ENTRIES: usize = 4096;
-/// Questions a second. Replying to spoofed sources must not turn into one
-/// netlink request a datagram; the excess goes through the kernel socket.
-const QUESTIONS: u32 = 5_000;
+/// Questions per second. Replying to spoofed sources must not turn into one
+/// netlink request per datagram; the excess goes through the kernel socket.
+const QUESTIONS: u32 = 10_000;
+/// How many of them may be about destinations, so that strangers' addresses leave some
+/// for next hops.
+const OF_DESTINATIONS: u32 = QUESTIONS / 2;
+/// How many may be about destinations that are not needed, since a link address is known.
+const OF_HINTED: u32 = QUESTIONS / 4;
 
 /// Neighbour states in which the link address may be used (linux/neighbour.h).
 const NUD_USABLE: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
@@ -63,15 +78,42 @@ pub(crate) enum Neighbour {
     },
     /// By our interface; the kernel has been asked to find the neighbour.
     Resolving { source: IpAddr },
+    /// Not known, since too many questions were asked lately.
+    Unasked,
     /// Not by our interface.
     Kernel,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Entry {
     route: Route,
     expires: Instant,
 }
+
+/// A next hop, as the kernel answered.
+#[derive(Clone, Copy, Debug)]
+struct Hop {
+    /// `None`: no link address that may be used.
+    neighbour: Option<netlink::Neighbour>,
+    expires: Instant,
+    /// The kernel was asked just now.
+    is_new: bool,
+}
+
+/// What leads to a destination by our interface.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    source: IpAddr,
+    /// The router, or the destination itself.
+    next: IpAddr,
+    on_link: bool,
+    /// As [`netlink::Route::mtu`].
+    mtu: usize,
+}
+
+/// No more questions may be asked now.
+#[derive(Clone, Copy, Debug)]
+struct OverBudget;
 
 /// Where answers come from.
 #[derive(Debug)]
@@ -92,7 +134,9 @@ enum Oracle {
 #[derive(Debug)]
 pub(crate) struct Routes {
     oracle: Oracle,
-    cache: HashMap<(IpAddr, Option<IpAddr>), Entry>,
+    destinations: Recent<(IpAddr, Option<IpAddr>), Entry>,
+    hops: Recent<IpAddr, Hop>,
+    tables: Option<Tables>,
     path_mtus: PathMtus,
     window: Option<Instant>,
     questions: u32,
@@ -114,7 +158,9 @@ impl Routes {
     fn new(oracle: Oracle) -> Self {
         Routes {
             oracle,
-            cache: HashMap::new(),
+            destinations: Recent::new(ENTRIES),
+            hops: Recent::new(ENTRIES),
+            tables: None,
             path_mtus: PathMtus::default(),
             window: None,
             questions: 0,
@@ -127,7 +173,9 @@ impl Routes {
             // No route has it.
             *interface = 0;
         }
-        self.cache.clear();
+        self.destinations = Recent::new(ENTRIES);
+        self.hops = Recent::new(ENTRIES);
+        self.tables = None;
     }
 
     /// True for an address of ours, on the in-memory device.
@@ -172,106 +220,172 @@ impl Routes {
                 None => Route::Kernel,
             };
         }
-        if let Some(entry) = self.cache.get(&(destination, source))
-            && entry.expires > now
-        {
+        let key = (destination, source);
+        let kept = self.destinations.get(&key).copied();
+        if let Some(entry) = kept.filter(|entry| entry.expires > now) {
             return entry.route;
         }
-        if !self.may_ask(now) {
-            return Route::Kernel;
-        }
-        let (route, lifetime, this_time) = match self.ask(destination, source, named, now) {
-            // A stale neighbour may be used, but only traffic through the
-            // kernel makes it check that the neighbour is still there.
-            Some((route, netlink::Neighbour { state, .. })) if state & NUD_STALE != 0 => {
-                (route, LIFETIME, Route::Kernel)
-            }
-            Some((route, _)) => (route, LIFETIME, route),
-            None => (Route::Kernel, RETRY, Route::Kernel),
+        let asked = self.ask(destination, source, named, now);
+        let Ok((route, expires, this_time)) = asked else {
+            return kept.map_or(Route::Kernel, |entry| entry.route);
         };
-        let expires = now + lifetime;
-        self.remember((destination, source), Entry { route, expires });
+        self.destinations.insert(key, Entry { route, expires });
         this_time
     }
 
-    /// Enters an answer. Of a full cache any other goes: a host that has us answer many
-    /// sources must not keep the rest from being known.
-    fn remember(&mut self, key: (IpAddr, Option<IpAddr>), entry: Entry) {
-        if self.cache.len() >= ENTRIES && !self.cache.contains_key(&key) {
-            let place = RandomState::new().hash_one(key) as usize % ENTRIES;
-            let victim = self.cache.keys().nth(place).copied();
-            victim.and_then(|victim| self.cache.remove(&victim));
+    /// The route to `destination` and until when it counts; and the one to use now.
+    fn ask(
+        &mut self,
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        named: bool,
+        now: Instant,
+    ) -> Result<(Route, Instant, Route), OverBudget> {
+        let by_kernel = (Route::Kernel, now + RETRY, Route::Kernel);
+        let Some(way) = self.way(destination, source, named, OF_DESTINATIONS, now)? else {
+            return Ok(by_kernel);
+        };
+        let hop = self.hop(way.next, now)?;
+        let Some(neighbour) = hop.neighbour else {
+            return Ok(by_kernel);
+        };
+        let route = self.link(destination, &way, neighbour, now);
+        // A stale neighbour may be used, but only traffic through the
+        // kernel makes it check that the neighbour is still there.
+        let is_checked = hop.is_new && neighbour.state & NUD_STALE != 0;
+        let this_time = if is_checked { Route::Kernel } else { route };
+        Ok((route, hop.expires.max(now + RETRY), this_time))
+    }
+
+    fn link(
+        &mut self,
+        destination: IpAddr,
+        way: &Way,
+        neighbour: netlink::Neighbour,
+        now: Instant,
+    ) -> Route {
+        Route::Link {
+            source: way.source,
+            neighbour: MacAddress(neighbour.address),
+            mtu: way.mtu.min(self.path_mtus.find(destination, now)),
         }
-        self.cache.insert(key, entry);
     }
 
     /// The link address for `destination` from `source`, if that needs no question
-    /// to the kernel.
+    /// to the kernel. An answer that came no longer than `asked` ago counts even where it
+    /// is older than others may be.
     pub(crate) fn known(
         &mut self,
         destination: IpAddr,
         source: IpAddr,
+        asked: Duration,
         now: Instant,
     ) -> Option<MacAddress> {
-        let key = (destination, Some(source));
-        let is_known = match &self.oracle {
-            Oracle::Fixed { .. } => true,
-            Oracle::Kernel { .. } => self.cache.get(&key).is_some_and(|it| it.expires > now),
+        let route = match &self.oracle {
+            Oracle::Fixed { .. } => self.find(destination, Some(source), false, now),
+            Oracle::Kernel { .. } => {
+                let entry = self.destinations.get(&(destination, Some(source)))?;
+                (entry.expires + asked > now).then_some(entry.route)?
+            }
         };
-        match is_known.then(|| self.find(destination, Some(source), false, now))? {
+        match route {
             Route::Link { neighbour, .. } => Some(neighbour),
             Route::Kernel => None,
         }
     }
 
-    /// The way to `destination` for a connection, from `source` if it has one.
+    /// The way to `destination` for a connection, from `source` if it has one. `hint`: the
+    /// link address that a segment came from which is answered.
     pub(crate) fn neighbour(
         &mut self,
         destination: IpAddr,
         source: Option<IpAddr>,
+        hint: Option<MacAddress>,
         now: Instant,
     ) -> Neighbour {
         let known = |source, neighbour| Neighbour::Known { source, neighbour };
-        if let Route::Link {
-            source, neighbour, ..
-        } = self.find(destination, source, false, now)
+        if let Oracle::Fixed { .. } = self.oracle {
+            return match self.find(destination, source, false, now) {
+                Route::Link {
+                    source, neighbour, ..
+                } => known(source, neighbour),
+                Route::Kernel => Neighbour::Kernel,
+            };
+        }
+        let key = (destination, source);
+        let kept = self.destinations.get(&key).copied();
+        let old = kept.and_then(|entry| match entry.route {
+            Route::Link {
+                source, neighbour, ..
+            } => Some((known(source, neighbour), entry.expires)),
+            Route::Kernel => None,
+        });
+        if let Some((found, _)) = old.filter(|(_, expires)| *expires > now) {
+            return found;
+        }
+        let hinted = |source| hint.map(|hint| known(source, hint));
+        if is_link_local(destination)
+            && let Some(found) = source.and_then(hinted)
         {
-            return known(source, neighbour);
+            return found;
         }
-        if !self.may_ask(now) {
-            return Neighbour::Kernel;
+        let most = hint.map_or(OF_DESTINATIONS, |_| OF_HINTED);
+        let way = match self.way(destination, source, false, most, now) {
+            Ok(Some(way)) => way,
+            Ok(None) => return Neighbour::Kernel,
+            Err(OverBudget) => {
+                let old = old.map(|(found, _)| found);
+                let found = old.or_else(|| source.and_then(hinted));
+                return found.unwrap_or(Neighbour::Unasked);
+            }
+        };
+        // The kernel would find the same of a host on the link, at the cost of a question
+        // and of an entry per source that somebody made up.
+        let is_found = |it: &&Hop| it.expires > now && it.neighbour.is_some();
+        if let Some(found) = hinted(way.source)
+            && way.on_link
+            && self.hops.get(&way.next).filter(is_found).is_none()
+        {
+            return found;
         }
-        let Oracle::Kernel {
+        let Ok(hop) = self.hop(way.next, now) else {
+            let old = old.map(|(found, _)| found);
+            return old.or(hinted(way.source)).unwrap_or(Neighbour::Unasked);
+        };
+        let is_certain = |found: netlink::Neighbour| found.state & NUD_STALE == 0;
+        if hop.is_new && !hop.neighbour.is_some_and(is_certain) {
+            self.resolve(way.next);
+        }
+        let Some(neighbour) = hop.neighbour else {
+            let resolving = Neighbour::Resolving { source: way.source };
+            return hinted(way.source).unwrap_or(resolving);
+        };
+        let route = self.link(destination, &way, neighbour, now);
+        let expires = hop.expires.max(now + RETRY);
+        self.destinations.insert(key, Entry { route, expires });
+        known(way.source, MacAddress(neighbour.address))
+    }
+
+    /// Has the kernel find a neighbour, or check one that is stale. Without a datagram of
+    /// ours through it, it does neither.
+    fn resolve(&mut self, next: IpAddr) {
+        if let Oracle::Kernel {
             netlink,
             interface,
             manager,
         } = &mut self.oracle
-        else {
-            return Neighbour::Kernel;
-        };
-        let Ok(route) = netlink.route(destination, source, None) else {
-            return Neighbour::Kernel;
-        };
-        let own = source.or(route.source);
-        let (true, Some(source)) = (route.unicast && route.interface == *interface, own) else {
-            return Neighbour::Kernel;
-        };
-        let next = route.gateway.unwrap_or(destination);
-        let state = netlink.neighbour(*interface, next).ok();
-        if state.is_none_or(|found| found.state & (NUD_USABLE & !NUD_STALE) == 0) {
-            // Without a datagram of ours through it, the kernel neither looks
-            // for a neighbour nor checks one that is stale.
+        {
             let _ = match manager {
                 Some(manager) => manager.resolve(next),
                 None => netlink.use_neighbour(*interface, next),
             };
         }
-        match state {
-            Some(found) if found.state & NUD_USABLE != 0 => {
-                known(source, MacAddress(found.address))
-            }
-            _ => Neighbour::Resolving { source },
-        }
+    }
+
+    /// Takes the routing tables as they are now; `None`: the kernel is asked per destination.
+    pub(crate) fn set_tables(&mut self, routing: Option<netlink::Routing>) {
+        self.tables = routing.map(Tables::new);
+        self.destinations.expire(|entry| &mut entry.expires);
     }
 
     /// A router has reported that datagrams to `destination`, from `source`, may
@@ -287,7 +401,7 @@ impl Routes {
     ) -> Option<bool> {
         let mut sent_to = matches!(self.oracle, Oracle::Fixed { .. });
         for source in [None, Some(source)] {
-            if let Some(entry) = self.cache.get_mut(&(destination, source)) {
+            if let Some(entry) = self.destinations.get_mut(&(destination, source)) {
                 sent_to = true;
                 if let Route::Link { mtu, .. } = &mut entry.route {
                     *mtu = bytes.min(*mtu);
@@ -297,31 +411,41 @@ impl Routes {
         sent_to.then(|| self.path_mtus.report(destination, bytes, now))
     }
 
-    fn may_ask(&mut self, now: Instant) -> bool {
-        match self.window {
-            Some(start) if now.duration_since(start) < Duration::from_secs(1) => {
-                self.questions += 1;
-            }
-            _ => {
-                self.window = Some(now);
-                self.questions = 1;
-            }
+    /// Counts a question, if this second's are no more than `most` with it.
+    fn may_ask(&mut self, most: u32, now: Instant) -> bool {
+        let second = Duration::from_secs(1);
+        if self
+            .window
+            .is_none_or(|start| now.duration_since(start) >= second)
+        {
+            self.window = Some(now);
+            self.questions = 0;
         }
-        self.questions <= QUESTIONS
+        let may = self.questions < most;
+        self.questions += u32::from(may);
+        may
     }
 
-    fn ask(
+    /// What leads to a destination; `None`: the kernel, by another interface, or nothing.
+    /// Asks the kernel if this second's questions are no more than `most`.
+    fn way(
         &mut self,
         destination: IpAddr,
         source: Option<IpAddr>,
         named: bool,
+        most: u32,
         now: Instant,
-    ) -> Option<(Route, netlink::Neighbour)> {
-        let Oracle::Kernel {
-            netlink, interface, ..
-        } = &mut self.oracle
-        else {
-            return None;
+    ) -> Result<Option<Way>, OverBudget> {
+        let interface = self.interface();
+        let tables = self.tables.as_ref();
+        if let Some(found) = tables.and_then(|it| it.route(destination, source, named, interface)) {
+            return Ok(found);
+        }
+        if !self.may_ask(most, now) {
+            return Err(OverBudget);
+        }
+        let Oracle::Kernel { netlink, .. } = &mut self.oracle else {
+            return Ok(None);
         };
         // Of IPv4 the next question has this in it, of IPv6 it has not.
         if let (Some(address @ IpAddr::V6(_)), true) = (source, named)
@@ -329,52 +453,74 @@ impl Routes {
                 .route(address, None, None)
                 .is_ok_and(|route| route.local)
         {
-            return None;
+            return Ok(None);
         }
-        let route = netlink.route(destination, source, None).ok()?;
-        if !route.unicast || route.interface != *interface {
-            return None;
-        }
-        let source = source.or(route.source)?;
-        let next = route.gateway.unwrap_or(destination);
-        let neighbour = netlink.neighbour(*interface, next).ok()?;
-        if neighbour.state & NUD_USABLE == 0 {
-            return None;
-        }
-        let link = Route::Link {
-            source,
-            neighbour: MacAddress(neighbour.address),
-            mtu: route.mtu.min(self.path_mtus.find(destination, now)),
+        // What comes from a link-local address came by this interface.
+        let through = is_link_local(destination).then_some(interface);
+        let Ok(route) = netlink.route(destination, source, through) else {
+            return Ok(None);
         };
-        Some((link, neighbour))
+        if let (Some(tables), Some(own), None) = (&mut self.tables, route.source, source) {
+            tables.learn(destination, own);
+        }
+        Ok(Way::by(
+            destination,
+            source.or(route.source),
+            &route,
+            interface,
+        ))
+    }
+
+    /// The next hop of this address, as the kernel says or has said lately.
+    fn hop(&mut self, next: IpAddr, now: Instant) -> Result<Hop, OverBudget> {
+        let kept = self.hops.get(&next).copied();
+        let lasts = |it: &Hop| it.expires > now;
+        if let Some(hop) = kept.filter(lasts) {
+            return Ok(hop);
+        }
+        if !self.may_ask(QUESTIONS, now) {
+            return kept.filter(|it| it.neighbour.is_some()).ok_or(OverBudget);
+        }
+        let Oracle::Kernel {
+            netlink, interface, ..
+        } = &mut self.oracle
+        else {
+            return Err(OverBudget);
+        };
+        let found = netlink.neighbour(*interface, next).ok();
+        let neighbour = found.filter(|found| found.state & NUD_USABLE != 0);
+        let lifetime = neighbour.map_or(RETRY_HOP, |_| LIFETIME);
+        let hop = Hop {
+            neighbour,
+            expires: now + lifetime,
+            is_new: false,
+        };
+        self.hops.insert(next, hop);
+        Ok(Hop {
+            is_new: true,
+            ..hop
+        })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_full_cache_still_takes_answers() {
-        let mut routes = Routes::fixed(Vec::new(), MacAddress::default());
-        let now = Instant::now();
-        for number in 0..3 * ENTRIES as u32 {
-            let key = (IpAddr::V4(number.into()), None);
-            let entry = Entry {
-                route: Route::Kernel,
-                expires: now + LIFETIME,
-            };
-            routes.remember(key, entry);
-            assert!(routes.cache.contains_key(&key));
-            assert!(routes.cache.len() <= ENTRIES);
-        }
-        // It is not always the same that goes.
-        let old = |number: &u32| {
-            routes
-                .cache
-                .contains_key(&(IpAddr::V4((*number).into()), None))
-        };
-        let of_first = (0..ENTRIES as u32).filter(old).count();
-        assert!((100..1500).contains(&of_first), "{of_first}");
+impl Way {
+    /// By a route, if that is by this interface; `source`: the address that sends.
+    fn by(
+        destination: IpAddr,
+        source: Option<IpAddr>,
+        route: &netlink::Route,
+        interface: u32,
+    ) -> Option<Self> {
+        (route.unicast && route.interface == interface).then_some(Way {
+            source: source?,
+            next: route.gateway.unwrap_or(destination),
+            on_link: route.gateway.is_none(),
+            mtu: route.mtu,
+        })
     }
+}
+
+/// Whether an address is on the link whatever the routes say.
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }

@@ -103,6 +103,8 @@ pub(crate) struct Path {
     neighbour: Option<MacAddress>,
     /// When to ask for it again, ns.
     neighbour_until: u64,
+    /// Questions for it since there was an answer, as many as it waits for.
+    questions: u8,
     /// Queue that its frames come on.
     queue: u8,
     pub(crate) hop_limit: u8,
@@ -580,6 +582,7 @@ impl Tcp {
                     path: Path {
                         neighbour,
                         neighbour_until: 0,
+                        questions: 0,
                         queue: queue as u8,
                         hop_limit,
                     },

@@ -403,7 +403,7 @@ impl Tcp {
     pub(crate) fn resolve_routes(&self, core: &Core) {
         let questions = std::mem::take(&mut *lock(&self.pending.routes));
         for (remote, local) in questions {
-            lock(&core.ip.routes).neighbour(remote, Some(local), Instant::now());
+            lock(&core.ip.routes).neighbour(remote, Some(local), None, Instant::now());
         }
     }
 

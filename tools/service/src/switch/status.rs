@@ -59,11 +59,12 @@ pub(crate) fn shown(name: &str) -> String {
 }
 
 /// What became of what was to be sent, by name.
-pub(crate) fn sent(output: OutputCounters) -> [(&'static str, u64); 7] {
+pub(crate) fn sent(output: OutputCounters) -> [(&'static str, u64); 8] {
     [
         ("sent_in_place", output.in_place),
         ("sent_copied", output.copied),
         ("not_sent_unresolved", output.unresolved),
+        ("not_sent_unasked", output.unasked),
         ("not_sent_unreachable", output.unreachable),
         ("not_sent_full", output.full),
         ("not_sent_refused", output.refused),

@@ -361,6 +361,13 @@ const SWITCH: &[Entry] = &[
     ),
     entry(
         Switch,
+        "not-sent-unasked",
+        Loss,
+        "Frames dropped because their next hop is not known and too many questions about others were asked.",
+        "The host has policy rules or several paths, so the kernel is asked per destination: see ip rule, ip route.",
+    ),
+    entry(
+        Switch,
         "not-sent-unreachable",
         Loss,
         "Frames dropped because no route leads to the end by its interface.",

@@ -8,17 +8,19 @@ use tidewall_protocol::tcp::{FourTuple, State as Phase};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::{ConnectionInner, State};
+use crate::ip::routes::LIFETIME;
 use crate::lock::lock;
 use crate::stack::Core;
 use crate::tcp::frames::Deferred;
 use crate::tcp::sending::{Again, Emitted, PIGGYBACK, QUANTUM};
 
-/// How long a neighbour's address is used without asking.
-const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(1);
 /// When to try again what the device had no room for.
 const CONGESTED: Duration = Duration::from_millis(1);
 /// When to ask again for a neighbour that the kernel is looking for.
 const RESOLVING: Duration = Duration::from_millis(10);
+/// Questions for a neighbour, [`RESOLVING`] apart, whose answers a repetition waits for
+/// before it goes where those before it went.
+const QUESTIONS: u8 = 5;
 /// A time of the stack's, half as large: there are many connections.
 fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
@@ -145,19 +147,32 @@ impl State {
             return self.path.neighbour;
         }
         let FourTuple { local, remote } = *self.connection.flow();
+        // The answer to the last question counts whatever its age: repetitions are further
+        // and further apart, and none would meet one that is fresh.
+        let asked = match self.path.questions {
+            0 => Duration::ZERO,
+            _ => (now + RESOLVING).saturating_sub(Duration::from_nanos(self.path.neighbour_until)),
+        };
         // Somebody may be waiting for the kernel's answer with the routes locked;
         // nobody who has a connection locked waits for that.
         let routes = core.ip.routes.try_lock();
-        let known = routes.and_then(|mut it| it.known(remote.ip(), local.ip(), Instant::now()));
-        let lifetime = if known.is_some() {
+        let known =
+            routes.and_then(|mut it| it.known(remote.ip(), local.ip(), asked, Instant::now()));
+        if known.is_some() {
             self.path.neighbour = known;
-            NEIGHBOUR_LIFETIME
-        } else {
-            // Where its frames came from last will do until the answer is there.
-            core.tcp.ask_route(core, remote.ip(), local.ip());
-            RESOLVING
-        };
-        self.path.neighbour_until = nanoseconds(now + lifetime);
+            self.path.neighbour_until = nanoseconds(now + LIFETIME);
+            self.path.questions = 0;
+            return known;
+        }
+        core.tcp.ask_route(core, remote.ip(), local.ip());
+        self.path.neighbour_until = nanoseconds(now + RESOLVING);
+        self.path.questions += 1;
+        // Where its frames came from last will do until the answer is there, unless what
+        // was sent there is not acknowledged.
+        if self.connection.timeouts() > 0 && self.path.questions < QUESTIONS {
+            return None;
+        }
+        self.path.questions = 1;
         self.path.neighbour
     }
 }

@@ -260,7 +260,7 @@ impl TcpStream {
         let way = if stays_with_kernel(remote.ip()) {
             Neighbour::Kernel
         } else {
-            lock(&core.ip.routes).neighbour(remote.ip(), named, Instant::now())
+            lock(&core.ip.routes).neighbour(remote.ip(), named, None, Instant::now())
         };
         let (source, neighbour) = match way {
             Neighbour::Known { source, neighbour } if source.is_ipv4() == remote.is_ipv4() => {
