@@ -390,18 +390,24 @@ impl TcpStream {
                 if matches!(state.connection.state(), Phase::SynSent | Phase::Closed) {
                     return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
                 }
-                Ok(as_bound(state.connection.flow().remote, self.mapped))
+                let remote = state.connection.flow().remote;
+                drop(state);
+                Ok(self.shown(remote))
             }
             Inner::Kernel(kernel) => kernel.stream.peer_addr(),
         }
     }
 
+    /// An address as the socket that it came to shows it.
+    fn shown(&self, address: SocketAddr) -> SocketAddr {
+        let address = self.stack.core().ip.scoped(address);
+        as_bound(address, self.mapped)
+    }
+
     /// The peer's address, whatever has become of the connection.
     pub(crate) fn peer_address(&self) -> SocketAddr {
         match &self.inner {
-            Inner::Own(connection) => {
-                as_bound(connection.look().connection.flow().remote, self.mapped)
-            }
+            Inner::Own(connection) => self.shown(connection.flow().remote),
             Inner::Kernel(kernel) => {
                 let peer = kernel.stream.peer_addr();
                 peer.unwrap_or_else(|_| SocketAddr::from(([0; 4], 0)))
@@ -415,10 +421,7 @@ impl TcpStream {
     /// What the kernel reports, for a connection of its own.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
-            Inner::Own(connection) => Ok(as_bound(
-                connection.look().connection.flow().local,
-                self.mapped,
-            )),
+            Inner::Own(connection) => Ok(self.shown(connection.flow().local)),
             Inner::Kernel(kernel) => kernel.stream.local_addr(),
         }
     }

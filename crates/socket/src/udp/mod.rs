@@ -412,16 +412,11 @@ impl UdpSocket {
                 local: to_v6(SocketAddr::new(received.local, 0)).ip(),
                 ..received
             }),
-            SocketAddr::V6(mut source)
-                if source.ip().is_unicast_link_local() && source.scope_id() == 0 =>
-            {
-                source.set_scope_id(lock(&self.stack.core().ip.routes).interface());
-                each(Received {
-                    source: source.into(),
-                    ..received
-                })
-            }
-            _ => each(received),
+            SocketAddr::V6(_) => each(Received {
+                source: self.stack.core().ip.scoped(received.source),
+                ..received
+            }),
+            SocketAddr::V4(_) => each(received),
         }
     }
 

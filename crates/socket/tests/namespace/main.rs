@@ -22,6 +22,7 @@ mod forward;
 mod kernel;
 mod kernel_frames;
 mod life;
+mod next_hops;
 mod options;
 mod path_mtu;
 mod policies;
@@ -85,6 +86,8 @@ system_tests! {
     exchange::two_queues_both_serve on 2,
     exchange::batches_reach_a_kernel_peer_in_order on 1,
     exchange::marks_and_hops_reach_the_application on 1,
+    next_hops::answers_to_many_hosts_leave_by_the_stack on 1,
+    next_hops::a_neighbour_with_another_link_address_is_followed on 1,
     path_mtu::answers_longer_than_the_path_allows_arrive_whole on 1,
     path_mtu::who_only_sends_keeps_to_the_path_mtu_too on 1,
     path_mtu::a_socket_that_wants_no_fragments_gets_emsgsize on 1,
@@ -165,6 +168,7 @@ system_tests! {
     sending::a_megabyte_to_many_is_sent_beside_linux on 1,
     sending::what_devices_lose_is_in_the_snapshot on 1,
     sources::answers_come_from_the_address_that_was_asked on 1,
+    sources::a_link_local_peer_of_a_connection_has_a_scope on 1,
     sources::an_address_that_came_later_answers_by_itself on 1,
     sources::groups_are_answered_from_the_usual_address on 1,
     sources::a_source_that_is_not_ours_is_refused on 1,

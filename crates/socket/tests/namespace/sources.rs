@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket as KernelSocket};
 use std::time::Duration;
 
-use tidewall_socket::UdpSocket;
+use tidewall_socket::{TcpListener, UdpSocket};
+use tidewall_sys::netlink::Rtnetlink;
 
 use super::kernel::peer_index;
 use super::support::*;
@@ -180,4 +181,26 @@ fn refused(socket: &UdpSocket, to: SocketAddr, named: impl Into<IpAddr>, errnos:
     let error = socket.send_from(b"x", named, to).unwrap_err();
     let found = error.raw_os_error().unwrap_or(0);
     assert!(errnos.contains(&found), "{named}: {error}");
+}
+
+/// The scope says by which of several interfaces an answer leaves.
+pub fn a_link_local_peer_of_a_connection_has_a_scope() {
+    add(LINK_LOCAL);
+    let stack = stack();
+    let listener = TcpListener::bind(&stack, at(Ipv6Addr::UNSPECIFIED, SERVICE)).unwrap();
+    let index = Rtnetlink::open().unwrap().link_named(HERE).unwrap().index;
+    let ready = || in_peer(|| shell(&format!("ip -6 addr show dev {PEER} scope link -tentative")));
+    assert!(wait_until(|| ready().contains("fe80")));
+    let _client = in_peer(|| {
+        std::net::TcpStream::connect(on_link(LINK_LOCAL)).unwrap()
+    });
+    let (server, peer) = listener.accept().unwrap();
+    let shown = [peer, server.peer_addr().unwrap(), server.local_addr().unwrap()];
+    for address in shown {
+        let SocketAddr::V6(v6) = address else {
+            panic!("{address}");
+        };
+        assert!(v6.ip().is_unicast_link_local());
+        assert_eq!(v6.scope_id(), index);
+    }
 }
