@@ -73,6 +73,14 @@ impl Config {
         }
     }
 
+    /// [`Config::connections_max`], or what the ports are enough for. A member is connected
+    /// to from a port per connection, and one that is free has to be found among few.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        let ports = self.ports.len();
+        self.connections_max.min(ports - ports / 8)
+    }
+
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         if !(1..=i16::MAX as u16).contains(&self.ring) {
             return Err(ConfigError::Ring(self.ring));

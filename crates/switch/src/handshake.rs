@@ -14,6 +14,9 @@ use crate::sequence::{FIRST, SYN};
 use crate::switch::{Key, Place};
 use tidewall_protocol::tcp::Time;
 
+/// Where a SYN goes to more members than this, the fewer connections may be half open.
+const MEMBER_SYNS: usize = 4;
+
 impl Flow {
     /// A segment of a peer whose handshake is not complete.
     pub(crate) fn peer_opening(
@@ -142,6 +145,12 @@ impl Switch {
         }
     }
 
+    /// How many connections may be half open now. Each is a SYN to every member.
+    fn half_open_most(&self) -> usize {
+        let most = self.config.half_open_max;
+        most.min(MEMBER_SYNS * most / self.members_up().max(1))
+    }
+
     fn peer_syn(&mut self, now: Time, segment: &Segment<'_>, emit: &mut dyn FnMut(Emission)) {
         let options = &segment.header.options;
         let acp = options.acp() == Some(acp::VERSION);
@@ -153,7 +162,7 @@ impl Switch {
             self.reset_stranger(segment, emit);
             return;
         }
-        if self.half_open >= self.config.half_open_max {
+        if self.half_open >= self.half_open_most() {
             self.send_cookie(now, segment, acp, emit);
             return;
         }
@@ -250,7 +259,7 @@ impl Switch {
         initial: u32,
         emit: &mut dyn FnMut(Emission),
     ) {
-        if self.flows.len() >= self.config.connections_max && !self.evict_closed() {
+        if self.flows.len() >= self.config.connections() && !self.evict_closed() {
             self.counters.dropped_table_full += 1;
             return;
         }

@@ -174,6 +174,35 @@ fn the_table_of_connections_is_bounded() {
     assert_eq!(raw.switch.counters().dropped_table_full, 6);
 }
 
+/// A port per connection, of which some stay free.
+#[test]
+fn there_are_no_more_connections_than_ports() {
+    let mut config = config();
+    config.ports = 40_000..=40_015;
+    assert_eq!(config.connections(), 14);
+    let mut raw = Raw::new(config, round_robin(Lost::Reset), 1);
+    for port in 1..=20 {
+        raw.syn_from(SocketAddr::from(([203, 0, 113, 1], port)));
+    }
+    assert_eq!(raw.switch.len(), 14);
+    assert_eq!(raw.switch.counters().dropped_table_full, 6);
+}
+
+/// Each half-open connection is a SYN to every member.
+#[test]
+fn the_more_members_the_earlier_cookies_begin() {
+    for (members, most) in [(1, 64), (4, 64), (8, 32), (16, 16)] {
+        let mut config = config();
+        config.half_open_max = 64;
+        let mut raw = Raw::new(config, round_robin(Lost::Reset), members);
+        for port in 1..=100 {
+            raw.syn_from(SocketAddr::from(([203, 0, 113, 1], port)));
+        }
+        assert_eq!(raw.switch.len(), most, "{members} members");
+        assert_eq!(raw.switch.counters().cookies_sent, 100 - most as u64);
+    }
+}
+
 /// A connection that both ends have closed, and is remembered.
 fn closed(config: Config) -> Raw {
     let mut raw = Raw::open_with(config, round_robin(Lost::Reset), 1);
