@@ -32,6 +32,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::SharedUmem;
@@ -42,6 +43,7 @@ use tidewall_device::queue::{BURST, KernelDelivered};
 use tidewall_protocol::tcp::{self, Segment};
 use tidewall_protocol::{DropReason, InputOptions};
 use tidewall_receive::poller::{Done, Origins, Shared};
+use tidewall_sys::netlink::Rtnetlink;
 use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::udp::Addresses;
 
@@ -75,12 +77,22 @@ const WAKE_UPS: u32 = 4;
 /// Segments that came through the kernel, while polls were unknown, and wait.
 const KERNEL_DELIVERED: usize = 64;
 
+/// How often it is looked whether an interface that was no more is there again.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
 /// See the module's documentation.
 pub struct Forwarder {
     inputs: Vec<Input>,
     output: Output,
     /// What was sent on may be answered soon.
     spin: Spin,
+    /// How each interface was opened, where it can be opened again.
+    configs: Vec<EmbeddedConfig>,
+    /// Limits of channels.
+    limits: [u32; 2],
+    /// Interfaces that are opened again, each by a thread.
+    opening: Vec<(usize, JoinHandle<io::Result<Stack>>)>,
+    looked: Instant,
 }
 
 /// What comes from one interface.
@@ -115,8 +127,12 @@ impl Forwarder {
                 }
             })
         };
-        let stacks = configs.into_iter().map(named);
-        Self::over(stacks.collect::<io::Result<_>>()?, frames)
+        let stacks = configs.iter().cloned().map(named);
+        let forwarder = Self::over(stacks.collect::<io::Result<_>>()?, frames)?;
+        Ok(Forwarder {
+            configs,
+            ..forwarder
+        })
     }
 
     /// Over stacks whose queues have parts of one frame memory, of so many frames each.
@@ -145,7 +161,69 @@ impl Forwarder {
             output: Output::new(inputs.iter().map(|it| (&it.stack, it.admitted()))),
             inputs,
             spin: Spin::new(spin.unwrap_or_default()),
+            configs: Vec::new(),
+            limits,
+            opening: Vec::new(),
+            looked: Instant::now(),
         })
+    }
+
+    /// Whether an interface is no more. Nothing comes from it then, and what is to leave by
+    /// it is counted as unreachable.
+    pub fn is_gone(&self, interface: usize) -> bool {
+        let input = self.inputs.get(interface);
+        input.is_none_or(|input| input.stack.core().netdev.check().is_err())
+    }
+
+    /// Looks for interfaces that were no more and are there again under their name, opens
+    /// them in threads of their own, and returns those that were opened since the last
+    /// call. An interface that was opened again has claimed nothing, and its frames are in
+    /// a memory of their own: what goes from or to it is copied.
+    pub fn look_again(&mut self) -> Vec<usize> {
+        let mut opened = Vec::new();
+        if self.looked.elapsed() < LOOK_AGAIN {
+            return opened;
+        }
+        self.looked = Instant::now();
+        for interface in 0..self.configs.len() {
+            if !self.is_gone(interface) {
+                continue;
+            }
+            let place = self.opening.iter().position(|(it, _)| *it == interface);
+            match place {
+                Some(place) if self.opening.get(place).is_some_and(|it| it.1.is_finished()) => {
+                    let (_, thread) = self.opening.swap_remove(place);
+                    // It may go again meanwhile, or be down: it is looked for again.
+                    if let Ok(Ok(stack)) = thread.join()
+                        && let Ok(input) = Input::open(stack, self.limits)
+                    {
+                        self.output
+                            .replace(interface, &input.stack, input.admitted());
+                        if let Some(old) = self.inputs.get_mut(interface) {
+                            *old = input;
+                        }
+                        opened.push(interface);
+                    }
+                }
+                Some(_) => {}
+                None => self.open_again(interface),
+            }
+        }
+        opened
+    }
+
+    fn open_again(&mut self, interface: usize) {
+        let Some(config) = self.configs.get(interface).cloned() else {
+            return;
+        };
+        let link = Rtnetlink::open().and_then(|mut it| it.link_named(config.interface()));
+        if !link.is_ok_and(|link| link.up && link.carrier) {
+            return;
+        }
+        let thread = std::thread::Builder::new().name("tidewall-open".to_owned());
+        if let Ok(thread) = thread.spawn(move || Stack::embedded(config)) {
+            self.opening.push((interface, thread));
+        }
     }
 
     /// The stack of each interface, in the order in which they were named: what `stat`
@@ -249,11 +327,11 @@ impl Forwarder {
     }
 
     /// Polls every interface and sorts what has come; when that is nothing, sleeps until
-    /// something does, no longer than `most`. An interface that is down keeps nobody from
-    /// the others.
+    /// something does, no longer than `most`. An interface that is down, or that is no more
+    /// ([`Forwarder::is_gone`]), keeps nobody from the others.
     ///
     /// # Errors
-    /// ENODEV when an interface is no more; what a device reports; EINTR.
+    /// ENODEV when no interface is left; what a device reports; EINTR.
     pub fn wait(&mut self, most: Option<Duration>) -> io::Result<()> {
         let has_input = || self.inputs.iter().any(Input::has_waiting);
         let most = if has_input() {

@@ -21,11 +21,11 @@ pub(crate) struct Wait<'a> {
 
 /// Polls every device of `cores` and sorts what has come. When that is nothing, polls on
 /// for a time if `wait` says so, and then sleeps until a device has something, which `has_input` says, and sorts that. A device that
-/// is down keeps nobody from the others. The threads of host architectures have no place
-/// here.
+/// is down, or whose interface is no more, keeps nobody from the others. The threads of
+/// host architectures have no place here.
 ///
 /// # Errors
-/// ENODEV when an interface is no more; what a device reports; EINTR.
+/// ENODEV when no interface is left; what a device reports; EINTR.
 pub(crate) fn wait_for_frames(
     cores: &[&Core],
     wait: Wait<'_>,
@@ -66,8 +66,11 @@ pub(crate) fn wait_for_frames(
         let mut timeout = most;
         let mut at_most = |time: Duration| timeout = Some(timeout.map_or(time, |it| it.min(time)));
         let mut up = Vec::with_capacity(cores.len());
-        for core in cores {
-            core.netdev.check()?;
+        let is_there = |core: &&&Core| core.netdev.check().is_ok();
+        if cores.iter().filter(is_there).count() == 0 {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        for core in cores.iter().filter(is_there) {
             let Some(progress) = unless_down(core.receiver.round(core, true))? else {
                 at_most(DOWN);
                 continue;
@@ -120,10 +123,11 @@ pub(crate) fn wait_for_frames(
     Ok(())
 }
 
-/// `None` of a device that is down.
+/// `None` of a device that is down, or that is no more, which is soon known.
 fn unless_down<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    let passes = [libc::ENETDOWN, libc::ENODEV, libc::ENXIO].map(Some);
     match result {
-        Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => Ok(None),
+        Err(error) if passes.contains(&error.raw_os_error()) => Ok(None),
         other => other.map(Some),
     }
 }

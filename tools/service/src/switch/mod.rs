@@ -48,6 +48,17 @@ pub struct Driver {
     inspect: Option<Inspect>,
     /// Interfaces whose ports towards members are the switch's.
     claimed: Vec<usize>,
+    /// Interfaces of members that are no more.
+    lost: Vec<usize>,
+}
+
+/// What has become of an interface of members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterfaceChange {
+    /// It is no more, and its members have failed.
+    Lost(usize),
+    /// It is there again, without members.
+    Back(usize),
 }
 
 /// Why a switch could not be opened.
@@ -124,6 +135,7 @@ impl Driver {
             sweep: Sweep::default(),
             inspect: None,
             claimed: Vec::new(),
+            lost: Vec::new(),
         })
     }
 
@@ -140,6 +152,41 @@ impl Driver {
     /// The interfaces.
     pub fn forwarder(&mut self) -> &mut Forwarder {
         &mut self.forwarder
+    }
+
+    /// Fails the members of interfaces that are no more, and opens interfaces that are there
+    /// again. To be called now and then.
+    ///
+    /// # Errors
+    /// ENODEV, with its name, once the peers' interface is no more.
+    pub fn follow_interfaces(&mut self) -> io::Result<Vec<InterfaceChange>> {
+        if self.forwarder.is_gone(PEERS) {
+            let name = self.wiring.interfaces.first().map_or("", String::as_str);
+            let gone = io::Error::from_raw_os_error(libc::ENODEV);
+            return Err(io::Error::new(gone.kind(), format!("{name}: {gone}")));
+        }
+        let mut changes = Vec::new();
+        for side in PEERS + 1..self.wiring.interfaces.len() {
+            if self.forwarder.is_gone(side) && !self.lost.contains(&side) {
+                self.lost.push(side);
+                self.claimed.retain(|it| *it != side);
+                let members: Vec<_> = self.wiring.sides.members_on(side).collect();
+                for member in members {
+                    self.remove_member(member.address, true);
+                }
+                changes.push(InterfaceChange::Lost(side));
+            }
+        }
+        for side in self.forwarder.look_again() {
+            self.lost.retain(|it| *it != side);
+            changes.push(InterfaceChange::Back(side));
+        }
+        Ok(changes)
+    }
+
+    /// Whether an interface is no more.
+    pub fn is_lost(&self, side: usize) -> bool {
+        self.lost.contains(&side)
     }
 
     /// Waits until something comes or is due, no longer than `most`, and does it.
@@ -159,6 +206,7 @@ impl Driver {
             sweep,
             inspect,
             claimed: _,
+            lost: _,
         } = self;
         let now = began.elapsed();
         forwarder.receive_batch(|output, arrived| {
@@ -172,6 +220,10 @@ impl Driver {
                 inspect(segment.payload);
             }
             let traffic_class = segment.traffic_class;
+            if segment.header.flags.contains(Flags::SYN) && wiring.sides.is_of_peer(&segment.flow) {
+                // A member's segment causes the answer.
+                output.remember_sender(arrived);
+            }
             let before = arrived
                 .is_followed()
                 .then(|| trace::before(switch, &segment, arrived));
@@ -204,12 +256,16 @@ impl Driver {
     /// `side`, where the first member takes the ports towards members.
     ///
     /// # Errors
-    /// EEXIST if there is one of this address, EINVAL for other [`MemberError`]s; what
-    /// taking the ports reports. There is no member more then.
+    /// EEXIST if there is one of this address, EINVAL for other [`MemberError`]s; ENODEV
+    /// while the interface is no more; what taking the ports reports. There is no member
+    /// more then.
     pub fn add_member(&mut self, member: Member, side: usize) -> io::Result<MemberId> {
         let is_same = |(_, it, up, _): (_, Member, _, _)| up && it.address == member.address;
         if self.switch.members().any(is_same) {
             return Err(refused(MemberError::Exists(member.address)));
+        }
+        if self.forwarder.is_gone(side) {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         if !self.claimed.contains(&side) {
             let ports = self.switch.config().ports.clone();

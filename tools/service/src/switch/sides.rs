@@ -29,6 +29,12 @@ impl Sides {
         self.members.push((member, side));
     }
 
+    /// Members whose segments leave by an interface.
+    pub fn members_on(&self, side: usize) -> impl Iterator<Item = Member> {
+        let on_it = self.members.iter().filter(move |it| it.1 == side);
+        on_it.map(|(member, _)| *member)
+    }
+
     pub fn is_of_peer(&self, flow: &FourTuple) -> bool {
         flow.local == self.address
     }

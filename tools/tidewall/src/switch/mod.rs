@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidewall_service::switch::{Driver, OpenError, watched};
+use tidewall_service::switch::{Driver, InterfaceChange, OpenError, watched};
 use tidewall_switch::{Config, Member};
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
@@ -44,15 +44,16 @@ const HEADERS: [usize; 2] = [40, 60];
     \x20                               # key-value and block-storage always do as reset-if-used\n  \
     key = [0, 8]                    # of hash: these bytes of a frame name its member;\n  \
     \x20                               # of key-value: commands begin at the first of them\n  \
-    ports = \"61000-65535\"           # from which members are connected to\n  \
+    ports = \"61000-65535\"           # from which members are connected to, one per connection;\n  \
+    \x20                               # an eighth stays free, so 3969 connections here\n  \
     kernel-ends = false             # take ends that do not say in their SYN that they speak ACP\n  \
     ring = 384                      # frames a connection and direction that are not acknowledged\n  \
     [[member]]                      # once for each\n  \
     address = \"10.0.1.2:6379\"\n  \
     interface = \"eth2\"\n  \
     local = \"10.0.1.1\"              # optional: the switch's address there\n  \
-    [health]                        # optional: connect to each member now and then\n  \
-    interval = \"1s\"\n  \
+    [health]                        # optional: how members are connected to now and then\n  \
+    interval = \"1s\"                 # 0s: they are not\n  \
     failures = 3                    # in a row before it counts as dead\n\n\
     Exit codes: 0 ended by a signal; 1 a device failed, or the module loops; 2 it could not begin.")]
 pub struct Arguments {
@@ -99,6 +100,17 @@ pub fn run(arguments: &Arguments) -> Outcome {
         match driver.turn(LOOK) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             other => other.map_err(failed)?,
+        }
+        for change in driver.follow_interfaces().map_err(failed)? {
+            let (side, state) = match change {
+                InterfaceChange::Lost(side) => (side, "is no more: its members count as failed"),
+                InterfaceChange::Back(side) => (side, "is there again"),
+            };
+            let name = interfaces.get(side).map_or("", String::as_str);
+            say_line(&format!("{name} {state}"))?;
+            if matches!(change, InterfaceChange::Back(_)) {
+                add_all(&mut driver, &current.members, &down, &interfaces);
+            }
         }
         if let Some(checks) = &checks {
             for change in checks.changes() {
@@ -263,7 +275,13 @@ fn add_all(
     down: &[SocketAddr],
     interfaces: &[String],
 ) {
-    for member in members.iter().filter(|it| !down.contains(&it.address)) {
+    let is_lost = |member: &MemberSetup| {
+        let side = interfaces.iter().position(|it| *it == member.interface);
+        side.is_some_and(|side| driver.is_lost(side))
+    };
+    let here = |it: &&MemberSetup| !down.contains(&it.address) && !is_lost(it);
+    let members: Vec<_> = members.iter().filter(here).collect();
+    for member in members {
         match add(driver, member, interfaces) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => eprintln!(
                 "tidewall: {} is not added: {error}; SIGHUP tries again",
@@ -320,10 +338,11 @@ fn totals(driver: &mut Driver) -> Outcome {
     }
     let output = driver.forwarder().output().counters();
     lines.push(format!(
-        "sent in place {}, copied {}; not sent: unresolved {}, unreachable {}, full {}, refused {}; down {} times",
+        "sent in place {}, copied {}; not sent: unresolved {}, unasked {}, unreachable {}, full {}, refused {}; down {} times",
         output.in_place,
         output.copied,
         output.unresolved,
+        output.unasked,
         output.unreachable,
         output.full,
         output.refused,

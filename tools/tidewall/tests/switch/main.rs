@@ -1,7 +1,9 @@
 //! `tidewall switch` between kernels: a peer and members in namespaces of their own,
 //! each with a kernel's TCP and a frame a call. Needs root; skipped without.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
