@@ -226,7 +226,7 @@ struct MemberTable {
     local: Option<Spanned<IpAddr>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HealthTable {
     interval: Option<Spanned<String>>,
@@ -332,7 +332,7 @@ fn parse(
             local,
         });
     }
-    let health = file.health.as_ref().map(health).transpose()?;
+    let health = health(file.health.as_ref().unwrap_or(&HealthTable::default()))?;
     Ok(Setup {
         address,
         interface: file.interface.get_ref().clone(),
@@ -345,16 +345,15 @@ fn parse(
     })
 }
 
-fn health(table: &HealthTable) -> Result<Health, Wrong> {
+/// How members are checked: by default, since one that dies without a word would hold up
+/// its connections until their ends give up.
+fn health(table: &HealthTable) -> Result<Option<Health>, Wrong> {
     let interval = match &table.interval {
         None => Duration::from_secs(1),
-        Some(text) => units::duration(text.get_ref())
-            .ok()
-            .filter(|interval| !interval.is_zero())
-            .ok_or_else(|| {
-                let what = format!("{}: not a time such as 500ms or 2s", text.get_ref());
-                (text.span().start, what)
-            })?,
+        Some(text) => units::duration(text.get_ref()).map_err(|_| {
+            let what = format!("{}: not a time such as 500ms or 2s", text.get_ref());
+            (text.span().start, what)
+        })?,
     };
     let failures = table.failures.as_ref().map_or(3, |it| *it.get_ref());
     match &table.failures {
@@ -362,7 +361,8 @@ fn health(table: &HealthTable) -> Result<Health, Wrong> {
             place.span().start,
             "a member that never failed is not dead: at least 1".to_owned(),
         )),
-        _ => Ok(Health { interval, failures }),
+        _ if interval.is_zero() => Ok(None),
+        _ => Ok(Some(Health { interval, failures })),
     }
 }
 
@@ -423,7 +423,14 @@ failures = 2
         let least = parsed("address = '10.0.0.9:80'\ninterface = 'eth0'").unwrap();
         assert_eq!(least.module.to_string(), "round-robin");
         assert_eq!((least.ring, least.ports), (384, PORTS));
-        assert!(!least.kernel_ends && least.members.is_empty() && least.health.is_none());
+        assert!(!least.kernel_ends && least.members.is_empty());
+        let usual = Health {
+            interval: Duration::from_secs(1),
+            failures: 3,
+        };
+        assert_eq!(least.health, Some(usual));
+        let unchecked = "address = '10.0.0.9:80'\ninterface = 'eth0'\n[health]\ninterval = '0s'";
+        assert_eq!(parsed(unchecked).unwrap().health, None);
     }
 
     #[test]
