@@ -104,6 +104,24 @@ impl Sender {
         receiver.oldest == self.stub && self.newest.load(Ordering::Acquire) == self.stub
     }
 
+    /// What `look` says of the oldest frame, which stays; `None` as for
+    /// [`Sender::remove`].
+    pub fn look<T>(
+        &self,
+        slots: &Slots,
+        receiver: &mut Receiver,
+        look: impl FnOnce(&Frame) -> T,
+    ) -> Option<T> {
+        let oldest = match receiver.oldest {
+            stub if stub == self.stub => slots.next(stub, Ordering::Acquire),
+            oldest => oldest,
+        };
+        if oldest == NIL {
+            return None;
+        }
+        Some(raw::glance(slots, oldest, look))
+    }
+
     /// Removes the oldest frame. `None` when the channel is empty, or when its
     /// next frame is being appended at this moment.
     pub fn remove(&self, slots: &Slots, receiver: &mut Receiver) -> Option<Frame> {

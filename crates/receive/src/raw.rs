@@ -22,6 +22,16 @@ pub(crate) fn retrieve(slots: &Slots, index: u32) -> Frame {
     unsafe { Frame::from_parts(index, offset, length) }
 }
 
+/// Shows the token of a node that is still in a list to `look`, by the only consumer of
+/// the list.
+pub(crate) fn glance<T>(slots: &Slots, index: u32, look: impl FnOnce(&Frame) -> T) -> T {
+    let (offset, length) = slots.extent(index);
+    // SAFETY: `store` consumed the token of `index`. The caller alone may take the node out
+    // of the list, and does so after this token is gone.
+    let frame = unsafe { Frame::from_parts(index, offset, length) };
+    look(&frame)
+}
+
 /// A token out of thin air, for tests without frame memory.
 #[cfg(test)]
 pub(crate) fn test_frame(index: u32) -> Frame {

@@ -171,6 +171,13 @@ impl Channel {
             .is_none_or(|end| end.sender.looks_empty(&self.receiver))
     }
 
+    /// What `look` says of the oldest frame, which stays in the channel.
+    pub fn look<T>(&mut self, look: impl FnOnce(&Frame) -> T) -> Option<T> {
+        let end = self.shared.ends.get(self.id.index() as usize)?;
+        end.sender
+            .look(&self.shared.slots, &mut self.receiver, look)
+    }
+
     /// Removes the oldest frame. It and its credit go back with
     /// [`Shared::give_back`].
     pub fn remove(&mut self) -> Option<Frame> {

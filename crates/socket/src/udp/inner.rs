@@ -331,7 +331,12 @@ impl Waitable for Receiving<'_> {
 }
 
 impl Endpoint for SocketInner {
-    fn on_frames(self: Arc<Self>, _core: &Core, _channel: u16) {
+    fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
+        // An ICMP error is no datagram: who waits for readiness hears of it as such.
+        if self.peer().is_some() && self.begins_with_error() {
+            self.copy_waiting(core);
+            return self.wait_queue.notify(Events::STATE_CHANGED);
+        }
         self.notify_input();
     }
 

@@ -107,6 +107,18 @@ thread_local! {
 }
 
 impl SocketInner {
+    /// True where what waits in a channel begins with an ICMP error.
+    pub(super) fn begins_with_error(&self) -> bool {
+        let Some(mut waiting) = self.waiting.try_lock() else {
+            return false;
+        };
+        waiting.channels.iter_mut().any(|channel| {
+            let shared = channel.shared().clone();
+            let kind = channel.look(|frame| ChannelFrame::new(&shared, frame).kind());
+            kind == Some(Some(Kind::IcmpError))
+        })
+    }
+
     /// Moves everything that waits in frames into buffers of its own size.
     /// Leaves a socket alone that is being received from: it is not slow.
     pub(super) fn copy_waiting(&self, core: &Core) {

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Counter;
 use tidewall_device::memory::Side;
+use tidewall_socket::descriptor::{Descriptors, Flags};
+use tidewall_socket::readiness::{Events, PollFd};
 use tidewall_socket::{BindOptions, MtuDiscover, UdpSocket};
 use tidewall_wire::checksum::update;
 
@@ -93,6 +95,28 @@ fn port_unreachable_refuses_a_connected_socket_once() {
     // The flow goes on.
     bed.inject(&datagram(at(NEAR4, 5000), service(), b"here after all"));
     assert_eq!(payloads(&socket), [b"here after all"]);
+}
+
+/// As on Linux: an error is nothing to read. Data before it is.
+#[test]
+fn a_refused_socket_has_an_error_and_nothing_to_read() {
+    let bed = Bed::new();
+    let (socket, sent) = connected(&bed);
+    let descriptors = Descriptors::new(&bed.far, 16);
+    let socket = descriptors.open(socket, Flags::NONBLOCK).unwrap();
+    let ready = || {
+        let mut set = [PollFd::new(socket, Events::IN)];
+        descriptors.poll(&mut set, Some(Duration::ZERO)).unwrap();
+        Events::from_bits(u32::from(set[0].revents as u16))
+    };
+    assert_eq!(ready(), Events::NONE);
+    bed.inject(&unreachable(NEAR4, 3, &sent));
+    assert_eq!(ready(), Events::ERR);
+    let error = descriptors.file(socket).unwrap().take_error().unwrap();
+    assert_eq!(error.map(errno), Some(libc::ECONNREFUSED));
+    assert_eq!(ready(), Events::NONE);
+    bed.inject(&datagram(at(NEAR4, 5000), service(), b"data"));
+    assert_eq!(ready(), Events::IN);
 }
 
 #[test]

@@ -191,11 +191,13 @@ pub fn a_link_local_peer_of_a_connection_has_a_scope() {
     let index = Rtnetlink::open().unwrap().link_named(HERE).unwrap().index;
     let ready = || in_peer(|| shell(&format!("ip -6 addr show dev {PEER} scope link -tentative")));
     assert!(wait_until(|| ready().contains("fe80")));
-    let _client = in_peer(|| {
-        std::net::TcpStream::connect(on_link(LINK_LOCAL)).unwrap()
-    });
+    let _client = in_peer(|| std::net::TcpStream::connect(on_link(LINK_LOCAL)).unwrap());
     let (server, peer) = listener.accept().unwrap();
-    let shown = [peer, server.peer_addr().unwrap(), server.local_addr().unwrap()];
+    let shown = [
+        peer,
+        server.peer_addr().unwrap(),
+        server.local_addr().unwrap(),
+    ];
     for address in shown {
         let SocketAddr::V6(v6) = address else {
             panic!("{address}");

@@ -84,9 +84,11 @@ fn a_keepalive_timer_puts_no_other_off() {
         ..Default::default()
     };
     bed.server.set_keepalive(Some(keepalive)).unwrap();
+    // Those of the handshake expire, and the next is the keepalive's.
+    bed.clock.store(150_000, Ordering::Relaxed);
     turn(&bed.selectors);
     let due = core.tcp.timers.next(core.now()).unwrap();
-    assert!(due > Duration::from_millis(2100), "{due:?}");
+    assert!(due > Duration::from_secs(1), "{due:?}");
     // Just before its time something leaves, and its acknowledgment does not come.
     bed.clock.store(205_000, Ordering::Relaxed);
     bed.server.write_all(b"!").unwrap();
