@@ -94,9 +94,11 @@ impl ApplicationTables {
         if offer.ecn {
             flags |= LISTEN_ECN;
         }
-        self.listen(Protocol::Tcp, address, port, channel)?;
+        // Before the channel, to which segments of connections that the kernel has would go.
         let keep = OTHERS | LISTEN_COOKIES | LISTEN_COOKIES_VALID;
-        self.change_flags(port, keep, flags)
+        self.change_flags(port, keep, flags)?;
+        let listens = self.listen(Protocol::Tcp, address, port, channel);
+        listens.inspect_err(|_| self.unlisten_tcp(address, port))
     }
 
     /// Undoes [`ApplicationTables::listen_tcp`]. With the last listener goes what it set;
