@@ -20,6 +20,8 @@ END
 
 Not reached at all, so refused by `tidewall run` or run on the kernel's sockets by `--or-kernel`: static programs, Go, musl, setuid programs and those whose files have capabilities, 32 bits ([manager.md](manager.md#tidewall-run)).
 
+Programs that have other processes serve their clients (sshd, PostgreSQL, `socat fork`, Python's ForkingTCPServer and multiprocessing, node's cluster, inetd, prefork servers such as Apache's, dnsmasq by TCP, several workers of nginx) serve as on Linux, by the kernel's sockets; `tidewall run --report` says why ([preload.md](preload.md#listeners)). `cargo test -p tidewall --test forking -- --nocapture` counts their clients on both.
+
 Programs with filters of system calls (seccomp): those that refuse what the stack calls keep the kernel's sockets, or are refused ([preload.md](preload.md#filters-of-system-calls)).
 END
 } >docs/compatibility.md

@@ -6,7 +6,7 @@
 # and ethtool for the test bed, wrk as client of the web server.
 # test: also tshark and atm-tools' saaldump as judges of captures, nft for the kernel's SYN proxy,
 # curl, ab and h2load as clients, servers that run unmodified (Redis, memcached, HAProxy, Unbound,
-# nginx, Squid, Node, sshd for its client), what Redis tests itself with and dnsperf, musl for a
+# nginx, Squid, Node, sshd for its client; socat, dnsmasq, inetd and Apache, which fork), what Redis tests itself with and dnsperf, musl for a
 # program that cannot, perf, valgrind to count instructions, Python for the lane of kernels.
 # Without root only what building needs is asked for: the tests that need more are skipped, by name.
 set -eu
@@ -56,6 +56,11 @@ if [ "$(id -u)" = 0 ] && [ "$what" = test ]; then
 	want unbound unbound
 	want dnsperf dnsperf
 	want node nodejs
+	want perl perl-base
+	want socat socat
+	want dnsmasq dnsmasq-base
+	want inetd openbsd-inetd
+	want apache2 apache2-bin
 	want ssh openssh-client
 	want sshd openssh-server
 	want nc netcat-openbsd

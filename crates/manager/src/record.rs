@@ -24,16 +24,19 @@ pub enum Verdict {
     Promoted,
     /// It stayed the kernel's.
     Kernel,
+    /// It is the kernel's until the program has served a connection itself.
+    Watched,
     /// A filter of system calls was refused.
     NoFilter,
 }
 
 impl Verdict {
-    const ALL: [Verdict; 5] = [
+    const ALL: [Verdict; 6] = [
         Verdict::Stack,
         Verdict::NoStack,
         Verdict::Promoted,
         Verdict::Kernel,
+        Verdict::Watched,
         Verdict::NoFilter,
     ];
 
@@ -44,6 +47,7 @@ impl Verdict {
             Verdict::NoStack => "no-stack",
             Verdict::Promoted => "promoted",
             Verdict::Kernel => "kernel",
+            Verdict::Watched => "watched",
             Verdict::NoFilter => "no-filter",
         }
     }
@@ -126,6 +130,7 @@ impl fmt::Display for Record {
             Verdict::Promoted => write!(f, "{what} {address} is Tidewall's"),
             Verdict::Kernel if address.is_empty() => write!(f, "{what} stay with the kernel"),
             Verdict::Kernel => write!(f, "{what} {address} stays with the kernel"),
+            Verdict::Watched => write!(f, "{what} {address} is the kernel's so far"),
             Verdict::NoFilter => write!(f, "a filter of system calls was refused"),
         }?;
         match why.is_empty() {

@@ -6,6 +6,7 @@ use tidewall_device::forked;
 use tidewall_posix::OptionsSet;
 
 use crate::registered;
+use crate::watch;
 
 /// Numbers are below this; sockets above stay with the kernel. Pages that no number is in
 /// take no memory.
@@ -87,8 +88,12 @@ pub(crate) fn forget(fd: i32) {
 
 /// The numbers of sockets that may become the stack's.
 pub(crate) fn all() -> impl Iterator<Item = i32> {
-    let numbers = 0..END.load(Ordering::Relaxed) as i32;
-    numbers.filter(|&fd| kind(fd).is_some())
+    (0..end()).filter(|&fd| kind(fd).is_some())
+}
+
+/// Numbers of which something is, or was, known are below this.
+pub(crate) fn end() -> i32 {
+    END.load(Ordering::Relaxed) as i32
 }
 
 /// Says what a number may become. Any option may have been set.
@@ -132,6 +137,7 @@ pub(crate) fn options(fd: i32) -> OptionsSet {
 /// A child is about to be made, which may set options of sockets that it shares with this
 /// process. Async-signal-safe.
 pub(crate) fn share_all() {
+    watch::hands_over();
     forked::note_shared();
     for place in all().filter_map(place) {
         place.fetch_or(OptionsSet::ALL.bits() << KIND_BITS, Ordering::Relaxed);

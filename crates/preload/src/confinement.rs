@@ -4,16 +4,18 @@
 //! may be forbidden: then it has no sockets, or the program hears that it cannot be confined.
 
 use tidewall_posix::{Errno, Posix, Result};
+use tidewall_socket::listener_holders::note_accepting;
 use tidewall_sys::option;
 
 use crate::candidates::{self, Kind};
 use crate::needed::{Confinement, For};
 use crate::process::{self, inside, is_inside};
 use crate::promote::{
-    attended, interface, is_over, local_address, promoting, set_over, stack, start_helper,
+    attended_to, interface, is_over, local_address, promoting, set_over, stack, start_helper,
 };
 use crate::raw;
 use crate::report::{Verdict, record};
+use crate::watch::Attention;
 
 /// The program is about to leave what a stack is made of. It is made now, if there are sockets
 /// that wait for somebody. None of them becomes its yet.
@@ -69,7 +71,7 @@ pub(crate) fn confine(
     }
     if let Some(call) = sockets {
         for fd in waiting {
-            let _ = attended(fd);
+            let _ = attended_to(fd, Attention::Last);
         }
         promoting(|| {
             set_over(true);
@@ -106,8 +108,15 @@ fn without(
                 Some(Kind::Stream) => "listener",
                 _ => "datagrams",
             };
-            if let Some(local) = raw::borrow(fd).and_then(local_address) {
+            let Some(socket) = raw::borrow(fd) else {
+                continue;
+            };
+            if let Some(local) = local_address(socket) {
                 record(Verdict::Kernel, what, local, why);
+            }
+            if what == "listener" {
+                // The call for it may be refused afterwards.
+                note_accepting(socket);
             }
         }
         record(Verdict::Kernel, "later sockets", "", why);

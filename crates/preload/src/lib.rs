@@ -30,3 +30,4 @@ mod raw;
 mod registered;
 mod report;
 mod sleepers;
+mod watch;

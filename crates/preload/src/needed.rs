@@ -80,6 +80,7 @@ const NEEDED: &[Needed] = needed! {
         SYS_socket(0 = libc::AF_INET6, 1 = STREAM) SYS_socket(0 = libc::AF_INET6, 1 = DATAGRAM)
         SYS_socket(0 = libc::AF_NETLINK, 1 = libc::SOCK_RAW | libc::SOCK_CLOEXEC)
         SYS_connect() SYS_bind() SYS_listen() SYS_getpeername() SYS_fcntl(1 = libc::F_GETFL)
+        SYS_fcntl(1 = libc::F_SETLK) SYS_fcntl(1 = libc::F_GETLK)
         SYS_getpid();
     Embedded:
         SYS_bpf();

@@ -8,6 +8,7 @@ use rustix::fs::{Mode, OFlags};
 use tidewall_posix::{Errno, Posix, Result};
 
 use crate::raw;
+use crate::watch;
 
 thread_local! {
     /// Calls of this thread that are inside the stack, or between vfork and exec: what
@@ -77,6 +78,7 @@ pub(crate) fn is_in_child() -> bool {
 
 /// A child of vfork begins, or its parent goes on. Async-signal-safe.
 pub(crate) fn note_vfork(begins: bool) {
+    watch::hands_over();
     note_inside(begins);
     let _ = IN_CHILD.try_with(|count| match begins {
         true => count.set(count.get() + 1),

@@ -16,6 +16,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use tidewall_device::forked;
 use tidewall_manager::places;
 use tidewall_posix::{Errno, OptionsSet, Posix, PosixConfig, Result, errno};
+use tidewall_socket::listener_holders::note_accepting;
 use tidewall_socket::tuning::PolicyKind;
 use tidewall_socket::{EmbeddedConfig, Stack};
 use tidewall_sys::{RawAddress, SignalSet, option, option_bytes};
@@ -26,6 +27,7 @@ use crate::protected::{has_ring, protecting};
 use crate::raw;
 use crate::registered;
 use crate::report::{Verdict, record};
+use crate::watch::{self, Attention};
 
 /// Interface of a stack of the process's own, where there is no manager.
 const INTERFACE: &str = "TIDEWALL_INTERFACE";
@@ -65,6 +67,8 @@ struct Source {
 static SOURCE: OnceLock<Source> = OnceLock::new();
 /// Why no stack could be made.
 static REFUSED: OnceLock<String> = OnceLock::new();
+/// The program was started under a filter of system calls that refuses one of the stack's.
+static FILTERED: AtomicBool = AtomicBool::new(false);
 /// The program has put itself under a filter of system calls under which no more sockets
 /// become the stack's.
 static OVER: AtomicBool = AtomicBool::new(false);
@@ -97,6 +101,7 @@ pub(crate) fn begin() -> bool {
 
 /// The program was started under a filter of system calls that refuses one of the stack's.
 pub(crate) fn refuse(call: &str) {
+    FILTERED.store(true, Ordering::Relaxed);
     let why = format!("a filter of system calls, older than the program, refuses {call}(2)");
     record(
         Verdict::NoStack,
@@ -144,6 +149,7 @@ pub(crate) fn inherited(fd: i32) {
         return;
     };
     let ask = |name| option(socket, libc::SOL_SOCKET, name).unwrap_or(-1);
+    watch::forget(fd);
     let kind = candidates::of_call(
         ask(libc::SO_DOMAIN),
         ask(libc::SO_TYPE),
@@ -174,9 +180,15 @@ fn source() -> Option<&'static Source> {
 /// The stack, if the number is one of ours, or becomes one now that attention is paid to it.
 #[inline]
 pub(crate) fn attended(fd: i32) -> Option<&'static Posix> {
+    attended_to(fd, Attention::Takes)
+}
+
+/// As [`attended`], where what the program does is not to accept or to read.
+#[inline]
+pub(crate) fn attended_to(fd: i32, attention: Attention) -> Option<&'static Posix> {
     match candidates::kind(fd) {
         None => ours(fd),
-        Some(kind) => promote(fd, kind),
+        Some(kind) => promote(fd, kind, attention),
     }
 }
 
@@ -197,6 +209,11 @@ pub(crate) fn set_over(over: bool) {
     OVER.store(over, Ordering::Release);
 }
 
+/// True where a filter of system calls may refuse what listeners need. Async-signal-safe.
+pub(crate) fn is_confined() -> bool {
+    OVER.load(Ordering::Acquire) || FILTERED.load(Ordering::Relaxed)
+}
+
 /// No socket becomes the stack's any more.
 pub(crate) fn is_over() -> bool {
     let is_lost = |posix: &Posix| posix.stack().interface_is_gone();
@@ -207,8 +224,8 @@ pub(crate) fn is_over() -> bool {
 }
 
 #[cold]
-fn promote(fd: i32, kind: Kind) -> Option<&'static Posix> {
-    if is_inside() {
+fn promote(fd: i32, kind: Kind, attention: Attention) -> Option<&'static Posix> {
+    if is_inside() || kind == Kind::Stream && !watch::attend(fd, attention) {
         return None;
     }
     if is_over() {
@@ -250,9 +267,17 @@ fn promote_listener(fd: i32) {
     {
         return keep(fd, "listener", local, why);
     }
+    if !watch::is_alone(fd) {
+        return;
+    }
     adopt(fd, socket, "listener", local, |posix, copy| {
         posix.adopt_listener(fd, copy)
     });
+    match process::posix().is_some_and(|posix| posix.owns(fd)) {
+        true => watch::promoted(fd),
+        // A number of the socket was closed, and what this process has said with it.
+        false => note_accepting(socket),
+    }
 }
 
 fn promote_datagrams(fd: i32) {
@@ -348,7 +373,7 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
     if candidates::kind(fd) != Some(Kind::Stream) || is_inside() {
         return None;
     }
-    if is_over() {
+    if is_over() || watch::is_accepted(fd) {
         candidates::forget(fd);
         return None;
     }
@@ -592,6 +617,7 @@ fn make(source: &Source) -> io::Result<&'static Posix> {
     // Its clock has just begun.
     let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let config = PosixConfig::default().epoch(epoch.unwrap_or_default());
+    stack.on_shared_listener(watch::shared);
     let posix = process::set(Posix::new(&stack, config));
     record(Verdict::Stack, "", &source.interface, "");
     stack.when_interface_is_gone(|interface| inside(|| lost(interface)));

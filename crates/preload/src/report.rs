@@ -8,6 +8,7 @@ use std::io::{Write, stderr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -48,6 +49,13 @@ enum Channel {
 type FileId = (u64, u64);
 
 static REPORT: OnceLock<Report> = OnceLock::new();
+/// The length of files is limited, so nothing is written to one.
+static LIMITED: AtomicBool = AtomicBool::new(false);
+
+/// The program limits the length of its files. Async-signal-safe.
+pub(crate) fn note_limit() {
+    LIMITED.store(true, Ordering::Relaxed);
+}
 
 /// Opens the report while the program's root directory and user are still what they were.
 /// `confined`: a filter of system calls may refuse all but opening, reading and writing a file.
@@ -62,6 +70,9 @@ pub(crate) fn begin(confined: bool) {
         true => None,
         false => id(stderr()),
     };
+    // A file longer than that would end the program (SIGXFSZ).
+    let limit = || rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    LIMITED.store(!confined && limit().is_some(), Ordering::Relaxed);
     let program = crate::process::beginning_of("/proc/self/comm");
     let _ = REPORT.set(Report {
         to: to.unwrap_or(Channel::StandardError(standard_error)),
@@ -103,6 +114,7 @@ impl Report {
     fn send(&self, record: &Record) {
         let line = record.line();
         match &self.to {
+            Channel::File(_) if LIMITED.load(Ordering::Relaxed) => {}
             Channel::File(file) => {
                 let mut file = file;
                 let _ = file.write_all(format!("{line}\n").as_bytes());
@@ -145,7 +157,7 @@ pub(crate) fn hold() -> Option<MutexGuard<'static, Vec<String>>> {
     REPORT.get().map(Report::said)
 }
 
-/// Says once what became of a socket: what it was, its address, and why.
+/// Says what has become of a socket since it was last said: what it was, its address, and why.
 pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: impl Display) {
     let Some(report) = REPORT.get() else { return };
     let mut said = report.said();
@@ -167,7 +179,8 @@ pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: i
         record.address,
         record.why
     );
-    if said.contains(&words) {
+    let of_same = format!("\t{what}\t{}\t", record.address);
+    if said.iter().rfind(|it| it.contains(&of_same)) == Some(&words) {
         return;
     }
     said.push(words);

@@ -73,7 +73,10 @@ extern "C" fn begin() {
         crate::protected::open_numbers()
             .into_iter()
             .flatten()
-            .for_each(promote::inherited);
+            .for_each(|fd| {
+                crate::watch::executed(fd);
+                promote::inherited(fd);
+            });
     }
 }
 
@@ -87,6 +90,16 @@ pub(crate) fn watch_forks() {
 
 unsafe extern "C" {
     fn __cxa_at_quick_exit(function: extern "C" fn(*mut c_void), library: *mut c_void) -> c_int;
+}
+
+/// True once the process has had a second thread.
+pub(crate) fn has_threads() -> bool {
+    unsafe extern "C" {
+        /// glibc's sys/single_threaded.h.
+        static __libc_single_threaded: libc::c_char;
+    }
+    // SAFETY: a byte of the C library's, which changes where threads are made alone.
+    unsafe { (&raw const __libc_single_threaded).read_volatile() == 0 }
 }
 
 /// True for a number that is open.

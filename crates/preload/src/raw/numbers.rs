@@ -10,6 +10,7 @@ use crate::process::{self, inside, is_inside, ours};
 use crate::promote;
 use crate::protected::{between, is_protected};
 use crate::sleepers;
+use crate::watch;
 
 /// The number names nothing of ours from now on.
 pub(super) fn forget(fd: c_int) {
@@ -19,9 +20,11 @@ pub(super) fn forget(fd: c_int) {
     if let Some(posix) = ours(fd) {
         // It is open, and closing it has no other error.
         let _ = inside(|| posix.close(fd));
+        watch::forget(fd);
     }
     if candidates::is_any(fd) {
         sleepers::forget(fd);
+        watch::forget(fd);
         candidates::forget(fd);
     }
 }
@@ -32,13 +35,17 @@ fn copy(fd: c_int, number: c_int) {
         return;
     }
     match ours(fd) {
-        Some(posix) => drop(inside(|| posix.duplicate_as(fd, number))),
+        Some(posix) => {
+            let _ = inside(|| posix.duplicate_as(fd, number));
+            watch::copy(fd, number);
+        }
         None if candidates::is_set(fd) => candidates::note_set(number),
         None => {
             if let Some(kind) = candidates::kind(fd) {
                 // Options that are set by one number are the other's, too.
                 candidates::set(fd, kind);
                 candidates::set(number, kind);
+                watch::copy(fd, number);
                 promote::note_copy();
             } else {
                 super::given::given(number);

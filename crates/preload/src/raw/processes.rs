@@ -13,6 +13,7 @@ use crate::process;
 use crate::promote;
 use crate::registered::{self, Entry};
 use crate::report;
+use crate::watch;
 
 /// The locks that a child may take whose parent has no stack, in the order that they are
 /// taken in.
@@ -34,6 +35,7 @@ thread_local! {
 /// take what is held.
 pub(super) extern "C" fn forks() {
     process::note_inside(true);
+    watch::forks();
     candidates::share_all();
     let guards = (
         promote::hold_to_fork(),
@@ -52,6 +54,9 @@ fn release() {
 /// In the process, when it has one.
 pub(super) extern "C" fn has_forked() {
     release();
+    if let Some(posix) = process::posix() {
+        posix.stack().note_fork();
+    }
     if !process::is_inside() {
         signals::run_waiting();
     }
@@ -64,6 +69,7 @@ pub(super) extern "C" fn has_been_forked() {
     signals::forget_waiting();
     readiness::forget_table();
     process::forget(false);
+    watch::inherit();
 }
 
 /// In a child that was made by less than fork(2), for which nobody has held the locks: it
@@ -73,6 +79,7 @@ pub(super) fn left_alone(shares_files: bool) {
     readiness::forget_table();
     process::forget(true);
     forked::note_child(shares_files);
+    watch::inherit();
 }
 
 #[unsafe(no_mangle)]

@@ -18,9 +18,10 @@ use super::{answer, borrow, done, originals};
 use crate::candidates;
 use crate::mixed;
 use crate::process::{inside, is_inside, ours};
-use crate::promote::{attended, may_promote};
+use crate::promote::{attended_to, may_promote};
 use crate::registered;
 use crate::sleepers::{self, Sleeper};
+use crate::watch::{self, Attention};
 
 /// Events that one call reports at most; the caller comes again.
 const EVENTS_MAX: usize = 256;
@@ -33,13 +34,13 @@ pub(super) unsafe extern "C-unwind" fn epoll_ctl(
     event: *mut epoll_event,
 ) -> c_int {
     let found = match operation {
-        libc::EPOLL_CTL_ADD => attended(fd),
+        libc::EPOLL_CTL_ADD => attended_to(fd, Attention::Enters),
         _ => ours(fd),
     };
     let Some(posix) = found else {
         // SAFETY: the caller's.
         let result = unsafe { originals::epoll_ctl(set, operation, fd, event) };
-        if result == 0 && candidates::is_any(fd) {
+        if result == 0 && candidates::is_any(fd) && !watch::is_accepted(fd) {
             // SAFETY: the caller's.
             let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
             registered::note(set, operation, fd, event);
@@ -173,6 +174,7 @@ unsafe fn wait_anywhere(
     signals: *const sigset_t,
     kernel: impl FnOnce() -> c_int,
 ) -> c_int {
+    watch::judge();
     let mut left = timeout;
     if ours(set).is_none() {
         let begun = timeout.filter(|it| !it.is_zero()).map(|_| Instant::now());
@@ -209,6 +211,7 @@ unsafe fn wait_in_kernel(
     timeout: Option<Duration>,
     kernel: impl FnOnce() -> c_int,
 ) -> Option<c_int> {
+    watch::waits();
     let sleeps = timeout.is_none_or(|it| !it.is_zero()) && may_promote() && !is_inside();
     let sleeper = sleeps.then(|| Sleeper::enter(set));
     if sleeps && ours(set).is_some() {
@@ -369,7 +372,7 @@ unsafe fn listed<'a>(
     let list = unsafe { slice::from_raw_parts_mut(list.cast::<PollFd>(), count as usize) };
     let mut found = None;
     for entry in list.iter() {
-        found = attended(entry.fd).or(found);
+        found = attended_to(entry.fd, Attention::Waits).or(found);
     }
     found.map(|posix| (posix, list))
 }
@@ -440,6 +443,7 @@ unsafe fn poll_in_kernel(
 
 /// The epoll sets among what a call is about to sleep on.
 fn sets_among(numbers: impl Iterator<Item = c_int>, timeout: Option<Duration>) -> Vec<c_int> {
+    watch::waits();
     let mut sets = numbers.filter(|&fd| candidates::is_set(fd)).peekable();
     if timeout == Some(Duration::ZERO) || sets.peek().is_none() || !may_promote() || is_inside() {
         return Vec::new();

@@ -10,6 +10,7 @@ use tidewall_posix::Result;
 use super::{checked, number, originals};
 use crate::confinement;
 use crate::needed::Confinement;
+use crate::report;
 
 /// A server that has its sockets and leaves the root directory, in which its manager and the
 /// kernel's files about the interface are found, attends to them afterwards.
@@ -20,13 +21,20 @@ pub(super) unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
     unsafe { originals::chroot(path) }
 }
 
+/// A limit is about to be set.
+fn before(resource: c_uint) {
+    match resource {
+        libc::RLIMIT_NPROC => confinement::before(),
+        libc::RLIMIT_FSIZE => report::note_limit(),
+        _ => {}
+    }
+}
+
 /// A server that forbids itself to make threads, as HAProxy does, attends to its sockets
 /// afterwards, too.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn setrlimit(resource: c_uint, limit: *const libc::rlimit) -> c_int {
-    if resource == libc::RLIMIT_NPROC {
-        confinement::before();
-    }
+    before(resource);
     // SAFETY: the caller's.
     unsafe { originals::setrlimit(resource, limit) }
 }
@@ -45,8 +53,8 @@ pub(super) unsafe extern "C" fn prlimit(
     old: *mut libc::rlimit,
 ) -> c_int {
     // Of another process it does no harm.
-    if resource == libc::RLIMIT_NPROC && !limit.is_null() {
-        confinement::before();
+    if !limit.is_null() {
+        before(resource);
     }
     // SAFETY: the caller's.
     unsafe { originals::prlimit(process, resource, limit, old) }

@@ -18,6 +18,7 @@ use crate::candidates;
 use crate::process::{inside, is_inside, ours};
 use crate::promote::{self, attended};
 use crate::protected::out_of_the_way;
+use crate::watch;
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn socket(
@@ -28,6 +29,7 @@ pub(super) unsafe extern "C-unwind" fn socket(
     // SAFETY: the caller's.
     let fd = unsafe { originals::socket(domain, kind, protocol) };
     if super::given::given(fd) >= 0 && !is_inside() {
+        watch::forget(fd);
         candidates::made(fd, candidates::of_call(domain, kind, protocol));
     }
     fd
@@ -100,7 +102,7 @@ pub(super) unsafe extern "C-unwind" fn accept(
         // SAFETY: the caller's.
         Some(posix) => unsafe { accept_here(posix, fd, from, length, 0) },
         // SAFETY: the caller's.
-        None => super::given::given(unsafe { originals::accept(fd, from, length) }),
+        None => accepted_by_kernel(fd, unsafe { originals::accept(fd, from, length) }),
     }
 }
 
@@ -115,8 +117,17 @@ pub(super) unsafe extern "C-unwind" fn accept4(
         // SAFETY: the caller's.
         Some(posix) => unsafe { accept_here(posix, fd, from, length, flags) },
         // SAFETY: the caller's.
-        None => super::given::given(unsafe { originals::accept4(fd, from, length, flags) }),
+        None => accepted_by_kernel(fd, unsafe { originals::accept4(fd, from, length, flags) }),
     }
+}
+
+/// What the kernel has accepted for the program, if anything.
+fn accepted_by_kernel(listener: c_int, fd: c_int) -> c_int {
+    let fd = super::given::given(fd);
+    if !is_inside() {
+        watch::accepted(listener, fd);
+    }
+    fd
 }
 
 /// # Safety
@@ -168,7 +179,10 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
     let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
     let number = placeholder(cloexec)?;
     match posix.accept_as(fd, number, nonblocking) {
-        Ok((Accepted::Here, peer)) => Ok((number, peer)),
+        Ok((Accepted::Here, peer)) => {
+            watch::accepted_here(posix, fd);
+            Ok((number, peer))
+        }
         Ok((Accepted::Kernel(socket), peer)) => {
             let how = if cloexec { libc::O_CLOEXEC } else { 0 };
             // SAFETY: two numbers, of which the second is ours to give.
@@ -180,8 +194,10 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
             // SAFETY: nobody knows the number.
             unsafe { originals::close(number) };
             // One of the kernel's took a number for itself, beside it; with the last it is
-            // taken from the kernel's listener, which does not wait.
-            if let (Errno(libc::EMFILE), Some(listener)) = (error, super::borrow(fd)) {
+            // taken from the kernel's listener.
+            if let (Errno(libc::EMFILE), Some(listener)) = (error, super::borrow(fd))
+                && super::poll_now(&mut [PollFd::new(fd, Events::IN)]) == Ok(1)
+            {
                 let flags = SocketFlags::from_bits_retain(flags as c_uint);
                 let accepted = acceptfrom_with(listener, flags);
                 let (socket, peer) = accepted.map_err(|error| Errno(error.raw_os_error()))?;

@@ -241,6 +241,8 @@ impl Program {
             command.arg(std::env::current_exe()?);
             command.args(["run", "--interface", interface, "--", &setpriv]);
             command.args(["--pdeathsig", "KILL"]).env(SAYS, "1");
+            // What is measured begins with its first client.
+            command.env("TIDEWALL_PROMOTE", "at-once");
         }
         match self {
             Program::Squid { .. } => {

@@ -40,7 +40,9 @@ pub(super) fn run(job: &StartJob) -> anyhow::Result<()> {
     words.extend(job.command.iter().map(String::as_str));
     let (program, arguments) = words.split_first().context("no program")?;
     let mut command = Command::new(program);
-    command.args(arguments).env(SAYS, "1").stdin(Stdio::null());
+    command.args(arguments).stdin(Stdio::null());
+    // It accepts nothing.
+    command.env(SAYS, "1").env("TIDEWALL_PROMOTE", "at-once");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
     let begun = Instant::now();

@@ -320,7 +320,17 @@ fn show(to: &Connection, records: &Records) {
 impl Records {
     /// Adds a record; whether it is to be said on standard error: once by cause and socket, and of
     /// connections, which may be many, once by cause.
+    /// What a process says of a listener takes the place of what it has said of it before.
     fn add(&mut self, record: &Record) -> bool {
+        let is_listener = |row: &Row| row.2 == "listener" && row.3 == record.address;
+        if record.what == "listener" {
+            self.rows.retain(|row, processes| {
+                if is_listener(row) && processes.remove(&record.process) {
+                    return !processes.is_empty();
+                }
+                true
+            });
+        }
         let row = (
             record.program.clone(),
             record.verdict,

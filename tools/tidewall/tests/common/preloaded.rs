@@ -17,19 +17,35 @@ pub struct Preloaded {
 }
 
 impl Preloaded {
-    /// In a host of its own.
+    /// In a host of its own; it has its listeners before clients come.
     pub fn start(host: Host, program: &[&str]) -> Self {
-        Self::start_with(host, &[], program, Stdio::inherit())
+        Self::launch(host, "at-once", &[], program, Stdio::inherit())
     }
 
     /// As [`Preloaded::start`], with options of `tidewall run`; what it says of errors goes to
     /// `errors`.
     pub fn start_with(host: Host, options: &[&str], program: &[&str], errors: Stdio) -> Self {
+        Self::launch(host, "at-once", options, program, errors)
+    }
+
+    /// As a program runs by default, whose listeners Tidewall takes `when` it may.
+    pub fn start_when(host: Host, when: &str, program: &[&str]) -> Self {
+        Self::launch(host, when, &[], program, Stdio::inherit())
+    }
+
+    fn launch(
+        host: Host,
+        when: &str,
+        options: &[&str],
+        program: &[&str],
+        errors: Stdio,
+    ) -> Self {
         let report = std::env::temp_dir().join(format!("{}.report", host.bed.interface));
         fs::write(&report, "").unwrap();
         let preload = format!("LD_PRELOAD={}", library().display());
         let told = format!("TIDEWALL_REPORT={}", report.display());
-        let environment = ["env", &preload, &told];
+        let when = format!("TIDEWALL_PROMOTE={when}");
+        let environment = ["env", &when, &preload, &told];
         let mut run = host.run(options, &[&environment, program].concat());
         let run = run.stdout(Stdio::null()).stderr(errors);
         let process = Running(run.spawn().unwrap());
@@ -81,6 +97,21 @@ impl Preloaded {
     pub fn has(&self, wanted: [&str; 3]) -> bool {
         let mut records = self.records().into_iter();
         records.any(|[verdict, what, address, _]| wanted == [&*verdict, &what, &address])
+    }
+
+    /// Waits until the last record of a listener is this one.
+    pub fn until_listener(&self, verdict: &str, address: &str) {
+        let end = Instant::now() + Duration::from_secs(20);
+        let is_of = |record: &[String; 4]| record[1] == "listener" && record[2] == address;
+        while self
+            .records()
+            .into_iter()
+            .rfind(is_of)
+            .is_none_or(|it| it[0] != verdict)
+        {
+            assert!(Instant::now() < end, "no {verdict}: {:?}", self.records());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// How many connections the stack has accepted, as `tidewall stat` says.

@@ -107,7 +107,7 @@ fn node() {
             ),
         ],
         takes: &["0.0.0.0:8000"],
-        lacks: "cluster",
+        lacks: "cluster (served by the kernel's sockets)",
     }
     .check();
 }

@@ -58,7 +58,7 @@ fn nginx(name: &'static str, server: &'static str) {
         ports: &[8080],
         asks: ASKS,
         takes: &["0.0.0.0:8080"],
-        lacks: "`worker_processes` above 1",
+        lacks: "`worker_processes` above 1 (served by the kernel's sockets)",
     }
     .check();
 }

@@ -15,8 +15,9 @@ use super::super::{answer, originals, put_address};
 use super::{
     VECTOR_MAX, check_name, destination, of_message, pieces, places, receive, sending, transmit,
 };
-use crate::process::{inside, is_inside, posix};
+use crate::process::{inside, is_inside};
 use crate::promote::{attended, inherited, may_promote};
+use crate::watch;
 
 #[unsafe(no_mangle)]
 pub(in crate::raw) unsafe extern "C-unwind" fn recvmsg(
@@ -71,20 +72,14 @@ unsafe fn look_for_sockets(message: *const msghdr) {
 /// # Safety
 /// As sendmsg(2) has it.
 unsafe fn hands_connection_over(message: *const msghdr) -> bool {
-    let Some(posix) = posix().filter(|_| !is_inside()) else {
-        return false;
-    };
     // SAFETY: the caller's.
-    if unsafe { message.as_ref() }.is_none_or(|message| message.msg_controllen == 0) {
+    let has_control = unsafe { message.as_ref() }.is_some_and(|it| it.msg_controllen > 0);
+    if !has_control || is_inside() || !may_promote() {
         return false;
     }
     let mut found = false;
-    let mut look = |fd| {
-        let file = posix.descriptors().file(fd);
-        found |= file.is_ok_and(|file| matches!(&*file, OpenFile::Stream(_)));
-    };
     // SAFETY: the caller's.
-    inside(|| unsafe { each_handed_over(message, &mut look) });
+    unsafe { each_handed_over(message, &mut |fd| found |= watch::sends(fd)) };
     found
 }
 

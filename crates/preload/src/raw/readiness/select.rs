@@ -12,7 +12,8 @@ use tidewall_socket::readiness::SignalSet;
 use super::super::{answer, done, originals};
 use super::{asleep_in, limit, poll_here, sets_among, signal_set};
 use crate::process::is_inside;
-use crate::promote::{attended, may_promote};
+use crate::promote::{attended_to, may_promote};
+use crate::watch::Attention;
 
 /// What each set of select(2) asks of poll(2), and what it takes for ready.
 const ASKED: [(i16, i16); 3] = [
@@ -148,7 +149,7 @@ unsafe fn selected<'a>(
     let list = list_of(count, &sets);
     let mut found = None;
     for entry in &list {
-        found = attended(entry.fd).or(found);
+        found = attended_to(entry.fd, Attention::Waits).or(found);
     }
     match found {
         Some(posix) => Ok((posix, list, sets)),

@@ -1,0 +1,392 @@
+//! Listeners that the program attends to: whose their connections are to be.
+//!
+//! A connection of the stack is its process's: another that was forked off with it, or is sent
+//! it, has nothing of it. So a listener becomes the stack's when it is known that this process
+//! serves its connections itself. There are two ways to know it:
+//!
+//! * it *has served* one: it read from a connection that it had accepted, and came back to
+//!   wait, and had no child and sent no connection away in between. Until then connections are
+//!   the kernel's;
+//! * it is *about to*: it has threads and no children, and its listener is nonblocking and in an
+//!   epoll set.
+//!
+//! And while another process accepts by the listener, or was forked off to do so, connections
+//! are the kernel's ([`tidewall_socket::listener_holders`]).
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+use tidewall_posix::Posix;
+use tidewall_socket::OpenFile;
+use tidewall_socket::listener_holders::{is_owned, note_accepting, note_inherited, other_user};
+use tidewall_sys::option;
+
+use crate::candidates::{self, Kind};
+use crate::process::{self, inside};
+use crate::promote::{attended_to, is_confined, is_over, local_address};
+use crate::raw;
+use crate::report::{Verdict, record};
+
+/// When listeners become the stack's: `at-once`, at the first sign of attention, by the word
+/// of an operator who knows the program.
+const WHEN: &str = "TIDEWALL_PROMOTE";
+
+/// How long a process waits for another's stack to give a listener's connections back.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_millis(1500);
+/// How often it looks.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A word per number. Pages that no number is in take no memory.
+static WORDS: [AtomicU64; candidates::NUMBERS] = [const { AtomicU64::new(0) }; candidates::NUMBERS];
+
+/// What a word says in its lowest bits.
+const KIND: u64 = 3;
+/// A listener that the process attends to; [`SERVED`] and the epoch of that above.
+const LISTENER: u64 = 1;
+/// A connection of the kernel's that was accepted, and not read yet; above the number of its
+/// listener, and the epoch.
+const ACCEPTED: u64 = 2;
+/// A listener that is the stack's.
+const PROMOTED: u64 = 3;
+/// The process has read from a connection of the listener.
+const SERVED: u64 = 1 << 2;
+/// The number was forked off with its parent's.
+const INHERITED: u64 = 1 << 3;
+const NUMBER_SHIFT: u32 = 8;
+const EPOCH_SHIFT: u32 = 32;
+
+/// Children that may have connections of this process, and connections that were sent away.
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+/// A listener may be [`SERVED`].
+static ANY_SERVED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// The listener from which this thread has accepted a connection and done nothing else
+    /// since, with the stack's count of calls where it is the stack's.
+    static JUST: Cell<Option<(i32, u32)>> = const { Cell::new(None) };
+}
+
+/// What a process does to a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attention {
+    /// Accepts or reads.
+    Takes,
+    /// Waits, by `poll` or `select`.
+    Waits,
+    /// Puts it into an epoll set.
+    Enters,
+    /// It is to be the stack's now or never.
+    Last,
+}
+
+fn word(fd: i32) -> Option<&'static AtomicU64> {
+    WORDS.get(usize::try_from(fd).ok()?)
+}
+
+fn get(fd: i32) -> u64 {
+    word(fd).map_or(0, |word| word.load(Ordering::Relaxed))
+}
+
+fn put(fd: i32, value: u64) {
+    if let Some(word) = word(fd)
+        && word.load(Ordering::Relaxed) != value
+    {
+        word.store(value, Ordering::Relaxed);
+    }
+}
+
+fn epoch() -> u64 {
+    u64::from(EPOCH.load(Ordering::Relaxed)) << EPOCH_SHIFT
+}
+
+fn is_of_now(word: u64) -> bool {
+    word >> EPOCH_SHIFT == epoch() >> EPOCH_SHIFT
+}
+
+/// The number is closed, or names a socket that is just made.
+#[inline]
+pub(crate) fn forget(fd: i32) {
+    put(fd, 0);
+}
+
+/// A number is another one's duplicate.
+pub(crate) fn copy(fd: i32, number: i32) {
+    put(number, get(fd));
+}
+
+/// True for a connection that was accepted, and not read yet.
+pub(crate) fn is_accepted(fd: i32) -> bool {
+    get(fd) & KIND == ACCEPTED
+}
+
+/// A stream socket that may become the stack's gets attention. True if it is to be tried now.
+pub(crate) fn attend(fd: i32, attention: Attention) -> bool {
+    let word = get(fd);
+    match word & KIND {
+        ACCEPTED => {
+            if attention == Attention::Takes {
+                read_first(fd, word);
+            }
+            false
+        }
+        LISTENER if attention == Attention::Last => true,
+        LISTENER => {
+            let served = word & SERVED != 0;
+            if served && !is_of_now(word) {
+                put(fd, word & INHERITED | LISTENER);
+            }
+            served && is_of_now(word) && inside(|| is_alone(fd))
+        }
+        _ => inside(|| attend_first(fd, word, attention)),
+    }
+}
+
+/// The first bytes of a connection are about to be read by this process.
+fn read_first(fd: i32, word: u64) {
+    candidates::set(fd, None);
+    put(fd, 0);
+    let listener = (word >> NUMBER_SHIFT & 0xff_ffff) as i32;
+    let of = get(listener);
+    if is_of_now(word) && of & KIND == LISTENER {
+        put(listener, of & INHERITED | LISTENER | SERVED | epoch());
+        ANY_SERVED.store(true, Ordering::Relaxed);
+    }
+}
+
+fn attend_first(fd: i32, word: u64, attention: Attention) -> bool {
+    let Some(socket) = raw::borrow(fd) else {
+        return true;
+    };
+    if option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|listens| listens != 1) {
+        // It may listen later, or is none that could.
+        return true;
+    }
+    if is_confined() {
+        return true;
+    }
+    note_accepting(socket);
+    let limit = Instant::now() + GIVEN_BACK_WITHIN;
+    while is_owned(socket) && Instant::now() < limit {
+        std::thread::sleep(LOOK_EVERY);
+    }
+    put(fd, word & INHERITED | LISTENER);
+    if attention == Attention::Last || is_at_once() || serves_itself(socket, word, attention) {
+        return true;
+    }
+    if !is_over()
+        && let Some(local) = local_address(socket)
+    {
+        let why = "until the program has served a connection itself";
+        record(Verdict::Watched, "listener", local, why);
+    }
+    false
+}
+
+fn is_at_once() -> bool {
+    static AT_ONCE: OnceLock<bool> = OnceLock::new();
+    *AT_ONCE.get_or_init(|| std::env::var_os(WHEN).is_some_and(|when| when == "at-once"))
+}
+
+/// Whether a process that has served nothing yet is about to serve by itself: it has an event
+/// loop and threads, which does not fork to serve, and no children, which could be sent
+/// connections. One that was itself forked off with the listener may be the first of many.
+fn serves_itself(socket: BorrowedFd<'_>, word: u64, attention: Attention) -> bool {
+    let waits = || fcntl_getfl(socket).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
+    // A stack has threads of its own.
+    let has_threads = || process::posix().is_none() && raw::has_threads();
+    if attention != Attention::Enters || word & INHERITED != 0 || !has_threads() || waits() {
+        return false;
+    }
+    let how = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(waitid(WaitId::All, how), Err(rustix::io::Errno::CHILD))
+}
+
+/// True where no other process accepts by the listener; else it stays the kernel's for now.
+pub(crate) fn is_alone(fd: i32) -> bool {
+    let Some(socket) = raw::borrow(fd) else {
+        return true;
+    };
+    match (other_user(socket), local_address(socket)) {
+        (Some(other), Some(local)) => {
+            not_now(fd, local, other);
+            false
+        }
+        _ => true,
+    }
+}
+
+/// Another process has the listener, too, so it stays the kernel's for now.
+fn not_now(fd: i32, local: SocketAddr, other: i32) {
+    put(fd, get(fd) & INHERITED | LISTENER);
+    shared(local, Some(other));
+}
+
+/// Says that connections go to the kernel because of another process, or go there no longer.
+pub(crate) fn shared(local: SocketAddr, other: Option<i32>) {
+    match other {
+        None => record(Verdict::Promoted, "listener", local, ""),
+        // One of another namespace has no number here.
+        Some(0) => record(Verdict::Kernel, "listener", local, SHARED),
+        Some(pid) => {
+            let why = format!("{SHARED} (process {pid})");
+            record(Verdict::Kernel, "listener", local, why);
+        }
+    }
+}
+
+const SHARED: &str = "another process accepts its connections, too";
+
+/// The listener is the stack's from now on.
+pub(crate) fn promoted(fd: i32) {
+    put(fd, PROMOTED);
+}
+
+/// The kernel has given a number to a connection of its own from a listener.
+pub(crate) fn accepted(listener: i32, fd: i32) {
+    if fd < 0 || get(listener) & KIND != LISTENER || is_over() {
+        return;
+    }
+    candidates::made(fd, Some(Kind::Stream));
+    let number = (listener as u64) << NUMBER_SHIFT;
+    put(fd, ACCEPTED | number | epoch());
+    let _ = JUST.try_with(|just| just.set(Some((listener, 0))));
+}
+
+/// A listener of the stack's has given a connection.
+pub(crate) fn accepted_here(posix: &Posix, listener: i32) {
+    let _ = JUST.try_with(|just| just.set(Some((listener, posix.stack().calls()))));
+}
+
+/// This thread is about to wait for something of the kernel's.
+pub(crate) fn waits() {
+    let _ = JUST.try_with(|just| just.set(None));
+}
+
+/// Before a wait: a listener of which a connection was served becomes the stack's.
+#[inline]
+pub(crate) fn judge() {
+    if ANY_SERVED.load(Ordering::Relaxed) {
+        judge_all();
+    }
+}
+
+#[cold]
+fn judge_all() {
+    if process::is_inside() || !ANY_SERVED.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    for fd in candidates::all() {
+        if get(fd) & (KIND | SERVED) == LISTENER | SERVED {
+            let _ = attended_to(fd, Attention::Waits);
+        }
+    }
+}
+
+/// A child may have this process's connections from now on, or another process that is sent
+/// some. Async-signal-safe.
+pub(crate) fn hands_over() {
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The program is about to fork; where it has just accepted a connection, that is for the
+/// child, and so will be those that come.
+pub(crate) fn forks() {
+    let just = JUST.try_with(Cell::take).ok().flatten();
+    let Some((listener, calls)) = just else {
+        return;
+    };
+    let why = "the program forks for each connection";
+    match get(listener) & KIND {
+        LISTENER => say(listener, why),
+        PROMOTED if process::posix().is_some_and(|it| it.stack().calls() == calls) => {
+            give_back(listener, why);
+        }
+        _ => {}
+    }
+}
+
+/// A connection is about to be sent to another process: of the kernel's it may be (false).
+pub(crate) fn sends(fd: i32) -> bool {
+    let word = get(fd);
+    let why = "the program sends its connections to other processes";
+    if word & KIND == ACCEPTED {
+        hands_over();
+        inside(|| say((word >> NUMBER_SHIFT & 0xff_ffff) as i32, why));
+        return false;
+    }
+    let Some(posix) = process::posix() else {
+        return false;
+    };
+    let file = inside(|| posix.descriptors().file(fd));
+    if !file.is_ok_and(|file| matches!(&*file, OpenFile::Stream(_))) {
+        return false;
+    }
+    inside(|| {
+        let port = posix.getsockname(fd).map_or(0, |local| local.port());
+        for listener in 0..candidates::end() {
+            if get(listener) & KIND == PROMOTED
+                && posix
+                    .getsockname(listener)
+                    .is_ok_and(|it| it.port() == port)
+            {
+                give_back(listener, why);
+            }
+        }
+    });
+    true
+}
+
+fn say(listener: i32, why: &str) {
+    if let Some(local) = raw::borrow(listener).and_then(local_address) {
+        record(Verdict::Kernel, "listener", local, why);
+    }
+}
+
+/// New connections of a listener are the kernel's from now on.
+fn give_back(listener: i32, why: &str) {
+    let Some(posix) = process::posix() else {
+        return;
+    };
+    if let Ok(file) = posix.descriptors().file(listener)
+        && let OpenFile::Listener(it) = &*file
+        && it.give_back().is_ok()
+    {
+        say(listener, why);
+    }
+}
+
+/// In a forked child: what its parent attended to, it may yet attend to itself.
+/// Async-signal-safe.
+pub(crate) fn inherit() {
+    for fd in 0..candidates::end() {
+        match get(fd) & KIND {
+            // Where its parent's stack has it, its first attention is to be seen here.
+            PROMOTED => {
+                candidates::set(fd, Some(Kind::Stream));
+                put(fd, INHERITED);
+            }
+            ACCEPTED => {}
+            _ if candidates::kind(fd) == Some(Kind::Stream) => {
+                put(fd, INHERITED);
+                if let Some(socket) = raw::borrow(fd).filter(|_| !is_confined()) {
+                    note_inherited(socket, true);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A number with which a program was started: what forked it off to be executed has not said
+/// that it accepts.
+pub(crate) fn executed(fd: i32) {
+    if let Some(socket) = raw::borrow(fd) {
+        note_inherited(socket, false);
+    }
+}
