@@ -122,7 +122,7 @@ pub(crate) fn poll(
         let over = timeout == Some(Duration::ZERO) || left == Some(Duration::ZERO);
         if found == 0 && timeout == Some(Duration::ZERO) && signals.is_some() {
             // A signal that is pending, and not blocked for the call, ends it all the same.
-            inside(|| raw::sleep_on_kernel(&mut [], timeout, signals))?;
+            inside(|| tidewall_sys::ppoll(&mut [], timeout, signals).map_err(errno))?;
         }
         if found > 0 || over {
             let (mut own, mut others) = (own.iter(), others.iter());

@@ -149,7 +149,7 @@ pub(crate) fn attend(fd: i32, attention: Attention) -> bool {
 
 /// The first bytes of a connection are about to be read by this process.
 fn read_first(fd: i32, word: u64) {
-    candidates::set(fd, None);
+    candidates::forget(fd);
     put(fd, 0);
     let listener = (word >> NUMBER_SHIFT & 0xff_ffff) as i32;
     let of = get(listener);
@@ -368,7 +368,7 @@ pub(crate) fn inherit() {
         match get(fd) & KIND {
             // Where its parent's stack has it, its first attention is to be seen here.
             PROMOTED => {
-                candidates::set(fd, Some(Kind::Stream));
+                candidates::set(fd, Kind::Stream);
                 put(fd, INHERITED);
             }
             ACCEPTED => {}

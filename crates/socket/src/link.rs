@@ -87,9 +87,7 @@ impl LinkWatch {
         let next = program.into_iter().chain(self.check.map(|it| it.0)).min();
         let next = next.map(|it| it.saturating_duration_since(Instant::now()));
         let others = [self.deferral.timeout(), self.tables.timeout()];
-        next.into_iter()
-            .chain(others.into_iter().flatten())
-            .min()
+        next.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// Hands on what has changed, and looks at what is to be looked at.

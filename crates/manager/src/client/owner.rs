@@ -68,7 +68,10 @@ impl Manager {
         let lent = self.client.lent();
         if set.lent != lent {
             let before = std::mem::replace(&mut *set, Moderated::new(lent));
-            before.asked.into_iter().for_each(|it| self.client.forget(it));
+            before
+                .asked
+                .into_iter()
+                .for_each(|it| self.client.forget(it));
         }
         set
     }

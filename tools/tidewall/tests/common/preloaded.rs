@@ -33,13 +33,7 @@ impl Preloaded {
         Self::launch(host, when, &[], program, Stdio::inherit())
     }
 
-    fn launch(
-        host: Host,
-        when: &str,
-        options: &[&str],
-        program: &[&str],
-        errors: Stdio,
-    ) -> Self {
+    fn launch(host: Host, when: &str, options: &[&str], program: &[&str], errors: Stdio) -> Self {
         let report = std::env::temp_dir().join(format!("{}.report", host.bed.interface));
         fs::write(&report, "").unwrap();
         let preload = format!("LD_PRELOAD={}", library().display());
