@@ -9,6 +9,7 @@ pub(crate) mod deferral;
 mod rounds;
 mod several;
 mod sleep;
+mod spin_trial;
 mod wake_up;
 
 use std::io;
@@ -32,6 +33,7 @@ pub use classes::TrafficClass;
 use deferral::Deferral;
 pub(crate) use several::{Wait, wait_for_frames};
 use sleep::OthersFrames;
+use spin_trial::SpinTrial;
 pub(crate) use wake_up::WakeUp;
 
 /// A sleeper looks again after this long while the driver may have lost frames
@@ -154,6 +156,8 @@ pub(crate) struct Receiver {
     pub(crate) leadership: Leadership,
     pub(crate) deferral: Deferral,
     spin: Spin,
+    /// Where it is not said how long a wait polls.
+    spin_trial: Option<SpinTrial>,
     wake_up: WakeUp,
     others: Mutex<OthersFrames, rank::Leaf>,
     looks: Looks,
@@ -199,6 +203,12 @@ impl Spin {
         let skip = self.skip.load(Ordering::Relaxed);
         self.skip.store(skip.saturating_sub(1), Ordering::Relaxed);
         skip == 0
+    }
+
+    /// What is known of polling is of no use any more.
+    fn forget(&self) {
+        self.skip.store(0, Ordering::Relaxed);
+        self.penalty.store(1, Ordering::Relaxed);
     }
 
     /// Polling brought what was waited for, or nothing.
@@ -255,8 +265,9 @@ impl Looks {
 
 impl Receiver {
     /// `spin`: how long a wait may poll before it sleeps; `None`: for the processor time of a
-    /// sleep: polling in vain then costs no more than it could have saved. `classed`: queues
-    /// are traffic classes.
+    /// sleep, as polling in vain then costs no more than it could have saved, or for as long
+    /// as two wake-ups are late where more is answered for that. `classed`: queues are traffic
+    /// classes.
     pub(crate) fn new(
         queues: Vec<QueueHandle>,
         transmit_queues: usize,
@@ -273,6 +284,7 @@ impl Receiver {
             leadership: Leadership::default(),
             deferral: Deferral::new(),
             spin: Spin::new(spin.unwrap_or(wake_up.work())),
+            spin_trial: spin.is_none().then(|| SpinTrial::new(wake_up)),
             wake_up,
             others: Mutex::default(),
             looks: Looks::default(),
@@ -288,7 +300,7 @@ impl Receiver {
         self.wake_up.time()
     }
 
-    /// How long a wait may poll before it sleeps.
+    /// How long a wait may poll before it sleeps, at least.
     pub(crate) fn spin_time(&self) -> Duration {
         self.spin.most
     }

@@ -60,10 +60,14 @@ impl Receiver {
         }
         if !self.has_no_device(core) && core.tcp.sending.len() == 0 {
             let by_others = |queue: &QueueHandle| queue.polled_by_others.load(Ordering::Relaxed);
-            let answers = self.spin.begins(self.sent()) && !self.queues.iter().any(by_others);
+            let sent = self.sent();
+            let most = self.spin_trial.as_ref().map_or(self.spin.most, |trial| {
+                trial.time(sent, || core.now(), &self.spin)
+            });
+            let answers = self.spin.begins(sent) && !self.queues.iter().any(by_others);
             // Where receive control forbids to sleep it would poll in any case.
             if answers || self.waiting() == Waiting::Poll {
-                let found = self.poll_before_sleep(core, has_input)?;
+                let found = self.poll_before_sleep(core, most, has_input)?;
                 if answers {
                     self.spin.ended(found);
                 }
@@ -103,11 +107,16 @@ impl Receiver {
         }
     }
 
-    /// Polls before a sleep, no longer than that may pay ([`Spin`]). Who finds something
-    /// has entered no wait queue for it.
-    fn poll_before_sleep(&self, core: &Core, has_input: impl Fn() -> bool) -> io::Result<bool> {
+    /// Polls before a sleep for `most`, no longer than that may pay ([`Spin`]). Who finds
+    /// something has entered no wait queue for it.
+    fn poll_before_sleep(
+        &self,
+        core: &Core,
+        most: Duration,
+        has_input: impl Fn() -> bool,
+    ) -> io::Result<bool> {
         let mut now = core.now();
-        let end = now + self.spin.most;
+        let end = now + most;
         while now < end {
             now = self.rounds(core, Caller::Poller, now)?.ended;
             if has_input() {
