@@ -9,6 +9,7 @@
 mod acp;
 mod adopt;
 mod architectures;
+mod burst;
 mod busy_reader;
 mod capture;
 mod circuits;
@@ -125,6 +126,7 @@ system_tests! {
     readiness::what_the_kernel_has_is_reported_until_it_is_taken on 1,
     busy_reader::a_busy_reader_loses_no_segment_that_it_had_room_for on 1,
     spin::a_closed_loop_is_as_fast_as_where_polling_is_asked_for on 1,
+    burst::clients_that_connect_at_once_send_no_syn_twice on 1,
     turns::what_a_slow_turn_writes_leaves_before_its_end on 1,
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
