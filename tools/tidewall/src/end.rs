@@ -48,19 +48,27 @@ impl Failure {
     /// the arguments, missing privileges or what the system lacks are to blame,
     /// else 1.
     pub fn io(what: &str, error: &io::Error) -> Self {
-        use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied, Unsupported};
+        use io::ErrorKind::{
+            AddrInUse, AddrNotAvailable, InvalidInput, NotFound, PermissionDenied, Unsupported,
+        };
         let blame = matches!(
             error.kind(),
-            InvalidInput | NotFound | PermissionDenied | Unsupported
+            AddrInUse | AddrNotAvailable | InvalidInput | NotFound | PermissionDenied | Unsupported
         );
-        let remedy = match error.raw_os_error() {
+        // One in words has its kind alone.
+        let errno = error.raw_os_error().or(match error.kind() {
+            AddrInUse => Some(libc::EADDRINUSE),
+            AddrNotAvailable => Some(libc::EADDRNOTAVAIL),
+            _ => None,
+        });
+        let remedy = match errno {
             Some(libc::EPERM | libc::EACCES) => {
                 "\n  run it as root, or see: tidewall doctor (capabilities)"
             }
             Some(libc::EBUSY) => {
                 "\n  something else holds the interface; see: tidewall doctor --interface IF"
             }
-            Some(libc::EADDRINUSE) => "\n  another program has the port; see: ss -ulpn",
+            Some(libc::EADDRINUSE) => "\n  another program has the port; see: ss -tulpn",
             Some(libc::EADDRNOTAVAIL) => {
                 "\n  the address is not this host's (in this network namespace); see: ip address"
             }

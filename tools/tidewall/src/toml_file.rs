@@ -43,12 +43,41 @@ pub fn read<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T, Wrong>) -> Res
 pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Wrong> {
     toml::from_str(text).map_err(|error| {
         let place = error.span().map_or(0, |span| span.start);
-        (place, error.message().to_owned())
+        (place, with_form(error.message()))
     })
+}
+
+/// What the standard library says of an address, with the form that is wanted.
+fn with_form(message: &str) -> String {
+    let form = match message {
+        message if message.contains("invalid socket address syntax") => {
+            ": ADDRESS:PORT is wanted, such as 10.0.0.1:80; names are not looked up"
+        }
+        message if message.contains("invalid IP address syntax") => {
+            ": an address is wanted, such as 10.0.0.1; names are not looked up"
+        }
+        _ => "",
+    };
+    format!("{message}{form}")
 }
 
 /// The number of the line that a place is in.
 fn line(text: &str, place: usize) -> usize {
     let before = text.bytes().take(place);
     before.filter(|&byte| byte == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_without_a_port_is_answered_with_the_form() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Table {
+            _address: std::net::SocketAddr,
+        }
+        let (_, what) = from_str::<Table>("_address = \"10.0.0.1\"").unwrap_err();
+        assert!(what.contains("ADDRESS:PORT is wanted"), "{what}");
+    }
 }

@@ -424,3 +424,30 @@ fn doctor_s_json_is_a_list_of_findings_that_agrees_with_its_exit_code() {
         assert!(finding["mend"].is_string(), "no cure for {finding}");
     }
 }
+
+#[test]
+fn a_port_in_use_is_said_before_a_service_has_totals() {
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let serve = [
+        "serve",
+        "echo",
+        "--on",
+        "linux",
+        "--address",
+        "127.0.0.1",
+        "--port",
+        &port,
+    ];
+    let output = tidewall(&serve);
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("another program has the port; see: ss -tulpn"),
+        "{said}"
+    );
+    assert_eq!(
+        (output.status.code(), output.stdout.len()),
+        (Some(2), 0),
+        "{said}"
+    );
+}

@@ -84,7 +84,7 @@ pub(super) fn begin(
         // Its panic, if any, has been reported; the totals below do not need it.
         let _ = watcher.join();
     }
-    if let Some(look) = Look::at(&look) {
+    if let Some(look) = Look::at(&look).filter(|_| has_begun(&result)) {
         let totals = (words.totals)(&look, begun.elapsed());
         let _ = say_line(&(totals + &look.losses()));
     }
@@ -92,6 +92,17 @@ pub(super) fn begin(
         let _ = say_line(&parts(&look.times()));
     }
     result.map_err(|error| Failure::io("serving", &error))
+}
+
+/// Whether a service came as far as to serve; its address is the first that it asks for.
+fn has_begun(result: &io::Result<()>) -> bool {
+    use io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
+    !result.as_ref().is_err_and(|error| {
+        matches!(
+            error.kind(),
+            AddrInUse | AddrNotAvailable | PermissionDenied
+        )
+    })
 }
 
 /// Where the processor time went.
