@@ -16,11 +16,11 @@
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use tidewall_posix::Posix;
 use tidewall_socket::OpenFile;
@@ -180,6 +180,7 @@ fn attend_first(fd: i32, word: u64, attention: Attention) -> bool {
         return true;
     }
     if !is_over()
+        && is_alone(fd)
         && let Some(local) = local_address(socket)
     {
         let why = "until the program has served a connection itself";
@@ -217,8 +218,55 @@ pub(crate) fn is_alone(fd: i32) -> bool {
             not_now(fd, local, other);
             false
         }
+        (None, Some(local)) if shares_port(socket, local) => {
+            put(fd, get(fd) & INHERITED | LISTENER);
+            let why = "another process listens at its address, too (SO_REUSEPORT)";
+            record(Verdict::Kernel, "listener", local, why);
+            false
+        }
         _ => true,
     }
+}
+
+/// True where another process has a listener at the address (SO_REUSEPORT), which would get no
+/// connection any more.
+fn shares_port(socket: BorrowedFd<'_>, local: SocketAddr) -> bool {
+    /// When such a listener was seen: the kernel's list, which may be long, is not read at each
+    /// connection.
+    static SEEN: Mutex<Option<Instant>> = Mutex::new(None);
+    if option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT).is_ok_and(|on| on == 0) {
+        return false;
+    }
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if seen.is_some_and(|seen| seen.elapsed() < Duration::from_secs(1)) {
+        return true;
+    }
+    let inode = |fd| Some(fstat(raw::borrow(fd)?).ok()?.st_ino);
+    let known = |&fd: &i32| candidates::kind(fd).is_some() || get(fd) & KIND == PROMOTED;
+    let own: Vec<u64> = (0..candidates::end())
+        .filter(known)
+        .filter_map(inode)
+        .collect();
+    let another = |list: &str| {
+        let list = std::fs::read_to_string(list).unwrap_or_default();
+        list.lines()
+            .filter_map(listener_of)
+            .any(|(port, inode)| port == local.port() && !own.contains(&inode))
+    };
+    let found = another("/proc/self/net/tcp") || another("/proc/self/net/tcp6");
+    *seen = found.then(Instant::now);
+    found
+}
+
+/// Port and inode of a line of /proc/net/tcp, if it is of a listener.
+fn listener_of(line: &str) -> Option<(u16, u64)> {
+    const LISTENS: &str = "0A";
+    let mut fields = line.split_whitespace();
+    let (_, port) = fields.nth(1)?.rsplit_once(':')?;
+    let state = fields.nth(1)?;
+    let inode = fields.nth(5)?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    (state == LISTENS).then_some((port, inode.parse().ok()?))
 }
 
 /// Another process has the listener, too, so it stays the kernel's for now.

@@ -40,7 +40,7 @@ const PLAIN: Program = Program {
     wants: b"pong ping",
 };
 
-const PROGRAMS: [Program; 15] = [
+const PROGRAMS: [Program; 16] = [
     Program {
         name: "sshd",
         needs: &["sshd", "ssh-keygen"],
@@ -115,6 +115,11 @@ const PROGRAMS: [Program; 15] = [
         name: "prefork by turns, two listeners",
         server: "exec $RUN python3 $DIR/servers.py prefork_by_turns 8201 8202",
         ports: &[8201, 8202],
+        ..PLAIN
+    },
+    Program {
+        name: "three with SO_REUSEPORT",
+        server: "exec $RUN python3 $DIR/servers.py reuseport 8201",
         ..PLAIN
     },
     Program {
@@ -364,7 +369,6 @@ fn a_worker_that_is_left_alone_is_the_stacks() {
     let Some((place, server)) = started(test, "fw", "", "two_workers") else {
         return;
     };
-    server.until_listener("watched", LISTENER);
     serve(&place, &server, 24);
     server.until_listener("kernel", LISTENER);
     signal_python(&server);

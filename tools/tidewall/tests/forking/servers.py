@@ -172,6 +172,25 @@ def two_workers():
     os.waitpid(workers[0], 0)
 
 
+def reuseport():
+    """Three, each with a listener at one address."""
+    for _ in range(3):
+        if os.fork() == 0:
+            listens = socket.socket()
+            listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listens.bind(('0.0.0.0', ports[0]))
+            listens.listen(64)
+            while True:
+                data = listens.accept()[0]
+                got = data.recv(4096)
+                # Who has served one is about to serve no other for a while.
+                data.sendall(b'pong ' + got)
+                data.close()
+                signal.sigtimedwait([], 0.2)
+    signal.pause()
+
+
 def alone():
     """One process, which waits in accept."""
     listens = listener(ports[0])

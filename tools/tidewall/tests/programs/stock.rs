@@ -51,9 +51,9 @@ fn nginx() {
         at: End::Client,
         ask: PAGE,
         answer: "200",
-        // One worker has the interface's queues; Debian starts one for each processor.
-        said: (processors() > 1).then_some("its sockets stay with the kernel"),
-        takes: Some("0.0.0.0:80"),
+        // Debian starts a worker for each processor, which share the listener.
+        said: (processors() > 1).then_some("another process accepts its connections, too"),
+        takes: (processors() == 1).then_some("0.0.0.0:80"),
     }
     .check();
 }
@@ -158,17 +158,21 @@ fn examples_of_the_help() {
             "memcached" => 11211,
             _ => panic!("what does {command} serve?"),
         };
-        let ask = format!("exec 3<>/dev/tcp/$SERVER/{port} && echo connected");
+        // What none of them understands is answered by each.
+        let ask = format!(
+            "exec 3<>/dev/tcp/$SERVER/{port} && printf 'x\\r\\n\\r\\n' >&3 && timeout 5 head -c 1 <&3 | wc -c"
+        );
         let takes = format!(":{port}");
+        let is_alone = program != "nginx" || processors() == 1;
         Stock {
             program,
             command,
             options: &[&options[..], &["--report"]].concat(),
             at: End::Client,
             ask: &ask,
-            answer: "connected",
+            answer: "1",
             said: None,
-            takes: Some(&takes),
+            takes: is_alone.then_some(takes.as_str()),
         }
         .check();
     }
