@@ -39,7 +39,7 @@ pub(crate) fn wait_for_frames(
     if cores.iter().any(|core| core.receiver.is_polling()) {
         // Who finds many is back when they are dealt with.
         let mut frames = 0;
-        for core in cores {
+        for core in cores.iter().filter(|core| core.netdev.check().is_ok()) {
             frames += unless_down(core.receiver.round_and_return(core))?.map_or(0, |it| it.frames);
         }
         if frames > 0 {

@@ -11,8 +11,9 @@ use super::common::star::shell;
 use super::common::{Running, Service, text};
 use super::{Peer, end, file, member, members, star};
 
-/// Segments that ask for a connection, per second, from addresses that nobody has.
-const FLOOD: &str = "50k";
+/// Segments that ask for a connection, per second, from addresses that nobody has: where
+/// the machine has something else to do, and where it is to be judged.
+const FLOOD: [&str; 2] = ["5k", "50k"];
 /// How long the rate of an established connection is measured.
 const MEASURED: Duration = Duration::from_secs(3);
 /// A SYN is repeated after a second.
@@ -45,17 +46,18 @@ fn a_flood_from_strangers_stops_no_connection() {
     let path = file(&star, 2, "");
     let switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
     let mut old = Peer::connected(&star);
+    let judged = std::env::var_os("TIDEWALL_FIGURES").is_some();
+    let per_second = FLOOD[usize::from(judged)];
     let alone = rate(&mut old);
     let flood =
         "blast --interface out --to 10.99.0.99:6000 --syn --spoof 10.128.0.0/9 --for 1h --rate";
-    let arguments: Vec<&str> = flood.split(' ').chain([FLOOD]).collect();
+    let arguments: Vec<&str> = flood.split(' ').chain([per_second]).collect();
     let mut blast = Bed::command(&star.ends[0], &arguments);
     let blast = Running(blast.stderr(Stdio::null()).spawn().unwrap());
     let beside = rate(&mut old);
     let ratio = beside / alone;
-    println!("{alone:.0} frames/s alone, {beside:.0} beside {FLOOD} SYN/s: {ratio:.2}");
-    // A machine that does something else says nothing about rates.
-    assert!(ratio >= 0.9 || std::env::var_os("TIDEWALL_FIGURES").is_none());
+    println!("{alone:.0} frames/s alone, {beside:.0} beside {per_second} SYN/s: {ratio:.2}");
+    assert!(ratio >= 0.9 || !judged);
     for _ in 0..5 {
         let mut new = Peer::connected(&star);
         assert_eq!(new.step("both"), "step {1, 2}");
