@@ -8,6 +8,7 @@ use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -105,7 +106,7 @@ impl PinDirectory {
                 return read_only(path);
             }
             let text = format!(
-                "{}: {error} (see: mount -t bpf bpf /sys/fs/bpf)",
+                "{}: {error} (see: mount -t bpf -o mode=0700 bpf /sys/fs/bpf)",
                 path.display()
             );
             io::Error::new(error.kind(), text)
@@ -119,13 +120,14 @@ impl PinDirectory {
         }
         if rustix::fs::fstatfs(&directory)?.f_type != BPF_FS_MAGIC {
             let text = format!(
-                "{} is not in bpffs: mount -t bpf bpf /sys/fs/bpf",
+                "{} is not in bpffs: mount -t bpf -o mode=0700 bpf /sys/fs/bpf",
                 path.display()
             );
             // Made by us, unless it holds something.
             let _ = fs::remove_dir(path);
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
+        check_owners(path)?;
         match directory.try_lock() {
             Ok(()) => Ok(PinDirectory {
                 path: path.to_owned(),
@@ -191,6 +193,31 @@ impl PinDirectory {
         self.empty()?;
         fs::remove_dir(&self.path)
     }
+}
+
+/// Refuses a directory whose entries another user could take away: those that are in it, or
+/// itself. A bpffs that is mounted without a mode lets every user make directories.
+///
+/// # Errors
+/// PermissionDenied, with the cure; what the file system reports.
+fn check_owners(path: &Path) -> io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    for (depth, directory) in std::path::absolute(path)?.ancestors().enumerate() {
+        let found = fs::metadata(directory)?;
+        let (owner, mode) = (found.uid(), found.mode());
+        // In a sticky directory each user's entries are its own.
+        let is_shared = mode & 0o022 != 0 && (depth == 0 || mode & 0o1000 == 0);
+        if is_shared || ![0, own].contains(&owner) {
+            let text = format!(
+                "{} is user {owner}'s, mode {:o}: another user could take away what is pinned there \
+                 (rmdir it, or chown root and chmod 0700)",
+                directory.display(),
+                mode & 0o7777
+            );
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
+    }
+    Ok(())
 }
 
 fn read_only(path: &Path) -> io::Error {
@@ -564,5 +591,41 @@ fn attach_by(
             check_generic(interface)?;
             Ok((attach(xdp, interface, XdpMode::Generic)?, XdpMode::Generic))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    use super::*;
+
+    #[test]
+    fn pins_are_not_where_another_user_could_remove_them() {
+        if !tidewall_skip::is_root("pins_are_not_where_another_user_could_remove_them") {
+            return;
+        }
+        let parent = std::env::temp_dir().join(format!("tw-pins-{}", std::process::id()));
+        let inner = parent.join("tw0");
+        fs::create_dir_all(&inner).unwrap();
+        check_owners(&inner).unwrap();
+        let set = |path: &Path, owner, mode| {
+            chown(path, Some(owner), None).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for (path, owner, mode) in [
+            (&parent, 65_000, 0o755),
+            (&inner, 65_000, 0o755),
+            (&inner, 0, 0o777),
+            (&parent, 0, 0o777),
+        ] {
+            set(path, owner, mode);
+            let error = check_owners(&inner).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+            set(path, 0, 0o755);
+        }
+        set(&parent, 0, 0o1777);
+        check_owners(&inner).unwrap();
+        fs::remove_dir_all(&parent).unwrap();
     }
 }
