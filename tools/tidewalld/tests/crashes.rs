@@ -311,6 +311,7 @@ mod inside {
                 // The manager closes an ended process's holders once it has heard of the end.
                 let (mut listener, mut datagrams) = (None, None);
                 wait_until("the port is free", || {
+                    (listener, datagrams) = (None, None);
                     listener = TcpListener::bind(("0.0.0.0", port)).ok();
                     datagrams = UdpSocket::bind(("0.0.0.0", port)).ok();
                     listener.is_some() && datagrams.is_some()
