@@ -59,6 +59,7 @@ struct Link {
     flags: Vec<String>,
     #[serde(default)]
     mtu: u64,
+    qdisc: Option<String>,
     /// The device below: the peer of a veth, the parent of a VLAN.
     link: Option<String>,
     link_index: Option<u32>,
@@ -462,10 +463,10 @@ fn own_offloads(name: &str, kind: &str, listing: &str, tagged: &[&str]) -> Vec<F
 }
 
 /// The sending end of a veth.
-fn peer(name: &str, link: &Link, all: &[Link]) -> Option<Finding> {
+fn peer(name: &str, link: &Link, all: &[Link]) -> Vec<Finding> {
     const CHECK: &str = "peer's offloads";
     if link.kind() != "veth" {
-        return None;
+        return Vec::new();
     }
     let index = link.link_index.or_else(|| {
         let peer = link.link.as_ref()?;
@@ -473,26 +474,38 @@ fn peer(name: &str, link: &Link, all: &[Link]) -> Option<Finding> {
             .find(|other| &other.ifname == peer)
             .map(|other| other.ifindex)
     });
-    let (peer, listing, prefix) = match (link.link_netnsid, &link.link) {
-        (None, Some(peer)) => (
-            peer.clone(),
-            tool("ethtool", &["-k", peer]).ok()?,
-            String::new(),
-        ),
+    let found = match (link.link_netnsid, &link.link) {
+        (None, Some(peer)) => tool("ethtool", &["-k", peer]).ok().map(|listing| Peer {
+            name: peer.clone(),
+            qdisc: (all.iter().find(|other| Some(other.ifindex) == index))
+                .and_then(|other| other.qdisc.clone()),
+            listing,
+            prefix: String::new(),
+        }),
         (Some(id), _) => match elsewhere(id, index) {
-            Some(found) => found,
+            Some(found) => Some(found),
             None => {
-                return Some(Finding::ok(
+                return vec![Finding::ok(
                     CHECK,
                     format!(
                         "the peer of {name} is in a namespace without a name; there: ethtool -k PEER"
                     ),
-                ));
+                )];
             }
         },
-        (None, None) => return None,
+        (None, None) => None,
     };
-    Some(match offload(&listing, "tx-checksumming") {
+    let Some(found) = found else {
+        return Vec::new();
+    };
+    let queue = queue_of(name, &found);
+    let Peer {
+        name: peer,
+        listing,
+        prefix,
+        ..
+    } = found;
+    let offloads = match offload(&listing, "tx-checksumming") {
         Some(true) => Finding::warning(
             CHECK,
             format!(
@@ -502,23 +515,60 @@ fn peer(name: &str, link: &Link, all: &[Link]) -> Option<Finding> {
             format!("{prefix}ethtool -K {peer} tx off"),
         ),
         _ => Finding::ok(CHECK, format!("{peer} sends whole checksums")),
-    })
+    };
+    [offloads].into_iter().chain(queue).collect()
 }
 
-/// The peer in a named network namespace: its name, its offloads, and the
-/// prefix of commands that run there.
-fn elsewhere(namespace: i64, index: Option<u32>) -> Option<(String, String, String)> {
+/// The other end of a veth.
+struct Peer {
+    name: String,
+    qdisc: Option<String>,
+    /// `ethtool -k`
+    listing: String,
+    /// Of commands that run in its namespace.
+    prefix: String,
+}
+
+/// Whether the peer holds its senders back while the ring of 256 places is full, as veth
+/// does since Linux 6.16 where the sending end has a queueing discipline.
+fn queue_of(name: &str, peer: &Peer) -> Option<Finding> {
+    const CHECK: &str = "peer's queue";
+    let Peer {
+        name: peer,
+        qdisc,
+        prefix,
+        ..
+    } = peer;
+    let finding = match qdisc.as_deref()? {
+        "noqueue" => Finding::ok(
+            CHECK,
+            format!(
+                "{peer} has none: what it sends while the 256 places of {name} are full is lost; with one, \
+                 Linux 6.16 and later hold its senders back"
+            ),
+        )
+        .mended_by(format!(
+            "{prefix}tc qdisc replace dev {peer} root pfifo limit 1000"
+        )),
+        qdisc => Finding::ok(CHECK, format!("{peer} has {qdisc}")),
+    };
+    Some(finding)
+}
+
+/// The peer in a named network namespace.
+fn elsewhere(namespace: i64, index: Option<u32>) -> Option<Peer> {
     let index = index?;
     let list = tool("ip", &["netns", "list-id"]).ok()?;
     let name = namespace_name(&list, namespace)?;
     let links = links(&tool("ip", &["-n", &name, "-details", "-json", "link", "show"]).ok()?);
-    let peer = links
-        .iter()
-        .find(|link| link.ifindex == index)?
-        .ifname
-        .clone();
-    let listing = tool("ip", &["netns", "exec", &name, "ethtool", "-k", &peer]).ok()?;
-    Some((peer, listing, format!("ip netns exec {name} ")))
+    let peer = links.into_iter().find(|link| link.ifindex == index)?;
+    let ethtool = ["netns", "exec", &name, "ethtool", "-k", &peer.ifname];
+    Some(Peer {
+        listing: tool("ip", &ethtool).ok()?,
+        name: peer.ifname,
+        qdisc: peer.qdisc,
+        prefix: format!("ip netns exec {name} "),
+    })
 }
 
 /// The name in a line such as `nsid 0 (iproute2 netns name: tw-a)`.

@@ -192,3 +192,18 @@ fn namespaces_are_found_by_their_number() {
     assert_eq!(namespace_name(list, 1), None);
     assert_eq!(namespace_name(list, 2), None);
 }
+
+#[test]
+fn a_veths_peer_without_a_queue_is_named() {
+    let peer = |qdisc: &str| Peer {
+        name: "p".to_owned(),
+        qdisc: Some(qdisc.to_owned()),
+        listing: String::new(),
+        prefix: "ip netns exec tw-a ".to_owned(),
+    };
+    assert_eq!(
+        queue_of("x", &peer("noqueue")).unwrap().mend.as_deref(),
+        Some("ip netns exec tw-a tc qdisc replace dev p root pfifo limit 1000")
+    );
+    assert_eq!(queue_of("x", &peer("pfifo")).unwrap().mend, None);
+}
