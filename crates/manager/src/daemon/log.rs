@@ -34,14 +34,51 @@ pub struct Log {
     for_systemd: bool,
     /// The least grave that is written.
     least: Level,
-    /// When the present second began, and the lines since.
+    /// When the present second began.
     second: Instant,
+    events: Share,
+    /// Of what is refused: any user can cause that, and is not to hide what else happens.
+    refusals: Share,
+}
+
+/// A part of a second's lines; what is beyond it is counted.
+#[derive(Debug)]
+struct Share {
+    most: u32,
+    /// Since the second began.
     lines: u32,
     left_out: u64,
 }
 
-/// Lines of one second; what is beyond them is counted.
+impl Share {
+    const fn of(most: u32) -> Self {
+        Share {
+            most,
+            lines: 0,
+            left_out: 0,
+        }
+    }
+
+    fn has_room(&mut self) -> bool {
+        let has_room = self.lines < self.most;
+        match has_room {
+            true => self.lines += 1,
+            false => self.left_out += 1,
+        }
+        has_room
+    }
+
+    /// How many lines were left out in the second that is over.
+    fn begin_second(&mut self) -> u64 {
+        self.lines = 0;
+        std::mem::take(&mut self.left_out)
+    }
+}
+
+/// Lines of one second, those of refusals aside.
 const LINES: u32 = 100;
+/// Lines of refusals in one second.
+const REFUSALS: u32 = 20;
 
 impl Default for Log {
     /// To standard error.
@@ -50,8 +87,8 @@ impl Default for Log {
             for_systemd: std::env::var_os("JOURNAL_STREAM").is_some(),
             least: Level::Info,
             second: Instant::now(),
-            lines: 0,
-            left_out: 0,
+            events: Share::of(LINES),
+            refusals: Share::of(REFUSALS),
         }
     }
 }
@@ -67,17 +104,29 @@ impl Log {
 
     /// Writes an event and its values.
     pub fn write(&mut self, level: Level, event: &str, values: &[(&str, &dyn Display)]) {
-        // The graver, the smaller.
-        if level as u8 > self.least as u8 {
-            return;
-        }
-        let now = Instant::now();
-        if let Some(left_out) = self.begin_second(now) {
-            self.print(Level::Warning, "lines-left-out", &[("lines", &left_out)]);
-        }
-        if self.has_room() {
+        if self.is_due(level) && self.events.has_room() {
             self.print(level, event, values);
         }
+    }
+
+    /// Writes that something was refused, within the share of that.
+    pub fn write_refused(&mut self, values: &[(&str, &dyn Display)]) {
+        if self.is_due(Level::Info) && self.refusals.has_room() {
+            self.print(Level::Info, "refused", values);
+        }
+    }
+
+    /// Whether events of a level are written. Reports what the second before left out, if that
+    /// is over.
+    fn is_due(&mut self, level: Level) -> bool {
+        // The graver, the smaller.
+        if level as u8 > self.least as u8 {
+            return false;
+        }
+        if let Some(left_out) = self.begin_second(Instant::now()) {
+            self.print(Level::Warning, "lines-left-out", &[("lines", &left_out)]);
+        }
+        true
     }
 
     /// How many lines the second that is over has left out, if any.
@@ -85,17 +134,9 @@ impl Log {
         if now.saturating_duration_since(self.second) < Duration::from_secs(1) {
             return None;
         }
-        (self.second, self.lines) = (now, 0);
-        Some(std::mem::take(&mut self.left_out)).filter(|&left_out| left_out > 0)
-    }
-
-    fn has_room(&mut self) -> bool {
-        let has_room = self.lines < LINES;
-        match has_room {
-            true => self.lines += 1,
-            false => self.left_out += 1,
-        }
-        has_room
+        self.second = now;
+        let left_out = self.events.begin_second() + self.refusals.begin_second();
+        Some(left_out).filter(|&left_out| left_out > 0)
     }
 
     fn print(&self, level: Level, event: &str, values: &[(&str, &dyn Display)]) {
@@ -146,15 +187,18 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_lines_is_cut() {
+    fn a_flood_of_lines_is_cut_and_one_of_refusals_hides_nothing() {
         let mut log = Log::default();
         let start = log.second;
-        let written = (0..3 * LINES).filter(|_| log.has_room()).count();
-        assert_eq!(written, LINES as usize);
+        let written = (0..3 * REFUSALS).filter(|_| log.refusals.has_room());
+        assert_eq!(written.count(), REFUSALS as usize);
+        let written = (0..3 * LINES).filter(|_| log.events.has_room());
+        assert_eq!(written.count(), LINES as usize);
         assert_eq!(log.begin_second(start), None);
         let next = start + Duration::from_secs(1);
-        assert_eq!(log.begin_second(next), Some(2 * u64::from(LINES)));
-        assert!(log.has_room());
+        let left_out = 2 * u64::from(LINES + REFUSALS);
+        assert_eq!(log.begin_second(next), Some(left_out));
+        assert!(log.events.has_room() && log.refusals.has_room());
         assert_eq!(log.begin_second(next + Duration::from_secs(1)), None);
     }
 }

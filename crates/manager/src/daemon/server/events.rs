@@ -89,7 +89,7 @@ impl Server {
                 ("errno", &failure.errno),
                 ("text", &text),
             ];
-            self.log.write(Level::Info, "refused", &values);
+            self.log.write_refused(&values);
         }
     }
 
