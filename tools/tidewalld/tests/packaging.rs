@@ -14,7 +14,7 @@ use support::*;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::client::Client;
 use tidewall_manager::places;
-use tidewall_manager::protocol::Join;
+use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SERVICE: &str = "tidewalld@.service";
@@ -38,6 +38,41 @@ fn a_container_by_the_recipe_serves() {
     if tidewall_skip::has_programs(test, &["setpriv", "unshare", "chroot"]) {
         run(test);
     }
+}
+
+#[test]
+fn the_unit_lets_the_daemon_call_what_it_calls() {
+    let test = "the_unit_lets_the_daemon_call_what_it_calls";
+    // Not what the other tests need.
+    if Command::new("strace").arg("--version").output().is_err() {
+        return tidewall_skip::inapplicable(test, "there is no strace");
+    }
+    if tidewall_skip::has_programs(test, &["systemd-analyze"]) {
+        run_within(test, 120);
+    }
+}
+
+/// System calls that a unit's filter lets pass, by systemd's sets.
+fn allowed(filter: &str) -> BTreeSet<String> {
+    let output = Command::new("systemd-analyze")
+        .arg("syscall-filter")
+        .output();
+    let sets = format!("\n{}", text(&output.unwrap()));
+    let of = |set: &str| -> Vec<String> {
+        let (_, rest) = sets.split_once(&format!("\n{set}\n")).unwrap();
+        let members = rest.lines().take_while(|line| line.starts_with(' '));
+        let members = members.map(str::trim).filter(|line| !line.starts_with('#'));
+        members.map(str::to_owned).collect()
+    };
+    let mut left: Vec<String> = filter.split(' ').map(str::to_owned).collect();
+    let mut calls = BTreeSet::new();
+    while let Some(name) = left.pop() {
+        match name.starts_with('@') {
+            true => left.extend(of(&name)),
+            false => drop(calls.insert(name)),
+        }
+    }
+    calls
 }
 
 fn unit(name: &str) -> String {
@@ -340,5 +375,95 @@ mod inside {
         assert!(unmounted.unwrap().success());
         fs::remove_dir(&root).unwrap();
         fs::remove_dir_all(&shared).unwrap();
+    }
+
+    /// What a daemon with these options calls while applications come and go: system calls, and
+    /// families of sockets.
+    fn called(options: &[&str]) -> [BTreeSet<String>; 2] {
+        let mut path = directory().into_os_string();
+        path.push(".strace");
+        let mut traced = Command::new("strace");
+        traced.args(["-f", "-qq", "-o"]).arg(&path);
+        let plain = command();
+        let plain = plain.get_args();
+        traced.arg(DAEMON).args(plain).args(options);
+        let (mut daemon, _) = start_with(&mut traced);
+        let own = client();
+        own.lease(Protocol::Udp).unwrap();
+        let queues = Join { flags: 0, ..join() };
+        drop(as_user(TRUSTED, || {
+            Client::join(&socket(), &queues).unwrap()
+        }));
+        wait_until("the queues are free", || counters().applications == 1);
+        if options.contains(&"--private") {
+            let private = Join {
+                flags: JOIN_PRIVATE,
+                ..queues
+            };
+            drop(as_user(TRUSTED, || {
+                Client::join(&socket(), &private).unwrap()
+            }));
+        }
+        drop(own);
+        wait_until("none is left", || counters().applications == 0);
+        // Its tracer ends with it.
+        let tracer = daemon.0.id();
+        let children = format!("/proc/{tracer}/task/{tracer}/children");
+        let daemons = fs::read_to_string(children).unwrap();
+        let number = daemons.trim().parse().unwrap();
+        let process = rustix::process::Pid::from_raw(number).unwrap();
+        rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+        daemon.0.wait().unwrap();
+        let trace = fs::read_to_string(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let calls = trace.lines().filter_map(|line| {
+            let (_, call) = line.split_once(' ')?;
+            let (name, arguments) = call.trim_start().split_once('(')?;
+            let is_name = |byte: u8| byte.is_ascii_lowercase() || b"_0123456789".contains(&byte);
+            name.bytes().all(is_name).then_some((name, arguments))
+        });
+        // Before it is the daemon, the tracer's child executes it.
+        let calls: Vec<_> = calls.filter(|call| call.0 != "execve").collect();
+        let sockets = calls.iter().filter(|call| call.0.starts_with("socket"));
+        let families = sockets.filter_map(|call| call.1.split(',').next());
+        let names = calls.iter().map(|call| call.0.to_owned());
+        [names.collect(), families.map(str::to_owned).collect()]
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn the_unit_lets_the_daemon_call_what_it_calls() {
+        let service = unit(SERVICE);
+        let [filter] = values(&service, "SystemCallFilter")[..] else {
+            panic!("{service}");
+        };
+        let allowed = allowed(filter);
+        let families = |unit: &str| -> BTreeSet<String> {
+            let lists = values(unit, "RestrictAddressFamilies").into_iter();
+            lists
+                .flat_map(|list| list.split(' '))
+                .map(str::to_owned)
+                .collect()
+        };
+        let of_unit = families(&service);
+        let example = Path::new(ROOT).join("packaging/examples/tidewalld-atm.conf");
+        let of_atm = families(&fs::read_to_string(example).unwrap());
+        let number = "47000580ffe1000000f21a0000000100000001.00";
+        let atm = ["--atm-next-hop", "10.77.0.2", "--atm-number", number];
+        for options in [&["--private", "any"][..], &atm] {
+            let [calls, opened] = called(options);
+            let refused: Vec<_> = calls.difference(&allowed).collect();
+            assert!(refused.is_empty(), "{options:?}: {refused:?}");
+            assert!(
+                calls.contains("bpf") && opened.contains("AF_XDP"),
+                "{opened:?}"
+            );
+            let beside: BTreeSet<_> = opened.difference(&of_unit).cloned().collect();
+            match options == atm {
+                true => assert_eq!(beside, of_atm),
+                false => assert!(beside.is_empty(), "{beside:?}"),
+            }
+            assert!(command().arg("--remove").status().unwrap().success());
+        }
     }
 }
