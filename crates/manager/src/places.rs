@@ -2,8 +2,10 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::connection::Connection;
 use crate::pinned::BPFFS;
 
 /// Directory of managers' sockets.
@@ -32,6 +34,12 @@ pub fn socket(interface: &str) -> PathBuf {
 /// What managers lock while they change which ports the kernel does not choose.
 pub fn reserved_lock() -> PathBuf {
     Path::new(SOCKETS).join("reserved-ports.lock")
+}
+
+/// Whether no process listens at a manager's socket that is there: its manager was killed.
+pub fn is_dead(socket: &Path) -> bool {
+    let connected = Connection::connect(socket);
+    connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Sockets of managers, with the interface that each has in its name, in the order of

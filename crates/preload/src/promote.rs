@@ -83,11 +83,11 @@ impl Source {
         Some(Source { manager, interface })
     }
 
-    /// By the interface's manager, where one has its socket.
+    /// By the interface's manager, where one lives.
     fn of_interface(name: &str) -> Self {
         let socket = places::socket(name);
         Source {
-            manager: socket.exists().then_some(socket),
+            manager: (socket.exists() && !places::is_dead(&socket)).then_some(socket),
             interface: name.to_owned(),
         }
     }

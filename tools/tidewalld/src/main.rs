@@ -106,7 +106,7 @@ fn main() -> ExitCode {
         privileges::reduce(!arguments.private.is_empty()).and_then(|()| match arguments.remove {
             true => remove(&arguments, &pins).map(|()| ExitCode::SUCCESS),
             false => start(&arguments, &pins, passed?, &mut log)
-                .and_then(|server| serve(server, &arguments, &pins)),
+                .and_then(|(server, socket)| serve(server, socket, &arguments, &pins)),
         });
     match ended {
         Ok(code) => code,
@@ -198,7 +198,22 @@ fn limits(arguments: &Arguments) -> Limits {
 
 fn remove(arguments: &Arguments, pins: &Path) -> io::Result<()> {
     DirectDevice::remove_left(pins, &arguments.interface)?;
+    let socket = socket_path(arguments)?;
+    if places::is_dead(&socket) {
+        std::fs::remove_file(socket)?;
+    }
     remove_ephemeral(&arguments.interface)
+}
+
+/// The name of a socket that this process has made, and that ends with it. One that systemd
+/// keeps for the next run stays.
+struct OwnSocket(PathBuf);
+
+impl Drop for OwnSocket {
+    fn drop(&mut self) {
+        // What cannot be removed here, --remove removes.
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 /// What a `tidewall run` left that was killed.
@@ -218,12 +233,12 @@ fn start(
     pins: &Path,
     passed: Option<systemd::Passed>,
     log: &mut Log,
-) -> io::Result<Server> {
+) -> io::Result<(Server, Option<OwnSocket>)> {
     remove_ephemeral(&arguments.interface)?;
     // Before the socket: who has the directory has that, too. And the socket before the device:
     // where it cannot be made, nothing is attached.
     let directory = PinDirectory::take(pins)?;
-    let listener = listener(&socket_path(arguments)?, passed)?;
+    let (listener, socket) = listener(&socket_path(arguments)?, passed)?;
     let mut device = DirectDevice::open(directory, &arguments.interface, arguments.xdp, false)?;
     if !arguments.private.is_empty() {
         device.offer_private()?;
@@ -251,23 +266,27 @@ fn start(
     if let Some(endpoint) = &arguments.metrics {
         server.set_metrics(Metrics::open(endpoint)?)?;
     }
-    Ok(server)
+    Ok((server, socket))
 }
 
 /// A socket of a unit's comes before the path. One that an earlier run has stored is of
 /// that run's path, and the same is wanted mostly.
-fn listener(path: &Path, passed: Option<systemd::Passed>) -> io::Result<Listener> {
+fn listener(
+    path: &Path,
+    passed: Option<systemd::Passed>,
+) -> io::Result<(Listener, Option<OwnSocket>)> {
     if let Some(passed) = passed {
         let listener = Listener::adopt(passed.socket)?;
         if !passed.stored || listener.path().as_deref() == Some(path) {
-            return Ok(listener);
+            return Ok((listener, None));
         }
         systemd::forget();
     }
     let listener = Listener::bind(path)?;
     // So that who connects while no daemon runs waits for the next one.
-    systemd::store(&listener);
-    Ok(listener)
+    let is_kept = systemd::store(&listener);
+    let own = (!is_kept).then(|| OwnSocket(path.to_owned()));
+    Ok((listener, own))
 }
 
 fn socket_path(arguments: &Arguments) -> io::Result<PathBuf> {
@@ -279,7 +298,12 @@ fn socket_path(arguments: &Arguments) -> io::Result<PathBuf> {
     Ok(places::socket(&arguments.interface))
 }
 
-fn serve(mut server: Server, arguments: &Arguments, pins: &Path) -> io::Result<ExitCode> {
+fn serve(
+    mut server: Server,
+    socket: Option<OwnSocket>,
+    arguments: &Arguments,
+    pins: &Path,
+) -> io::Result<ExitCode> {
     let ended = stop_signals().and_then(|stop| {
         systemd::notify("READY=1");
         match arguments.atm_threads {
@@ -291,6 +315,8 @@ fn serve(mut server: Server, arguments: &Arguments, pins: &Path) -> io::Result<E
     });
     systemd::notify("STOPPING=1");
     server.log_end(&ended);
+    // While the pins are locked, so that no other daemon's is there by then.
+    drop(socket);
     let Err(error) = ended else {
         return Ok(ExitCode::SUCCESS);
     };

@@ -67,9 +67,11 @@ pub fn notify(state: &str) {
     send(state, None);
 }
 
-/// Has systemd keep a listening socket for the next run (FileDescriptorStoreMax=).
-pub fn store(socket: &impl AsFd) {
+/// Has systemd keep a listening socket for the next run (FileDescriptorStoreMax=). False where
+/// there is no systemd.
+pub fn store(socket: &impl AsFd) -> bool {
     send(&format!("FDSTORE=1\nFDNAME={STORED}"), Some(socket.as_fd()));
+    env::var_os("NOTIFY_SOCKET").is_some()
 }
 
 /// Has it keep that no longer.

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SendFlags;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use support::*;
-use tidewall_manager::client::Client;
+use tidewall_device::demux::layout::Application as ApplicationTables;
+use tidewall_manager::client::{Client, Handed};
 use tidewall_manager::connection::Connection;
 use tidewall_manager::daemon::PRESENT_WITHIN;
 use tidewall_manager::protocol::*;
@@ -55,6 +57,12 @@ fn what_was_handed_out_counts_until_it_is_gone() {
 #[test]
 fn unusual_sizes_hold_up_nobody() {
     run_within("unusual_sizes_hold_up_nobody", 120);
+}
+
+/// Prints the longest wait of a client beside hostile ones, and the memory that one can hold.
+#[test]
+fn hostile_clients_cost_others_little() {
+    run_within("hostile_clients_cost_others_little", 180);
 }
 
 /// A socket whose close waits, with data that its peer does not read, and that peer.
@@ -342,6 +350,111 @@ mod inside {
             let waited = waits.join().unwrap();
             assert!(waited < AT_MOST, "{waited:?}");
         });
+    }
+
+    /// The longest wait of root's questions and of an application's beside something hostile.
+    fn beside(what: &str, own: &Client, hostile: impl Fn(&AtomicBool) + Sync) {
+        let over = AtomicBool::new(false);
+        let longest = std::thread::scope(|scope| {
+            let _over = Over(&over);
+            scope.spawn(|| hostile(&over));
+            let end = Instant::now() + Duration::from_secs(3);
+            let mut longest = Duration::ZERO;
+            while Instant::now() < end {
+                let begun = Instant::now();
+                counters();
+                longest = longest.max(begun.elapsed());
+                let begun = Instant::now();
+                own.counters().unwrap();
+                longest = longest.max(begun.elapsed());
+            }
+            longest
+        });
+        println!("longest wait beside {what}: {longest:.1?}");
+        assert!(longest < AT_MOST, "{what}: {longest:?}");
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn hostile_clients_cost_others_little() {
+        let _daemon = start_with(command().args(["--private", "any"])).0;
+        let own = as_user(TRUSTED, || Client::join(&socket(), &join()).unwrap().0);
+        let until = |over: &AtomicBool, act: &mut dyn FnMut()| {
+            while !over.load(Ordering::Relaxed) {
+                act();
+            }
+        };
+        beside("nobody", &own, |_| {});
+        beside("descriptors that linger", &own, |over| {
+            as_user(HOSTILE, || {
+                let mut peers = Vec::new();
+                until(over, &mut || {
+                    // Places run out while its thread is stuck.
+                    let Ok(connection) = Connection::connect(&socket()) else {
+                        return;
+                    };
+                    let ask = Request::Join(Join {
+                        flags: JOIN_WITHOUT_QUEUES | JOIN_PRIVATE,
+                        ..join()
+                    });
+                    if connection.send(&ask.emit(1), &[]).is_ok()
+                        && connection.receive().is_ok_and(|answer| answer.is_some())
+                        && let Ok(peer) = pass_lingering(&connection)
+                    {
+                        peers.push(peer);
+                    }
+                });
+            });
+        });
+        beside("half messages", &own, |over| {
+            as_user(HOSTILE, || {
+                let mut connection = None;
+                until(over, &mut || {
+                    let sends =
+                        connection.get_or_insert_with(|| Connection::connect(&socket()).unwrap());
+                    let half = rustix::net::send(&*sends, &[1; 100], SendFlags::NOSIGNAL);
+                    if half.is_err() || sends.receive().is_ok_and(|it| it.is_none()) {
+                        connection = None;
+                    }
+                });
+            });
+        });
+        beside("1,000 connections", &own, |over| {
+            flood(100_000..100_005, over)
+        });
+        let usual = |client: &Client, handed: &Handed| {
+            let queues = handed.queues.iter();
+            let frames =
+                queues.map(|it| it.shape().frames as usize * it.shape().frame_size as usize);
+            assert_eq!(client.joined().queues as usize, handed.queues.len());
+            size_of::<ApplicationTables>() + frames.sum::<usize>()
+        };
+        let private = Join {
+            flags: JOIN_PRIVATE,
+            ..join()
+        };
+        // Another user's, as that of the descriptors above is stuck.
+        let (held, refused) = as_user(STRANGER, || {
+            let mut held = 0;
+            let mut kept = Vec::new();
+            loop {
+                match Client::join(&socket(), &private) {
+                    Ok((client, handed)) => {
+                        held += usual(&client, &handed);
+                        kept.push(handed);
+                    }
+                    Err(error) => return (held, error),
+                }
+            }
+        });
+        println!(
+            "memory that a hostile user holds: {} MiB; then {refused}",
+            held >> 20
+        );
+        assert_eq!(Refused::errno(&refused), Some(libc::EBUSY), "{refused}");
+        let frames_and_rings = (16 << 20) + (1 << 18);
+        let quota = APPLICATIONS * (size_of::<ApplicationTables>() + frames_and_rings);
+        assert!(held <= quota, "{held} of {quota}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::io::{self, ErrorKind, IoSliceMut, Read, Write};
+use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,11 +16,13 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     bind, recvmsg, socket_with, sockopt,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use support::*;
 use tidewall_device::demux::layout::{Counter, Protocol};
 use tidewall_device::demux::{ANY, ApplicationTables};
 use tidewall_manager::client::Client;
 use tidewall_manager::connection::{Connection, Listener};
+use tidewall_manager::places;
 use tidewall_manager::protocol::*;
 use tidewall_manager::view::View;
 use tidewall_sys::netlink::Rtnetlink;
@@ -48,6 +50,11 @@ fn a_stored_socket_is_taken_up_again() {
 #[test]
 fn applications_are_shown_to_their_users_and_all_to_root() {
     run("applications_are_shown_to_their_users_and_all_to_root");
+}
+
+#[test]
+fn no_socket_outlives_its_daemon() {
+    run("no_socket_outlives_its_daemon");
 }
 
 #[test]
@@ -337,14 +344,42 @@ mod inside {
         let mut answer = String::new();
         scraper.read_to_string(&mut answer).unwrap();
         let line = format!(
-            "tidewall_application_blocks{{interface=\"{INTERFACE}\",application=\"1\",\
+            "tidewall_application_blocks{{interface=\"{INTERFACE}\",application=\"{}\",\
              user=\"{TRUSTED}\",process=\"{}\"}} 1\n",
+            of_user.joined().application,
             std::process::id()
         );
         assert!(answer.contains(&line), "{answer}");
         let closed = as_user(TRUSTED, || UnixStream::connect(&metrics).map(|_| ()));
         assert_eq!(closed.unwrap_err().kind(), ErrorKind::PermissionDenied);
         std::fs::remove_file(metrics).unwrap();
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn no_socket_outlives_its_daemon() {
+        let (mut daemon, _) = start();
+        // It serves, and so ends by signals.
+        counters();
+        kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
+        assert!(daemon.0.wait().unwrap().success());
+        assert!(!socket().exists());
+        // One that was killed leaves it, and `--remove` takes it away.
+        drop(start());
+        assert!(socket().exists() && places::is_dead(&socket()));
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert!(!socket().exists() && !places::is_dead(&socket()));
+        // Nor does a start that fails leave one.
+        let mut wrong = Command::new(DAEMON);
+        wrong.args(["--interface", "tw-none", "--pins"]).arg(pins());
+        let text = refused(wrong.arg("--socket").arg(socket()));
+        assert!(text.contains("tw-none"), "{text}");
+        assert!(!socket().exists());
+        // Another's, which is listened at, stays.
+        let _other = Listener::bind(&socket()).unwrap();
+        assert!(!places::is_dead(&socket()));
+        assert!(command().arg("--remove").status().unwrap().success());
+        assert!(socket().exists());
     }
 
     #[test]
@@ -361,12 +396,24 @@ mod inside {
         add(permanent, "permanent");
         add(noarp, "noarp");
         let before = [permanent, noarp].map(|it| netlink.neighbour(index, it).unwrap());
-        let applications = [client(), client()];
-        let resolve = |of: usize, address: IpAddr| loop {
-            match applications[of].resolve(address) {
-                // While its thread reads.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return result,
+        let ask = |connection: &Connection, request: &Request| {
+            connection.send(&request.emit(1), &[]).unwrap();
+            let received = connection.receive().unwrap().unwrap();
+            Answer::parse(&received.bytes).unwrap().1
+        };
+        let applications = [(); 2].map(|()| {
+            let connection = Connection::connect(&socket()).unwrap();
+            wait_until("it has joined", || {
+                matches!(ask(&connection, &Request::Join(join())), Answer::Joined(_))
+            });
+            connection
+        });
+        let resolve = |of: usize, address: IpAddr| {
+            let address = address_bytes(address);
+            let request = Request::Resolve(Address { address });
+            match ask(&applications[of], &request) {
+                Answer::Error(failure) => Err(failure.errno),
+                _ => Ok(()),
             }
         };
         for address in [permanent, noarp] {
@@ -385,8 +432,7 @@ mod inside {
             [127, 0, 0, 1],
             [0, 0, 0, 0],
         ] {
-            let refused = resolve(0, address.into()).unwrap_err();
-            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{address:?}");
+            assert_eq!(resolve(0, address.into()), Err(libc::EINVAL), "{address:?}");
         }
         let multicast: IpAddr = "ff02::1".parse().unwrap();
         assert!(resolve(0, multicast).is_err());
@@ -399,8 +445,7 @@ mod inside {
         let asked = (0..).zip(addresses).map(|(at, it)| resolve(at % 2, it));
         let refused = asked.filter_map(Result::err).collect::<Vec<_>>();
         assert_eq!(kept(), 63);
-        let errnos = refused.iter().map(Refused::errno);
-        assert!(errnos.eq([Some(Errno::NOBUFS.raw_os_error()); 37]));
+        assert_eq!(refused, [libc::ENOBUFS; 37]);
         drop(applications);
         wait_until("none is kept", || kept() == 0);
         drop(daemon);
