@@ -14,7 +14,10 @@ use tidewall_sys::option_bytes;
 
 use crate::address::{canonical, check_peer, shown};
 use crate::datagram::message_options;
-use crate::option::{self, Options};
+use crate::option::{
+    self, Options, Row, SYSCTL_FAST_OPEN_CLIENT, SYSCTL_FAST_OPEN_NO_COOKIE, TABLE, Treatment,
+    place_of,
+};
 use crate::socket::{State, kernel_socket, stream_of};
 use crate::{Errno, Posix, Result, as_error, errno, lock};
 
@@ -27,58 +30,41 @@ pub enum Accepted {
     Kernel(OwnedFd),
 }
 
-/// Options that a program may have set before a socket came here.
-const CARRIED: [(i32, i32); 21] = [
-    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
-    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
-    (libc::SOL_SOCKET, libc::SO_LINGER),
-    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
-    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
-    (libc::SOL_SOCKET, libc::SO_SNDBUF),
-    (libc::SOL_SOCKET, libc::SO_RCVBUF),
-    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
-    (libc::IPPROTO_TCP, libc::TCP_CORK),
-    (libc::IPPROTO_TCP, libc::TCP_MAXSEG),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
-    (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
-    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
-    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
-    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
-    (libc::IPPROTO_IP, libc::IP_TOS),
-    (libc::IPPROTO_IP, libc::IP_TTL),
-    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
-    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
-];
-
 /// Which options a program may have set on a socket of the kernel's, as far as they are
 /// looked at when the socket comes here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OptionsSet(u32);
+pub struct OptionsSet(u64);
 
 impl OptionsSet {
     /// The socket was just made.
     pub const NONE: Self = OptionsSet(0);
     /// Nobody has watched.
-    pub const ALL: Self = OptionsSet((1 << CARRIED.len()) - 1);
+    pub const ALL: Self = OptionsSet((1 << TABLE.len()) - 1);
     /// Bits of [`OptionsSet::bits`].
-    pub const BITS: u32 = CARRIED.len() as u32;
+    pub const BITS: u32 = TABLE.len() as u32;
 
     /// What an option changes: itself, or anything where it is none of those that are looked
     /// at, since some have two names (SO_RCVBUFFORCE).
     pub fn of(level: i32, name: i32) -> Self {
-        let place = CARRIED.iter().position(|&which| which == (level, name));
+        let place = place_of((level, name));
         place.map_or(Self::ALL, |place| OptionsSet(1 << place))
     }
 
+    /// Whether an option may have been set.
+    pub fn includes(self, level: i32, name: i32) -> bool {
+        match place_of((level, name)) {
+            Some(place) => self.has(place),
+            None => self == Self::ALL,
+        }
+    }
+
     /// To be kept as a number, of [`OptionsSet::from_bits`].
-    pub fn bits(self) -> u32 {
+    pub fn bits(self) -> u64 {
         self.0
     }
 
     /// Of [`OptionsSet::bits`].
-    pub fn from_bits(bits: u32) -> Self {
+    pub fn from_bits(bits: u64) -> Self {
         OptionsSet(bits & Self::ALL.0)
     }
 
@@ -88,7 +74,7 @@ impl OptionsSet {
 }
 
 /// Their values, of those that a socket has.
-pub(crate) type Defaults = [Option<Vec<u8>>; CARRIED.len()];
+pub(crate) type Defaults = [Option<Vec<u8>>; TABLE.len()];
 
 /// Which buffers' sizes have been set: socket(7), of Linux 5.14, which the libc crate leaves out.
 const SO_BUF_LOCK: i32 = 72;
@@ -96,7 +82,7 @@ const SOCK_SNDBUF_LOCK: i32 = 1;
 const SOCK_RCVBUF_LOCK: i32 = 2;
 
 /// The longest of their values.
-const VALUE_BYTES: usize = 16;
+const VALUE_BYTES: usize = 32;
 
 fn value_of(socket: impl AsFd, (level, name): (i32, i32)) -> Option<Vec<u8>> {
     let mut value = [0; VALUE_BYTES];
@@ -181,7 +167,10 @@ impl Posix {
         let state = self.carried(&socket, domain, set);
         let mut state = state.map_err(as_error)?;
         check_peer(address, domain, state.options.only_v6).map_err(as_error)?;
+        let flags = self.stack().sysctl().fast_open;
         let options = tidewall_socket::ConnectOptions {
+            fast_open: state.options.fast_open_connect && flags & SYSCTL_FAST_OPEN_CLIENT != 0,
+            fast_open_without_cookie: flags & SYSCTL_FAST_OPEN_NO_COOKIE != 0,
             stream: state.options.stream_options(),
             ..tidewall_socket::ConnectOptions::default()
         };
@@ -195,8 +184,12 @@ impl Posix {
         let local = stream.local_addr()?;
         state.bound = Some(shown(local, domain));
         stream.set_nonblocking(nonblocking)?;
+        let waits = !stream.awaits_first_write();
         self.install(fd, stream.into()).map_err(as_error)?;
         self.enter(fd, domain, libc::SOCK_STREAM, state);
+        if !waits {
+            return Ok(true);
+        }
         if nonblocking {
             return Err(as_error(Errno(libc::EINPROGRESS)));
         }
@@ -273,11 +266,13 @@ impl Posix {
             return Ok(state);
         }
         let defaults = self.defaults(domain)?;
+        let fast_client = self.stack().sysctl().fast_open & SYSCTL_FAST_OPEN_CLIENT != 0;
         // Of an older kernel's socket both may have been set.
         let buffers = || tidewall_sys::option(socket, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(!0);
         let file = OpenFile::from(socket.try_clone().map_err(errno)?);
-        for (place, (which, default)) in CARRIED.into_iter().zip(defaults).enumerate() {
-            if !set.has(place) {
+        for (place, (row, default)) in TABLE.into_iter().zip(defaults).enumerate() {
+            let Row { which, treatment } = row;
+            if !set.has(place) || treatment == Treatment::Momentary {
                 continue;
             }
             let is_set = match which {
@@ -299,7 +294,7 @@ impl Posix {
                 *bytes = (i32::from_ne_bytes(*bytes) / 2).to_ne_bytes();
             }
             // What the engine has not, the connection has not; the socket has it.
-            let _ = option::set(&mut state, &file, false, which, &value);
+            let _ = option::set(&mut state, &file, fast_client, which, &value);
         }
         Ok(state)
     }
@@ -315,7 +310,7 @@ impl Posix {
             Some(known) => Ok(known),
             None => {
                 let fresh = kernel_socket(domain, libc::SOCK_STREAM).map_err(errno)?;
-                Ok(known.get_or_init(|| CARRIED.map(|which| value_of(&fresh, which))))
+                Ok(known.get_or_init(|| TABLE.map(|row| value_of(&fresh, row.which))))
             }
         }
     }

@@ -48,6 +48,12 @@ pub use tidewall_socket::readiness::PollFd;
 
 use socket::{Socket, Sockets};
 
+/// The options of a TCP socket, as level and name: what a program sets of them before its socket
+/// comes here is carried over.
+pub fn stream_options() -> impl Iterator<Item = (i32, i32)> {
+    option::TABLE.into_iter().map(|row| row.which)
+}
+
 /// What a call returns.
 pub type Result<T> = core::result::Result<T, Errno>;
 

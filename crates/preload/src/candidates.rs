@@ -1,6 +1,6 @@
 //! Sockets of the kernel's that may become a stack's: a word a number.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tidewall_device::forked;
 use tidewall_posix::OptionsSet;
@@ -12,19 +12,19 @@ use crate::watch;
 /// take no memory.
 pub(crate) const NUMBERS: usize = 1 << 20;
 
-static KINDS: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
+static KINDS: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
 
 /// All that something is known of are below this.
 static END: AtomicUsize = AtomicUsize::new(0);
 
-const STREAM: u32 = 1;
-const DATAGRAM: u32 = 2;
+const STREAM: u64 = 1;
+const DATAGRAM: u64 = 2;
 /// An epoll set of the kernel's, which becomes no socket.
-const SET: u32 = 3;
+const SET: u64 = 3;
 /// The bits of these. Above are the options that the program may have set.
-const KIND: u32 = 3;
+const KIND: u64 = 3;
 const KIND_BITS: u32 = KIND.count_ones();
-const _: () = assert!(KIND_BITS + OptionsSet::BITS <= u32::BITS);
+const _: () = assert!(KIND_BITS + OptionsSet::BITS <= u64::BITS);
 
 /// What a number may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     Datagram,
 }
 
-fn place(fd: i32) -> Option<&'static AtomicU32> {
+fn place(fd: i32) -> Option<&'static AtomicU64> {
     KINDS.get(usize::try_from(fd).ok()?)
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn is_set(fd: i32) -> bool {
     place(fd).is_some_and(|place| place.load(Ordering::Relaxed) == SET)
 }
 
-fn store(fd: i32, word: u32) {
+fn store(fd: i32, word: u64) {
     if let Some(place) = place(fd) {
         place.store(word, Ordering::Relaxed);
         let end = fd as usize + 1;
@@ -130,7 +130,7 @@ pub(crate) fn note_option(fd: i32, level: i32, name: i32) {
 
 /// Options that may have been set.
 pub(crate) fn options(fd: i32) -> OptionsSet {
-    let word = place(fd).map_or(u32::MAX, |place| place.load(Ordering::Relaxed));
+    let word = place(fd).map_or(u64::MAX, |place| place.load(Ordering::Relaxed));
     OptionsSet::from_bits(word >> KIND_BITS)
 }
 

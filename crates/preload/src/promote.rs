@@ -296,10 +296,7 @@ fn promote_datagrams(fd: i32) {
     {
         return keep(fd, "datagrams", local, why);
     }
-    // As in `asks_otherwise`.
-    if candidates::options(fd) == OptionsSet::ALL
-        && let Some(name) = asks_for_unknown(socket)
-    {
+    if let Some(name) = asks_for_unknown(socket, candidates::options(fd)) {
         let why = format!("it asks for {name}");
         return keep(fd, "datagrams", local, why);
     }
@@ -463,13 +460,15 @@ fn asks_otherwise(socket: BorrowedFd<'_>, set: OptionsSet) -> core::result::Resu
     if fcntl_getfl(socket).is_ok_and(|flags| flags.bits() as i32 & libc::O_ASYNC != 0) {
         return Err("it asks for signals (O_ASYNC)".to_owned());
     }
-    // Where one of these was set, any may have been ([`OptionsSet::of`]).
-    if set != OptionsSet::ALL {
-        return Ok(());
+    let waits = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+    if set.includes(waits.0, waits.1) && option(socket, waits.0, waits.1).is_ok_and(|it| it > 1) {
+        return asks("SO_RCVLOWAT");
     }
-    let is_on = |it: &&(i32, i32, &str)| option(socket, it.0, it.1).is_ok_and(|value| value != 0);
-    if let Some((_, _, name)) = WAYS.iter().find(is_on) {
+    if let Some(name) = asked_among(&WAYS, socket, set) {
         return asks(name);
+    }
+    if !set.includes(libc::SOL_SOCKET, libc::SO_BINDTODEVICE) {
+        return Ok(());
     }
     let mut device = [0; libc::IFNAMSIZ];
     let length = option_bytes(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &mut device);
@@ -582,12 +581,21 @@ pub(crate) fn is_unknown(level: i32, name: i32) -> bool {
     UNKNOWN.iter().any(|it| (it.0, it.1) == (level, name))
 }
 
-/// One of them that a socket has.
-fn asks_for_unknown(socket: BorrowedFd<'_>) -> Option<&'static str> {
-    let is_on = |(level, name, _): &(i32, i32, &str)| {
-        option(socket, *level, *name).is_ok_and(|value| value != 0)
+/// One of them that a datagram socket has.
+fn asks_for_unknown(socket: BorrowedFd<'_>, set: OptionsSet) -> Option<&'static str> {
+    asked_among(&UNKNOWN, socket, set)
+}
+
+/// The first option of a list that a socket has, of those that may have been set.
+fn asked_among(
+    list: &[(i32, i32, &'static str)],
+    socket: BorrowedFd<'_>,
+    set: OptionsSet,
+) -> Option<&'static str> {
+    let is_on = |&&(level, name, _): &&(i32, i32, &'static str)| {
+        set.includes(level, name) && option(socket, level, name).is_ok_and(|value| value != 0)
     };
-    UNKNOWN.into_iter().find(is_on).map(|(_, _, name)| name)
+    list.iter().find(is_on).map(|&(_, _, name)| name)
 }
 
 /// The stack, made if there is none yet; `None` where none can be.

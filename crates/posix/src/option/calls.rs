@@ -49,6 +49,9 @@ impl Posix {
                 _ => Err(Errno(libc::ENOPROTOOPT)),
             };
         }
+        if level == libc::IPPROTO_IPV6 && socket.domain == libc::AF_INET {
+            return Err(Errno(libc::ENOPROTOOPT));
+        }
         let fast_client = self.stack().sysctl().fast_open & SYSCTL_FAST_OPEN_CLIENT != 0;
         let options = {
             let mut state = lock(&socket.state);
@@ -89,6 +92,9 @@ impl Posix {
             && let Some(value) = self.of_datagrams(&file, &socket, (level, option))
         {
             return value.map(|value| value.to_ne_bytes().to_vec());
+        }
+        if level == libc::IPPROTO_IPV6 && socket.domain == libc::AF_INET {
+            return Err(Errno(libc::EOPNOTSUPP));
         }
         let sysctl = self.stack().sysctl();
         let options = lock(&socket.state).options.clone();
@@ -146,6 +152,13 @@ impl Posix {
                     .map_or(sysctl.receive_memory[1], |bytes| bytes * 2) as i32
             }
             (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => options.zero_copy.into(),
+            (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) => {
+                return Ok(options
+                    .pacing_rate
+                    .unwrap_or(u64::MAX)
+                    .to_ne_bytes()
+                    .to_vec());
+            }
             // struct so_timestamping: the flags, and no clock of hardware.
             (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
                 return Ok([options.timestamping.to_ne_bytes(), [0; 4]].concat());
@@ -183,6 +196,10 @@ impl Posix {
             (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) => options.fast_open_connect.into(),
             (libc::IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE) => options.fast_open_no_cookie.into(),
             (libc::IPPROTO_TCP, TCP_FASTOPEN_KEY) => {
+                if options.fast_open_keys.is_none() && stream.is_some() {
+                    // No connection needs one.
+                    return Ok(Vec::new());
+                }
                 let keys = options.fast_open_keys.or(sysctl.fast_open_keys);
                 let keys = keys.unwrap_or_else(|| self.stack().fast_open_keys());
                 let backup = keys.backup.as_ref().map_or(&[][..], |backup| backup);

@@ -1,69 +1,71 @@
 //! Options that change nothing of a connection of the stack's, and that programs set all the
 //! same, some of each that they accept (Erlang SO_PRIORITY): they are kept, and read back.
 
-use super::int;
+use super::table::{TABLE, Treatment, Values, place_of};
+use super::{between, int};
 use crate::{Errno, Result};
 
-/// A level and a name, and the values that Linux takes.
-const ALL: [(i32, i32, Values); 11] = [
-    // Of queueing disciplines, which the stack's frames do not pass.
-    (libc::SOL_SOCKET, libc::SO_PRIORITY, Values::Any),
-    // Of datagrams, and of sockets that are bound.
-    (libc::SOL_SOCKET, libc::SO_BROADCAST, Values::Flag),
-    (libc::SOL_SOCKET, libc::SO_REUSEPORT, Values::Flag),
-    // Urgent data is in line whatever is asked for (RFC 6093).
-    (libc::SOL_SOCKET, libc::SO_OOBINLINE, Values::Flag),
-    (libc::SOL_SOCKET, libc::SO_RCVLOWAT, Values::One),
-    // Of control messages, which no stream has (but by IP_PKTOPTIONS).
-    (libc::IPPROTO_IP, libc::IP_PKTINFO, Values::Flag),
-    (libc::IPPROTO_IP, libc::IP_RECVTTL, Values::Flag),
-    (libc::IPPROTO_IP, libc::IP_RECVTOS, Values::Flag),
-    (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, Values::Flag),
-    (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, Values::Flag),
-    (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, Values::Flag),
-];
-
-#[derive(Clone, Copy)]
-enum Values {
-    Any,
-    Flag,
-    /// One byte is enough to read; more is not waited for.
-    One,
-}
-
-/// What was set of them.
+/// What was set of them, by their places in the table; few are set of any socket.
 #[derive(Clone, Default, PartialEq)]
-pub(crate) struct Kept([i32; ALL.len()]);
+pub(crate) struct Kept(Vec<(u8, i32)>);
 
-fn place((level, name): (i32, i32)) -> Option<(usize, Values)> {
-    let found = |&(_, it): &(usize, (i32, i32, Values))| (it.0, it.1) == (level, name);
-    let (place, (_, _, values)) = ALL.into_iter().enumerate().find(found)?;
-    Some((place, values))
+fn kept(which: (i32, i32)) -> Option<(u8, Values)> {
+    let place = place_of(which)?;
+    match TABLE.get(place)?.treatment {
+        Treatment::Kept(values) => Some((place as u8, values)),
+        Treatment::Applied | Treatment::Momentary => None,
+    }
 }
 
 impl Kept {
     /// # Errors
-    /// ENOPROTOOPT for an option that is not kept, or not with that value.
+    /// ENOPROTOOPT for an option that is not kept, EINVAL for a value that Linux refuses.
     pub(crate) fn set(&mut self, which: (i32, i32), value: &[u8]) -> Result<()> {
-        let missing = Errno(libc::ENOPROTOOPT);
-        let (place, values) = place(which).ok_or(missing)?;
+        let (place, values) = kept(which).ok_or(Errno(libc::ENOPROTOOPT))?;
         let value = match (values, int(value)?) {
             (Values::Any, value) => value,
             (Values::Flag, value) => (value != 0).into(),
-            // Linux makes one of zero.
-            (Values::One, 0 | 1) => 0,
-            (Values::One, _) => return Err(missing),
+            (Values::One, 0 | 1) => 1,
+            (Values::One, _) => return Err(Errno(libc::ENOPROTOOPT)),
+            (Values::Between(least, most), value) => between(value, least, most)? as i32,
         };
-        *self.0.get_mut(place).ok_or(missing)? = value;
+        self.0.retain(|known| known.0 != place);
+        self.0.push((place, value));
         Ok(())
+    }
+
+    /// Whether something was set that no connection has of its listener.
+    pub(crate) fn is_only_the_listeners(&self) -> bool {
+        self.0.iter().any(|known| is_priority(known.0))
+    }
+
+    /// Leaves a connection what it has of its listener.
+    pub(crate) fn inherit(&mut self) {
+        self.0.retain(|known| !is_priority(known.0));
     }
 
     /// What is read back.
     pub(crate) fn get(&self, which: (i32, i32)) -> Option<i32> {
-        let (place, values) = place(which)?;
-        match values {
-            Values::One => Some(1),
-            Values::Any | Values::Flag => self.0.get(place).copied(),
-        }
+        let (place, _) = kept(which)?;
+        let known = self.0.iter().find(|known| known.0 == place);
+        Some(known.map_or_else(|| default_of(which), |known| known.1))
+    }
+}
+
+/// SO_PRIORITY, of which each connection has its own.
+fn is_priority(place: u8) -> bool {
+    let row = TABLE.get(usize::from(place));
+    row.is_some_and(|row| row.which == (libc::SOL_SOCKET, libc::SO_PRIORITY))
+}
+
+/// What a socket has of which nothing was set.
+fn default_of(which: (i32, i32)) -> i32 {
+    match which {
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => 1,
+        (libc::SOL_SOCKET, libc::SO_INCOMING_CPU) => -1,
+        // IP_PMTUDISC_WANT, IPV6_PMTUDISC_WANT
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
+        | (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => 1,
+        _ => 0,
     }
 }

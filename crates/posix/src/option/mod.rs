@@ -3,6 +3,7 @@
 mod calls;
 mod kept;
 mod set;
+mod table;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::{Result, message};
 
 use kept::Kept;
 pub(crate) use set::{between, int, set, timeval};
+pub(crate) use table::{Row, TABLE, Treatment, place_of};
 
 /// `linux/tcp.h`, where the libc crate lacks them.
 mod name {
@@ -24,6 +26,7 @@ mod name {
     pub(super) const TCP_INQ: i32 = 36;
     pub(super) const TCP_CC_INFO: i32 = 26;
     pub(super) const SO_MEMINFO: i32 = 55;
+    pub(super) const SO_PREFER_BUSY_POLL: i32 = 69;
 }
 
 /// Flags of `tcp_fastopen` (`Documentation/networking/ip-sysctl.rst`).
@@ -68,6 +71,8 @@ pub(crate) struct Rare {
     pub(crate) read_timeout: Option<Duration>,
     write_timeout: Option<Duration>,
     zero_copy: bool,
+    /// SO_MAX_PACING_RATE, in bytes per second.
+    pacing_rate: Option<u64>,
     fast_open_keys: Option<FastOpenKeys>,
     fast_open_no_cookie: bool,
     pub(crate) fast_open_connect: bool,
@@ -176,11 +181,17 @@ impl Options {
 
     /// Those of an accepted connection.
     pub(crate) fn inherited(&self) -> Self {
-        Self {
+        let mut own = Self {
             backlog: 0,
             fast_open_queue: None,
             ..self.clone()
+        };
+        if self.fast_open_keys.is_some() || self.kept.is_only_the_listeners() {
+            let rare = Arc::make_mut(&mut own.rare);
+            rare.fast_open_keys = None;
+            rare.kept.inherit();
         }
+        own
     }
 
     /// Gives a new stream what it does not begin with. What a stream refuses it has not,
@@ -191,6 +202,9 @@ impl Options {
         }
         if self.zero_copy {
             let _ = stream.set_zero_copy(true);
+        }
+        if self.pacing_rate.is_some() {
+            let _ = stream.set_pacing_rate_max(self.pacing_rate);
         }
         if let Some(flags) = message::timestamping(self.timestamping, true)
             && self.timestamping != 0
@@ -261,5 +275,24 @@ mod tests {
         assert_eq!(connection.options.linger, Some(Duration::from_secs(7)));
         assert_eq!(listener.options.linger, Some(Duration::from_secs(5)));
         assert!(size_of::<Socket>() <= 120, "{}", size_of::<Socket>());
+    }
+
+    /// An option that `set` knew and the table did not would be lost when a socket comes here.
+    #[test]
+    fn each_option_of_the_table_is_set_or_kept_and_read() {
+        for (place, row) in TABLE.into_iter().enumerate() {
+            assert_eq!(place_of(row.which), Some(place), "twice: {row:?}");
+            let file = OpenFile::from(kernel_socket(libc::AF_INET6, libc::SOCK_STREAM).unwrap());
+            let mut state = State::default();
+            // As long as any: a name of an algorithm, a key, a time.
+            let values = [vec![1, 0, 0, 0], vec![1; 16], b"reno".to_vec(), vec![0; 16]];
+            let results = values.map(|value| set(&mut state, &file, true, row.which, &value));
+            assert!(results.iter().any(Result::is_ok), "{row:?}: {results:?}");
+        }
+        let mut state = State::default();
+        let file = OpenFile::from(kernel_socket(libc::AF_INET, libc::SOCK_STREAM).unwrap());
+        let of_no_table = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
+        let refused = set(&mut state, &file, true, of_no_table, &[0; 16]);
+        assert_eq!(refused, Err(Errno(libc::ENOPROTOOPT)));
     }
 }

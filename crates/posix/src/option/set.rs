@@ -6,7 +6,7 @@ use tidewall_protocol::tcp::{Congestion, FastOpenKeys, StreamOptions, Sysctl};
 use tidewall_socket::{OpenFile, TcpStream};
 
 use super::name::{TCP_FASTOPEN_KEY, TCP_FASTOPEN_NO_COOKIE, TCP_INQ, TCP_NOTSENT_LOWAT};
-use super::{Options, Rare};
+use super::{Options, Rare, place_of};
 use crate::datagram::{HOPS, hops_of};
 use crate::socket::State;
 use crate::{Errno, Result, message};
@@ -88,6 +88,9 @@ pub(crate) fn set(
     value: &[u8],
 ) -> Result<()> {
     let (level, name) = which;
+    if place_of(which).is_none() {
+        return Err(Errno(libc::ENOPROTOOPT));
+    }
     let is_text = level == libc::IPPROTO_TCP && name == libc::TCP_CONGESTION;
     if level != libc::IPPROTO_IP && !is_text && value.len() < size_of::<i32>() {
         return Err(Errno::INVAL);
@@ -143,14 +146,21 @@ fn set_rare(
         }
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => options.read_timeout = timeval(value)?,
         (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => options.write_timeout = timeval(value)?,
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+        // What a capability allows beside is allowed anyhow.
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
             stream.send_buffer = Some(buffer(int(value)?, SEND_BUFFER_MIN));
         }
-        (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+        (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
             stream.receive_buffer = Some(buffer(int(value)?, RECEIVE_BUFFER_MIN));
         }
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => {
             options.zero_copy = between(int(value)?, 0, 1)? != 0;
+        }
+        (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) => {
+            options.pacing_rate = match value.first_chunk() {
+                Some(rate) => Some(u64::from_ne_bytes(*rate)).filter(|&rate| rate != u64::MAX),
+                None => u64::try_from(int(value)?).ok(),
+            };
         }
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
             let size = u16::try_from(int(value)?).map_err(|_| Errno::INVAL)?;
@@ -203,6 +213,10 @@ fn set_rare(
         (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
             options.hops = hops_of(value)?;
         }
+        // A socket that is bound has its family.
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if !matches!(file, OpenFile::Kernel(_)) => {
+            return Err(Errno::INVAL);
+        }
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => options.only_v6 = int(value)? != 0,
         // Of a listener the socket that holds its port has them.
         _ if matches!(file, OpenFile::Listener(_)) => return Err(Errno(libc::ENOPROTOOPT)),
@@ -231,15 +245,20 @@ pub(super) fn apply(
         (libc::SOL_SOCKET, libc::SO_LINGER) => stream.set_linger(options.linger),
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => stream.set_read_timeout(options.read_timeout),
         (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => stream.set_write_timeout(options.write_timeout),
-        (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+        (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
             stream.set_receive_buffer(own.receive_buffer.unwrap_or(0))
         }
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => stream.set_send_buffer(own.send_buffer.unwrap_or(0)),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE) => {
+            stream.set_send_buffer(own.send_buffer.unwrap_or(0))
+        }
         (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
             match message::timestamping(options.timestamping, true) {
                 Some(flags) => stream.set_timestamping(flags),
                 None => Ok(()),
             }
+        }
+        (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) => {
+            stream.set_pacing_rate_max(options.pacing_rate)
         }
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => stream.set_zero_copy(options.zero_copy),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => stream.set_nodelay(options.nodelay),

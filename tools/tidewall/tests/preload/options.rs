@@ -4,6 +4,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::common::Running;
+use super::common::bed::Bed;
 use super::common::host::Host;
 use super::{HERE, Preloaded};
 
@@ -122,4 +123,116 @@ fn what_would_not_happen_is_refused() {
     let said = ["8190", "8191"].map(|port| server.answered("python3", &["-c", CLIENT, HERE, port]));
     assert_eq!(said[0].trim(), "ENOTSUP 1 EINVAL done ENOTTY");
     assert_eq!(said[1].trim(), "1 1 0 done done");
+}
+
+/// Sets each option before the stack has the socket, and says what is read of it afterwards: of the
+/// listener, of what it accepts, and of what connects.
+const CARRIED: &str = r#"
+import errno, socket, struct, sys
+first = int(sys.argv[1])
+options = [tuple(map(int, it.split(':'))) for it in sys.argv[2].split(',')]
+SOCKET, IP, TCP, IPV6 = 1, 0, 6, 41
+values = {
+    (SOCKET, 13): struct.pack('ii', 1, 7), (SOCKET, 20): struct.pack('@ll', 3, 0),
+    (SOCKET, 21): struct.pack('@ll', 4, 0), (TCP, 13): b'reno', (TCP, 33): bytes(range(16)),
+    (SOCKET, 7): 50000, (SOCKET, 8): 50000, (SOCKET, 32): 50000, (SOCKET, 33): 50000,
+    (SOCKET, 37): 24, (SOCKET, 47): 1000000, (SOCKET, 12): 5, (TCP, 2): 1000, (TCP, 4): 77,
+    (TCP, 5): 7, (TCP, 6): 3, (TCP, 7): 3, (TCP, 8): 20, (TCP, 12): 0, (TCP, 18): 5000, (TCP, 23): 16,
+    (TCP, 25): 16384, (TCP, 10): 30000, (IP, 1): 16, (IP, 2): 33, (IPV6, 67): 16, (IPV6, 16): 33,
+    (SOCKET, 49): 0, (IP, 10): 2, (IPV6, 23): 2,
+}
+def attempt(call, *arguments):
+    try: return call(*arguments)
+    except OSError as error: return errno.errorcode[error.errno]
+def read(it, which):
+    value = attempt(it.getsockopt, *which, 64)
+    return value.hex() if type(value) is bytes else value
+def made(which):
+    it = socket.socket(socket.AF_INET6 if which[0] == IPV6 else socket.AF_INET)
+    return it, attempt(it.setsockopt, *which, values.get(which, 1))
+listeners = []
+for place, which in enumerate(options + [(SOCKET, 2)]):
+    it, done = made(which)
+    if which != (SOCKET, 2): attempt(it.setsockopt, SOCKET, 2, 1)
+    it.bind(('', first + place))
+    it.listen(8)
+    it.setblocking(False)
+    try: it.accept()
+    except BlockingIOError: pass
+    it.setblocking(True)
+    listeners.append((which, done, it))
+reports = listeners.pop()[2]
+said, kept = [], []
+for which, done, it in listeners:
+    # One that takes IPv6 alone hears of no client here.
+    accepted = it.accept()[0] if which != (IPV6, 26) else it
+    connected, also = made(which)
+    peer = ('::ffff:10.99.0.1' if which[0] == IPV6 else '10.99.0.1', 8400)
+    how = attempt(connected.connect, peer)
+    if which == (TCP, 30): connected.send(b'x')
+    sides = ('listens', it), ('accepted', accepted), ('connects', connected)
+    # The processor that a connection's packets come to is any (SO_INCOMING_CPU).
+    if which == (SOCKET, 49): sides = sides[:1]
+    words = [f'{name} {read(made, which)}' for name, made in sides]
+    said.append(f'{which}: {done} {also} {how}, ' + ', '.join(words))
+    kept += accepted, connected
+while True:
+    connection, _ = reports.accept()
+    connection.sendall('\n'.join(said).encode())
+    connection.close()
+"#;
+
+const CARRIED_PEER: &str = r#"
+import socket, sys
+first, last = map(int, sys.argv[2:])
+# The last to listen says what is read; of those before it one takes IPv6 alone.
+report = socket.create_connection((sys.argv[1], last), 30)
+kept = []
+for port in range(first, last):
+    try: kept.append(socket.create_connection((sys.argv[1], port), 10))
+    except ConnectionRefusedError: pass
+print(report.makefile().read())
+"#;
+
+#[test]
+fn options_that_are_set_before_the_stack_has_a_socket_are_carried_over() {
+    let test = "options_that_are_set_before_the_stack_has_a_socket_are_carried_over";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "pq") else {
+        return;
+    };
+    let options: Vec<(i32, i32)> = tidewall_posix::stream_options().collect();
+    let last = options.len() as u16;
+    let words: Vec<_> = options
+        .iter()
+        .map(|it| format!("{}:{}", it.0, it.1))
+        .collect();
+    let words = words.join(",");
+    let sink = "import socket
+it = socket.create_server(('10.99.0.1', 8400), backlog=64)
+kept = []
+while True: kept.append(it.accept())";
+    let _sink = Running(
+        Bed::other(&host.bed.client, "python3", &["-c", sink])
+            .spawn()
+            .unwrap(),
+    );
+    let mut linux = host.command("python3", &["-c", CARRIED, "8500", &words]);
+    let _linux = Running(linux.spawn().unwrap());
+    let server = Preloaded::start(host, &["python3", "-c", CARRIED, "8600", &words]);
+    until(
+        &server,
+        ["promoted", "listener", &format!("0.0.0.0:{}", 8600 + last)],
+    );
+    let said = [8500, 8600].map(|first| {
+        let (first, last) = (first.to_string(), (first + last).to_string());
+        server.answered("python3", &["-c", CARRIED_PEER, HERE, &first, &last])
+    });
+    let lines = said[0].lines().zip(said[1].lines());
+    let differ: Vec<_> = lines.filter(|(linux, own)| linux != own).collect();
+    assert!(differ.is_empty(), "Linux, Tidewall: {differ:#?}");
+    assert_eq!(said[0], said[1]);
+    assert_eq!(said[0].lines().count(), options.len(), "{}", said[0]);
 }

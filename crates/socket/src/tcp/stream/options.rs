@@ -198,6 +198,22 @@ impl TcpStream {
         self.ask(|own| own.keepalive(), |kernel| kernel.keepalive())
     }
 
+    /// Sends at most so many bytes per second (SO_MAX_PACING_RATE); without a limit, or one of
+    /// 4 GiB/s or more, as fast as the windows allow.
+    ///
+    /// # Errors
+    /// As [`TcpStream::set_nodelay`].
+    pub fn set_pacing_rate_max(&self, limit: Option<u64>) -> io::Result<()> {
+        self.set(
+            |state, _| state.connection.set_pacing_rate_max(limit),
+            |kernel| {
+                let limit = limit.and_then(|limit| u32::try_from(limit).ok());
+                let limit = limit.unwrap_or(u32::MAX).cast_signed();
+                kernel.set(libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, limit)
+            },
+        )
+    }
+
     /// Gives the connection up when data stays unacknowledged for so long
     /// (TCP_USER_TIMEOUT).
     ///
