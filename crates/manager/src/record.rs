@@ -103,6 +103,15 @@ impl Record {
         format!("{process}\t{program}\t{verdict}\t{what}\t{address}\t{why}")
     }
 
+    /// The address that standard error names each time: a listener's. A program may make a
+    /// connection or a datagram socket per exchange, so their causes are reported once.
+    pub fn repeated_address(&self) -> &str {
+        match self.what.as_str() {
+            "connection" | "datagrams" => "",
+            _ => &self.address,
+        }
+    }
+
     /// Whether it is of something that Tidewall does not protect.
     pub fn is_unprotected(&self) -> bool {
         matches!(self.verdict, Verdict::NoStack | Verdict::Kernel)

@@ -110,8 +110,9 @@ impl Report {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Never waits for the reader, who is not the program's concern.
-    fn send(&self, record: &Record) {
+    /// Never waits for the reader, who is not the program's concern. `again`: standard error has
+    /// the same of another socket.
+    fn send(&self, record: &Record, again: bool) {
         let line = record.line();
         match &self.to {
             Channel::File(_) if LIMITED.load(Ordering::Relaxed) => {}
@@ -123,7 +124,7 @@ impl Report {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 let _ = send(socket, line.as_bytes(), flags);
             }
-            Channel::StandardError(at_first) if record.is_unprotected() => {
+            Channel::StandardError(at_first) if record.is_unprotected() && !again => {
                 if at_first.is_none_or(is_writable) {
                     say(&record.to_string());
                 }
@@ -183,6 +184,12 @@ pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: i
     if said.iter().rfind(|it| it.contains(&of_same)) == Some(&words) {
         return;
     }
+    let cause = [verdict.name(), what, &record.why];
+    let is_same = |it: &String| {
+        let mut fields = it.split('\t');
+        [fields.next(), fields.next(), fields.nth(1)] == cause.map(Some)
+    };
+    let again = record.repeated_address().is_empty() && said.iter().any(is_same);
     said.push(words);
-    report.send(&record);
+    report.send(&record, again);
 }

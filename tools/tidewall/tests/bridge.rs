@@ -244,7 +244,7 @@ fn what_is_wrong_is_said() {
         "--to",
         &address,
     ];
-    assert!(fails(&again, 1).contains("another program has the port"));
+    assert!(fails(&again, 2).contains("another program has the port"));
 }
 
 const MEMBERS: usize = 4;

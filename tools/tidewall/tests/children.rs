@@ -128,8 +128,10 @@ fn children_find_no_lock_held() {
     let preload = format!("LD_PRELOAD={}", library().display());
     let mut run = host.run(&[], &["env", &preload, &program, "early"]);
     let output = run.stdin(Stdio::null()).output().unwrap();
-    let said = [text(&output.stdout), text(&output.stderr)].concat();
-    assert_eq!(said, "0 wrong\n");
+    let errors = text(&output.stderr);
+    assert_eq!(text(&output.stdout), "0 wrong\n", "{errors}");
+    // Its hundreds of sockets stay with the kernel for one reason, which each process names once.
+    assert!(errors.lines().count() <= 64, "{errors}");
 }
 
 #[test]

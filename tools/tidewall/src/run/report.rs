@@ -342,11 +342,8 @@ impl Records {
             let processes = self.rows.entry(row.clone()).or_default();
             processes.insert(record.process);
         }
-        let (program, verdict, what, address, why) = row;
-        let address = match what.as_str() {
-            "connection" => String::new(),
-            _ => address,
-        };
+        let (program, verdict, what, _, why) = row;
+        let address = record.repeated_address().to_owned();
         record.is_unprotected()
             && self.said.len() < SAID_MAX
             && self.said.insert((program, verdict, what, address, why))
@@ -491,9 +488,11 @@ mod tests {
              9\tnginx\tno-stack\t\teth0\tanother application has the queues\n\
              8\tnginx\tkernel\tlistener\t0.0.0.0:80\tthere is no stack\n\
              8\tnginx\tkernel\tconnection\t10.0.0.1:80\tanother interface leads there\n\
-             8\tnginx\tkernel\tconnection\t10.0.0.2:80\tanother interface leads there",
+             8\tnginx\tkernel\tconnection\t10.0.0.2:80\tanother interface leads there\n\
+             8\tnginx\tkernel\tdatagrams\t127.0.0.1:4000\tloopback\n\
+             8\tnginx\tkernel\tdatagrams\t127.0.0.1:4001\tloopback",
         );
-        assert_eq!(news.len(), 3, "{news:?}");
+        assert_eq!(news.len(), 4, "{news:?}");
         // A program that makes new ones all day does not fill the terminal.
         let lines: String = (0..2 * SAID_MAX)
             .map(|port| format!("8\tp\tkernel\tlistener\t127.0.0.1:{port}\tloopback\n"))
