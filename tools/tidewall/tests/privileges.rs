@@ -9,12 +9,9 @@ use common::{PROGRAM, text, tidewall};
 /// Capabilities to go without, as setpriv(1) names them, and what is said then.
 /// CAP_SYS_ADMIN would stand in for two of them.
 const REFUSALS: [(&str, &str); 5] = [
-    ("-bpf,-sys_admin", "this process lacks CAP_BPF\n"),
-    ("-perfmon,-sys_admin", "this process lacks CAP_PERFMON\n"),
-    (
-        "-net_admin,-sys_admin",
-        "this process lacks CAP_NET_ADMIN\n",
-    ),
+    ("-bpf,-sys_admin", "this process lacks CAP_BPF"),
+    ("-perfmon,-sys_admin", "this process lacks CAP_PERFMON"),
+    ("-net_admin,-sys_admin", "this process lacks CAP_NET_ADMIN"),
     ("-net_raw", "this process lacks CAP_NET_RAW: "),
     ("-ipc_lock,-sys_resource", "ulimit -l unlimited"),
 ];
