@@ -31,11 +31,6 @@ pub fn socket(interface: &str) -> PathBuf {
     Path::new(SOCKETS).join(format!("{interface}.{MANAGER}"))
 }
 
-/// What managers lock while they change which ports the kernel does not choose.
-pub fn reserved_lock() -> PathBuf {
-    Path::new(SOCKETS).join("reserved-ports.lock")
-}
-
 /// Whether no process listens at a manager's socket that is there: its manager was killed.
 pub fn is_dead(socket: &Path) -> bool {
     let connected = Connection::connect(socket);

@@ -2,15 +2,14 @@
 //! administrator's and other managers' ports stand there, too: only what was added here is
 //! taken away, from what stands there now, and under a lock that all managers take.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::places;
 use crate::protocol::{BLOCK_PORTS, Blocks};
+use crate::restore::record::{DIRECTORY, make_directory};
 
 const PATH: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 const PORTS: usize = 65_536;
@@ -22,6 +21,7 @@ const LOCKED_WITHIN: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct Reserved {
     path: PathBuf,
+    /// A directory that other users cannot open, and so not keep locked.
     lock: PathBuf,
     blocks: Blocks,
 }
@@ -37,7 +37,7 @@ pub(super) struct Change {
 impl Reserved {
     /// `blocks`: what an earlier run has reserved.
     pub(super) fn new(blocks: &Blocks) -> Self {
-        Self::at(Path::new(PATH), &places::reserved_lock(), blocks)
+        Self::at(Path::new(PATH), Path::new(DIRECTORY), blocks)
     }
 
     fn at(path: &Path, lock: &Path, blocks: &Blocks) -> Self {
@@ -98,13 +98,8 @@ impl Reserved {
     }
 
     fn lock(&self) -> io::Result<File> {
-        if let Some(directory) = self.lock.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        // A file that others could open they could keep locked.
-        let mut options = OpenOptions::new();
-        let file = options.create(true).append(true).mode(0o600);
-        let file = file.open(&self.lock)?;
+        make_directory(&self.lock)?;
+        let file = File::open(&self.lock)?;
         let end = Instant::now() + LOCKED_WITHIN;
         loop {
             match file.try_lock() {

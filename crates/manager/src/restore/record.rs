@@ -66,13 +66,7 @@ impl Record {
     /// # Errors
     /// As [`Record::open`]; ENODEV for no such interface.
     pub fn of(interface: &str) -> io::Result<(Self, Vec<String>)> {
-        if let Some(above) = Path::new(DIRECTORY).parent() {
-            fs::create_dir_all(above)?;
-        }
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(DIRECTORY)?;
+        make_directory(Path::new(DIRECTORY))?;
         let index = interface_index(interface)?;
         let name = format!("{interface}.{index}.{:x}", namespace()?);
         Record::open(&Path::new(DIRECTORY).join(name))
@@ -120,6 +114,17 @@ impl Record {
         };
         Ok(steps.into_iter().filter_map(undone).collect())
     }
+}
+
+/// Makes a directory that only its owner can open, and so lock: [`DIRECTORY`].
+///
+/// # Errors
+/// What the file system reports; none where it is there.
+pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
+    if let Some(above) = path.parent() {
+        fs::create_dir_all(above)?;
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// What a process that was killed with its restorer has left.
