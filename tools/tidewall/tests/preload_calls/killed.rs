@@ -108,6 +108,8 @@ impl Victim {
             .env(SEED, number.to_string())
             .env(PORT, port.to_string())
             .env("LD_PRELOAD", library())
+            // Its first connection is to be the stack's.
+            .env("TIDEWALL_PROMOTE", "at-once")
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
