@@ -63,6 +63,8 @@ const EPOCH_SHIFT: u32 = 32;
 
 /// Children that may have connections of this process, and connections that were sent away.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
+/// See [`promote_at_once`].
+static ASKED_FOR: AtomicBool = AtomicBool::new(false);
 /// A listener may be [`SERVED`].
 static ANY_SERVED: AtomicBool = AtomicBool::new(false);
 
@@ -189,9 +191,15 @@ fn attend_first(fd: i32, word: u64, attention: Attention) -> bool {
     false
 }
 
+/// The program has asked for a stack itself (`tidewall_start`): its listeners are for that.
+pub(crate) fn promote_at_once() {
+    ASKED_FOR.store(true, Ordering::Relaxed);
+}
+
 fn is_at_once() -> bool {
-    static AT_ONCE: OnceLock<bool> = OnceLock::new();
-    *AT_ONCE.get_or_init(|| std::env::var_os(WHEN).is_some_and(|when| when == "at-once"))
+    static BY_OPERATOR: OnceLock<bool> = OnceLock::new();
+    ASKED_FOR.load(Ordering::Relaxed)
+        || *BY_OPERATOR.get_or_init(|| std::env::var_os(WHEN).is_some_and(|when| when == "at-once"))
 }
 
 /// Whether a process that has served nothing yet is about to serve by itself: it has an event

@@ -85,6 +85,10 @@ pub enum Proof {
     Shareable,
     /// A socket of this user is there, too.
     Beside(u32),
+    /// No other user can bind a socket there, but this one has connections of the port: those of
+    /// a server that was the port's before, or that a server has accepted as another user than
+    /// it was when it bound.
+    BesideConnections(u32),
     /// It has a peer, and its port may be another socket's that it was accepted by.
     Connected,
     /// It gets frames of another interface alone.

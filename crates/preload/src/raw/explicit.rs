@@ -6,7 +6,7 @@ use tidewall_posix::Errno;
 
 use super::done;
 use crate::process::{inside, posix};
-use crate::promote;
+use crate::{promote, watch};
 
 /// Makes the stack on an interface, or that of the environment (null).
 #[unsafe(no_mangle)]
@@ -18,7 +18,7 @@ unsafe extern "C" fn tidewall_start(interface: *const c_char) -> c_int {
     };
     done(inside(|| {
         let name = interface.map(|name| name.to_str().map_err(|_| Errno(libc::ENODEV)));
-        promote::start(name.transpose()?)
+        promote::start(name.transpose()?).inspect(|()| watch::promote_at_once())
     }))
 }
 

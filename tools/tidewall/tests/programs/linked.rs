@@ -117,7 +117,7 @@ fn the_installed_program_finds_its_library() {
     let mut run = Command::new(&program);
     run.args(["run", "--interface", "tw-no-such", "--", "true"]);
     let output = run.output().unwrap();
-    assert!(output.status.success());
+    assert_eq!(output.status.code(), Some(2));
     // It has one, and says of the interface that it is the obstacle.
     let said = text(&output.stderr);
     assert!(said.contains("no interface tw-no-such"), "{said}");

@@ -79,15 +79,25 @@ impl Holders {
             return Ok(Proof::Connected);
         }
         let users = [user, fstat(socket)?.st_uid];
+        let mut connections = None;
         for key in holder.keys() {
-            if let Some(other) = self.others(&key, &users, holder.cookie)? {
-                return Ok(Proof::Beside(other));
+            match self.others(&key, &users, holder.cookie)? {
+                Some(other) if is_connection(holder.protocol, &other) => {
+                    connections = Some(other.uid)
+                }
+                Some(other) => return Ok(Proof::Beside(other.uid)),
+                None => {}
             }
         }
-        match state {
-            LISTEN => Ok(Proof::Alone),
-            _ => trial(holder, sockopt::socket_reuseaddr(socket)?, self.interface),
-        }
+        let proof = match state {
+            LISTEN => Proof::Alone,
+            _ => trial(holder, sockopt::socket_reuseaddr(socket)?, self.interface)?,
+        };
+        Ok(match (proof, connections) {
+            (Proof::Alone, Some(user)) => Proof::BesideConnections(user),
+            (Proof::Shareable, Some(user)) => Proof::Beside(user),
+            (proof, _) => proof,
+        })
     }
 
     /// Whether another user than this has a socket at a port.
@@ -98,18 +108,21 @@ impl Holders {
         Ok(self.others(key, &[user], 0)?.is_some())
     }
 
-    /// The owner of a socket that gets frames of a port, beside those of these users and
-    /// the socket with the cookie.
-    fn others(self, key: &PortKey, users: &[u32], own: u64) -> io::Result<Option<u32>> {
-        let sockets = SocketDiag::open()?.at_port(key.protocol as u8, key.port)?;
-        let other = sockets.into_iter().find(|socket| {
+    /// A socket that gets frames of a port, beside those of these users and the socket with the
+    /// cookie; a connection only where there is no other.
+    fn others(self, key: &PortKey, users: &[u32], own: u64) -> io::Result<Option<InetSocket>> {
+        let mut sockets = SocketDiag::open()?.at_port(key.protocol as u8, key.port)?;
+        sockets.retain(|socket| {
             socket.cookie != own
                 && !users.contains(&socket.uid)
                 && [0, self.interface].contains(&socket.interface)
                 && !is_waiting(socket)
                 && overlaps(socket, key.address)
         });
-        Ok(other.map(|socket| socket.uid))
+        let first = sockets
+            .iter()
+            .position(|socket| !is_connection(key.protocol, socket));
+        Ok(sockets.into_iter().nth(first.unwrap_or(0)))
     }
 }
 
@@ -199,6 +212,11 @@ impl Kept {
         let _ = epoll::wait(&self.changes, spare_capacity(&mut events), Some(&at_once));
         events.iter().map(|event| event.data.u64()).collect()
     }
+}
+
+/// True of a TCP socket that has, or had, a peer. One of UDP may be bound to any.
+fn is_connection(protocol: Protocol, socket: &InetSocket) -> bool {
+    protocol == Protocol::Tcp && ![CLOSE, LISTEN].contains(&socket.state)
 }
 
 /// True of a connection that is over.

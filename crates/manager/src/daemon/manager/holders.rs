@@ -151,7 +151,9 @@ impl Manager {
                 "another user could bind a socket there: the socket has SO_REUSEADDR and does \
                  not listen",
             ),
-            Proof::Beside(user) => {
+            // Its frames are all that it could see anyway.
+            Proof::BesideConnections(_) if !self.is_private(number) => Ok(false),
+            Proof::Beside(user) | Proof::BesideConnections(user) => {
                 let text = format!("a socket of user {user} has the port, too");
                 refused(libc::EADDRINUSE, text)
             }
