@@ -228,12 +228,12 @@ mod inside {
         };
         let elsewhere = std::env::temp_dir().join(format!("tw-pins-{}", std::process::id()));
         let text = refused(&mut pins_at(elsewhere.to_str().unwrap()));
-        let cure = "is not in bpffs: mount -t bpf bpf /sys/fs/bpf";
+        let cure = "is not in bpffs: mount -t bpf -o mode=0700 bpf /sys/fs/bpf";
         assert!(text.contains(cure), "{text}");
         assert!(!elsewhere.exists());
         // A file system in which nobody makes directories.
         let text = refused(&mut pins_at("/proc/tw-pins"));
-        assert!(text.contains("mount -t bpf bpf /sys/fs/bpf"), "{text}");
+        assert!(text.contains("mount -t bpf -o mode=0700 bpf /sys/fs/bpf"), "{text}");
 
         let remount = |how: &str| {
             let mut mount = Command::new("mount");

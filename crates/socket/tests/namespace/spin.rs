@@ -39,5 +39,7 @@ pub fn a_closed_loop_is_as_fast_as_where_polling_is_asked_for() {
         "echoes/s of a closed-loop client: default {default:.0}, --spin 20us {asked:.0}, \
          --spin 0 {none:.0}"
     );
-    assert!(default > 0.6 * asked.max(none), "{best:?}");
+    // Beside other work a trial may be judged by that.
+    let least = if figures() { 0.8 } else { 0.4 };
+    assert!(default > least * asked.max(none), "{best:?}");
 }
