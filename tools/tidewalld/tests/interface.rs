@@ -233,7 +233,10 @@ mod inside {
         assert!(!elsewhere.exists());
         // A file system in which nobody makes directories.
         let text = refused(&mut pins_at("/proc/tw-pins"));
-        assert!(text.contains("mount -t bpf -o mode=0700 bpf /sys/fs/bpf"), "{text}");
+        assert!(
+            text.contains("mount -t bpf -o mode=0700 bpf /sys/fs/bpf"),
+            "{text}"
+        );
 
         let remount = |how: &str| {
             let mut mount = Command::new("mount");

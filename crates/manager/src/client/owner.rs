@@ -1,5 +1,6 @@
 //! What the receiver of a queue asks of a manager in another process.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::UdpSocket;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,10 @@ use super::{Client, is_lent};
 /// How often it is asked what has become of a NAPI probe: each answer takes a switch to
 /// the manager and back.
 const ASK_EVERY: Duration = Duration::from_millis(1);
+
+/// Questions about moderation that may wait for their answers. A manager closes the connection
+/// of an application that leaves more answers unread than its socket holds, some hundreds.
+const UNANSWERED_MOST: usize = 64;
 
 /// The manager, as the receivers of an application's queues see it.
 #[derive(Debug)]
@@ -34,8 +39,8 @@ struct Moderated {
     lent: u32,
     /// `None`: interrupts are not deferred.
     to: Option<InterruptModeration>,
-    /// The question whose answer says that it is.
-    asked: Option<u32>,
+    /// The questions whose answers have not come, in order; the last one's says that it is.
+    asked: VecDeque<u32>,
     /// It could not be asked for, or the manager that was asked is gone.
     failed: bool,
 }
@@ -47,8 +52,19 @@ impl Moderated {
         Moderated {
             lent,
             to,
-            asked: None,
+            asked: VecDeque::new(),
             failed: false,
+        }
+    }
+
+    /// Takes the answers that have come.
+    fn take_answers(&mut self, client: &Client) {
+        while let Some(&question) = self.asked.front()
+            && let Some(answered) = client.moderated(question)
+        {
+            self.asked.pop_front();
+            // What a manager refuses it will refuse again.
+            self.failed = answered.is_err_and(|error| is_gone(&error));
         }
     }
 }
@@ -80,13 +96,16 @@ impl Manager {
 impl Manager {
     /// Asks without a wait. What cannot be asked now stays as it is, which a later call finds.
     fn moderate(&self, set: &mut Moderated, wanted: Option<InterruptModeration>) -> bool {
-        if let Some(question) = set.asked.take() {
-            self.client.forget(question);
+        set.take_answers(&self.client);
+        if set.asked.len() >= UNANSWERED_MOST {
+            set.failed = true;
+            return false;
         }
         let asked = self.client.moderate(wanted);
         set.failed = asked.is_err();
         if let Ok(question) = asked {
-            (set.to, set.asked) = (wanted, Some(question));
+            set.to = wanted;
+            set.asked.push_back(question);
         }
         !set.failed
     }
@@ -117,13 +136,9 @@ impl Owner for Manager {
 
     fn moderation_lags(&self) -> bool {
         let mut set = self.moderation();
-        if let Some(question) = set.asked {
-            let Some(answered) = self.client.moderated(question) else {
-                return true;
-            };
-            set.asked = None;
-            // What a manager refuses it will refuse again.
-            set.failed = answered.is_err_and(|error| is_gone(&error));
+        set.take_answers(&self.client);
+        if !set.asked.is_empty() {
+            return true;
         }
         set.failed
     }
