@@ -188,7 +188,8 @@ impl Link {
     /// # Errors
     /// WouldBlock; NotConnected without a manager.
     pub(super) fn begin(&self, request: &Request) -> io::Result<u32> {
-        let mut state = self.now()?;
+        // Held for moments only; what is not asked now leaves the device as it was.
+        let mut state = self.state();
         state.connection()?;
         if !state.unsent.is_empty() {
             return Err(io::ErrorKind::WouldBlock.into());
