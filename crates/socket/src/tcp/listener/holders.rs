@@ -35,7 +35,7 @@ const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_se
 
 /// This process accepts connections by a listening socket from now on. Async-signal-safe.
 pub fn note_accepting(socket: BorrowedFd<'_>) {
-    // Who cannot say it is taken for one that does not.
+    // A process that cannot lock the byte counts as one that does not accept.
     let _ = lock_byte(socket, ACCEPTS, true);
 }
 
