@@ -15,8 +15,7 @@ use tidewall_sys::option_bytes;
 use crate::address::{canonical, check_peer, shown};
 use crate::datagram::message_options;
 use crate::option::{
-    self, Options, Row, SYSCTL_FAST_OPEN_CLIENT, SYSCTL_FAST_OPEN_NO_COOKIE, TABLE, Treatment,
-    place_of,
+    self, Carry, Options, SYSCTL_FAST_OPEN_CLIENT, SYSCTL_FAST_OPEN_NO_COOKIE, TABLE, place_of,
 };
 use crate::socket::{State, kernel_socket, stream_of};
 use crate::{Errno, Posix, Result, as_error, errno, lock};
@@ -43,8 +42,8 @@ impl OptionsSet {
     /// Bits of [`OptionsSet::bits`].
     pub const BITS: u32 = TABLE.len() as u32;
 
-    /// What an option changes: itself, or anything where it is none of those that are looked
-    /// at, since some have two names (SO_RCVBUFFORCE).
+    /// What an option changes: the one of the table that it sets, or anything where it sets
+    /// none of these.
     pub fn of(level: i32, name: i32) -> Self {
         let place = place_of((level, name));
         place.map_or(Self::ALL, |place| OptionsSet(1 << place))
@@ -76,10 +75,8 @@ impl OptionsSet {
 /// Their values, of those that a socket has.
 pub(crate) type Defaults = [Option<Vec<u8>>; TABLE.len()];
 
-/// Which buffers' sizes have been set: socket(7), of Linux 5.14, which the libc crate leaves out.
+/// socket(7), of Linux 5.14, which the libc crate leaves out.
 const SO_BUF_LOCK: i32 = 72;
-const SOCK_SNDBUF_LOCK: i32 = 1;
-const SOCK_RCVBUF_LOCK: i32 = 2;
 
 /// The longest of their values.
 const VALUE_BYTES: usize = 32;
@@ -179,7 +176,7 @@ impl Posix {
         let Some(stream) = stream? else {
             return Ok(false);
         };
-        state.options.begin(&stream);
+        state.options.begin(&stream, self);
         state.connecting = true;
         let local = stream.local_addr()?;
         state.bound = Some(shown(local, domain));
@@ -218,7 +215,7 @@ impl Posix {
         }
         let state = lock(&socket.state).accepted();
         if let Some(stream) = stream_of(&file) {
-            state.options.begin(stream);
+            state.options.begin(stream, self);
         }
         if nonblocking {
             file.set_nonblocking(true).map_err(errno)?;
@@ -270,31 +267,28 @@ impl Posix {
         // Of an older kernel's socket both may have been set.
         let buffers = || tidewall_sys::option(socket, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(!0);
         let file = OpenFile::from(socket.try_clone().map_err(errno)?);
-        for (place, (row, default)) in TABLE.into_iter().zip(defaults).enumerate() {
-            let Row { which, treatment } = row;
-            if !set.has(place) || treatment == Treatment::Momentary {
+        for (place, (row, default)) in TABLE.iter().zip(defaults).enumerate() {
+            let is_carried = match row.carry {
+                _ if !set.has(place) => false,
+                Carry::Changed => true,
+                Carry::Locked(bit) => buffers() & bit != 0,
+                Carry::Never => false,
+            };
+            if !is_carried {
                 continue;
             }
-            let is_set = match which {
-                (libc::SOL_SOCKET, libc::SO_SNDBUF) => buffers() & SOCK_SNDBUF_LOCK != 0,
-                (libc::SOL_SOCKET, libc::SO_RCVBUF) => buffers() & SOCK_RCVBUF_LOCK != 0,
-                _ => true,
-            };
-            if !is_set {
-                continue;
-            }
-            let Some(mut value) = value_of(socket, which).filter(|it| Some(it) != default.as_ref())
-            else {
+            let value = value_of(socket, row.which).filter(|it| Some(it) != default.as_ref());
+            let Some(mut value) = value else {
                 continue;
             };
-            if let (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) = which
+            if let Carry::Locked(_) = row.carry
                 && let Some(bytes) = value.first_chunk_mut::<4>()
             {
                 // What is read is twice what was set.
                 *bytes = (i32::from_ne_bytes(*bytes) / 2).to_ne_bytes();
             }
             // What the engine has not, the connection has not; the socket has it.
-            let _ = option::set(&mut state, &file, fast_client, which, &value);
+            let _ = option::set(&mut state, &file, fast_client, row.which, &value);
         }
         Ok(state)
     }

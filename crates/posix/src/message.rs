@@ -6,6 +6,8 @@ use std::time::Duration;
 use tidewall_protocol::tcp::{TimestampEvent, TimestampKeys, Timestamping};
 use tidewall_socket::tcp::Notification;
 
+use crate::option::Stamps;
+
 /// All flags of `SO_TIMESTAMPING` that Linux knows (6.18).
 const TIMESTAMPING: u32 = (1 << 19) - 1;
 /// `linux/errqueue.h`, where the libc crate lacks them.
@@ -33,7 +35,7 @@ pub struct Received {
     /// An entry of the error queue.
     pub error: Option<ExtendedError>,
     /// What a datagram socket's options ask for: IP_PKTINFO, IP_TTL, IP_TOS, and their like
-    /// of IPv6.
+    /// of IPv6; of a stream SO_TIMESTAMP or SO_TIMESTAMPNS.
     pub packet: Vec<ControlMessage>,
 }
 
@@ -65,6 +67,21 @@ pub struct ControlMessage {
 }
 
 impl ControlMessage {
+    /// `SCM_TIMESTAMP`, a `struct timeval`, or `SCM_TIMESTAMPNS`, a `struct timespec`.
+    pub(crate) fn stamp(stamps: Stamps, since_epoch: Duration) -> Option<Self> {
+        let (kind, part) = match stamps {
+            Stamps::None => return None,
+            Stamps::Micros => (libc::SO_TIMESTAMP, since_epoch.subsec_micros()),
+            Stamps::Nanos => (libc::SO_TIMESTAMPNS, since_epoch.subsec_nanos()),
+        };
+        let seconds = since_epoch.as_secs() as i64;
+        Some(Self {
+            level: libc::SOL_SOCKET,
+            kind,
+            data: [seconds, part.into()].map(i64::to_ne_bytes).concat(),
+        })
+    }
+
     /// `SCM_TIMESTAMPING`: the software's time, and two that only hardware has.
     #[must_use]
     pub fn timestamping(since_epoch: Duration) -> Self {

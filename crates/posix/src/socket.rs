@@ -38,6 +38,14 @@ impl Socket {
         self.kind != libc::SOCK_DGRAM
     }
 
+    /// The error of a stream without a connection: what became of its last one, once.
+    pub(crate) fn take_reset(&self) -> Errno {
+        match std::mem::take(&mut lock(&self.state).reset) {
+            true => Errno(libc::ECONNRESET),
+            false => Errno(libc::ENOTCONN),
+        }
+    }
+
     pub(crate) fn is_udp(&self) -> bool {
         self.kind == libc::SOCK_DGRAM && !self.is_atm()
     }
@@ -83,6 +91,8 @@ pub(crate) struct State {
     pub(crate) bound: Option<SocketAddr>,
     /// A `connect` whose end was not reported (`SS_CONNECTING`).
     pub(crate) connecting: bool,
+    /// Its connection was reset by `connect` with AF_UNSPEC, which nothing has reported yet.
+    pub(crate) reset: bool,
     pub(crate) options: Options,
     /// None but of circuits.
     pub(crate) atm: Option<Box<AtmState>>,
@@ -94,6 +104,7 @@ impl State {
         State {
             bound: self.bound,
             connecting: false,
+            reset: false,
             options: self.options.inherited(),
             atm: self.atm.clone(),
         }
@@ -323,7 +334,7 @@ impl Posix {
         let accepted = self.renumber(accepted)?;
         let state = lock(&socket.state).accepted();
         if let Some(stream) = stream_of(&*self.file(accepted)?) {
-            state.options.begin(stream);
+            state.options.begin(stream, self);
         }
         self.begin_circuit(accepted, &socket)?;
         self.enter(accepted, socket.domain, socket.kind, state);
@@ -397,6 +408,11 @@ impl Posix {
             OpenFile::Kernel(_) => return Ok(()),
             OpenFile::Datagram(datagrams) => return datagrams.disconnect().map_err(errno),
             OpenFile::Stream(stream) => {
+                let phase = stream.info().map_or(Phase::Closed, |info| info.state);
+                lock(&socket.state).reset = !matches!(
+                    phase,
+                    Phase::Closed | Phase::Closing | Phase::LastAck | Phase::TimeWait
+                );
                 stream.set_linger(Some(Duration::ZERO)).map_err(errno)?;
             }
             _ => return Err(Errno(libc::EINVAL)),
@@ -449,8 +465,9 @@ impl Posix {
         let local = stream.local_addr().map_err(errno)?;
         {
             let mut state = lock(&socket.state);
-            state.options.begin(&stream);
+            state.options.begin(&stream, self);
             state.connecting = true;
+            state.reset = false;
             state.bound = Some(shown(local, socket.domain));
         }
         self.replace(fd, stream.into())?;

@@ -7,9 +7,9 @@ use tidewall_socket::tcp::{Notification, State as Phase};
 use tidewall_socket::{OpenFile, TcpStream};
 
 use crate::address::{canonical, check_datagram_family, check_family, shown};
-use crate::option::SYSCTL_FAST_OPEN_CLIENT;
+use crate::option::{Options, SYSCTL_FAST_OPEN_CLIENT, Stamps};
 use crate::socket::{Socket, stream_of};
-use crate::{Errno, ExtendedError, Posix, Received, Result, errno, lock};
+use crate::{ControlMessage, Errno, ExtendedError, Posix, Received, Result, errno, lock};
 
 /// Flags of a sending call that mean something here; others change nothing.
 const SEND_FLAGS: i32 =
@@ -42,7 +42,7 @@ impl Posix {
                 OpenFile::Datagram(datagrams) => {
                     self.receive_datagram(datagrams, &socket, buffers, flags)
                 }
-                OpenFile::Kernel(_) if !socket.is_udp() => Err(Errno(libc::ENOTCONN)),
+                OpenFile::Kernel(_) if !socket.is_udp() => Err(socket.take_reset()),
                 _ => receive(&file, buffers, flags & RECEIVE_FLAGS).map(|received| Received {
                     from: received.from.map(|from| shown(from, socket.domain)),
                     ..received
@@ -69,17 +69,26 @@ impl Posix {
             receive(&file, buffers, flags & RECEIVE_FLAGS)?
         };
         received.from = None;
-        let (inquires, timestamping) = {
-            let state = lock(&socket.state);
-            (state.options.inquires, state.options.timestamping)
+        let (inquires, timestamping, stamps) = {
+            let Options {
+                inquires,
+                timestamping,
+                stamps,
+                ..
+            } = lock(&socket.state).options;
+            (inquires, timestamping, stamps)
         };
         if inquires && let Some((left, end)) = stream.unread() {
             received.left = Some(left + u32::from(end && left == 0));
         }
         let peek = flags & libc::MSG_PEEK != 0;
-        if timestamping & libc::SOF_TIMESTAMPING_SOFTWARE != 0 && received.bytes > 0 && !peek {
+        let asks = timestamping & libc::SOF_TIMESTAMPING_SOFTWARE != 0;
+        if (asks || stamps != Stamps::None) && received.bytes > 0 && !peek {
             let at = stream.read_timestamp().map_err(errno)?;
-            received.arrived = at.map(|at| self.config.epoch + self.stack().age_at(at));
+            let arrived = at.map(|at| self.config.epoch + self.stack().age_at(at));
+            let stamp = arrived.and_then(|it| ControlMessage::stamp(stamps, it));
+            received.packet.extend(stamp);
+            received.arrived = arrived.filter(|_| asks);
         }
         Ok(received)
     }

@@ -2,21 +2,15 @@
 
 use std::time::Duration;
 
-use tidewall_protocol::tcp::StreamOptions;
 use tidewall_socket::{OpenFile, TcpStream};
 
-use super::name::{
-    SO_MEMINFO, TCP_CC_INFO, TCP_FASTOPEN_KEY, TCP_FASTOPEN_NO_COOKIE, TCP_INQ, TCP_NOTSENT_LOWAT,
-};
-use super::set::{apply, set, timeval, timeval_bytes};
+use super::name::{SO_MEMINFO, TCP_CC_INFO};
+use super::set::{set, timeval};
+use super::table::{Asked, TABLE, Treatment, place_of, row_of};
 use super::{Options, SYSCTL_FAST_OPEN_CLIENT};
 use crate::atm::circuit_of;
-use crate::datagram::HOPS;
-use crate::socket::stream_of;
+use crate::socket::{Socket, stream_of};
 use crate::{Errno, Posix, Result, TcpInfo, errno, lock};
-
-/// The length of a congestion control's name (`TCP_CA_NAME_MAX`).
-const CONGESTION_NAME: usize = 16;
 
 impl Posix {
     /// `setsockopt(2)`, with Linux's constants and layouts: those options that
@@ -64,8 +58,11 @@ impl Posix {
                 listener.set_options(&options).map_err(errno)
             }
             OpenFile::Stream(stream) => {
-                let sysctl = self.stack().sysctl();
-                apply(stream, (level, option), &options, &sysctl).map_err(errno)
+                let row = place_of((level, option)).and_then(|place| TABLE.get(place));
+                match row.and_then(|row| row.apply) {
+                    Some(apply) => apply(stream, &options, self).map_err(errno),
+                    None => Ok(()),
+                }
             }
             _ => Ok(()),
         }
@@ -96,31 +93,54 @@ impl Posix {
         if level == libc::IPPROTO_IPV6 && socket.domain == libc::AF_INET {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let sysctl = self.stack().sysctl();
+        if let Some(value) = self.fact(fd, &file, &socket, (level, option)) {
+            return value;
+        }
+        let is_level = matches!(
+            level,
+            libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6
+        );
+        // A level that nobody has; setting there is ENOPROTOOPT.
+        let unknown = match is_level {
+            true => Errno(libc::ENOPROTOOPT),
+            false => Errno(libc::EOPNOTSUPP),
+        };
+        let row = row_of((level, option)).ok_or(unknown)?;
         let options = lock(&socket.state).options.clone();
-        let own = &options.stream;
-        let seconds = |time: Duration| time.as_secs() as i32;
-        let fresh = || sysctl.config();
-        let value = match (level, option) {
-            (libc::IPPROTO_TCP, libc::TCP_INFO) => return Ok(self.tcp_info(fd)?.to_bytes()),
-            (libc::IPPROTO_TCP, TCP_CC_INFO) => return Ok(Vec::new()),
-            (libc::SOL_SOCKET, SO_MEMINFO) => return Ok(memory_info(stream)),
-            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
-                let live = stream.and_then(|stream| stream.congestion().ok().flatten());
-                let own = live.or(own.congestion).unwrap_or(fresh().congestion);
-                let mut value = own.name().as_bytes().to_vec();
-                value.resize(CONGESTION_NAME, 0);
-                return Ok(value);
+        match row.treatment {
+            Treatment::Applied { get, .. } => get(&Asked {
+                options: &options,
+                stream,
+                posix: self,
+            })
+            .map(Vec::from),
+            Treatment::Kept(_) if matches!(&*file, OpenFile::Listener(_)) => Err(unknown),
+            Treatment::Kept(_) => Ok(options.kept.get(row.which).to_ne_bytes().to_vec()),
+        }
+    }
+
+    /// What is read of a socket, and never set.
+    fn fact(
+        &self,
+        fd: i32,
+        file: &OpenFile,
+        socket: &Socket,
+        which: (i32, i32),
+    ) -> Option<Result<Vec<u8>>> {
+        let value = match which {
+            (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+                return Some(self.tcp_info(fd).map(|info| info.to_bytes()));
             }
-            (libc::SOL_SOCKET, libc::SO_ERROR) => match &*file {
+            (libc::IPPROTO_TCP, TCP_CC_INFO) => return Some(Ok(Vec::new())),
+            (libc::SOL_SOCKET, SO_MEMINFO) => return Some(Ok(memory_info(stream_of(file)))),
+            (libc::SOL_SOCKET, libc::SO_ERROR) => match file {
+                OpenFile::Kernel(_) if lock(&socket.state).reset => socket.take_reset().0,
                 OpenFile::Kernel(_) => 0,
-                file => {
-                    let error = file.take_error().map_err(errno)?;
-                    error.map_or(0, |error| errno(error).0)
-                }
+                file => match file.take_error() {
+                    Ok(error) => error.map_or(0, |error| errno(error).0),
+                    Err(error) => return Some(Err(errno(error))),
+                },
             },
-            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => options.reuse_address.into(),
-            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive_on.into(),
             (libc::SOL_SOCKET, libc::SO_TYPE) => socket.kind,
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.domain,
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => match socket.kind {
@@ -128,104 +148,10 @@ impl Posix {
                 libc::SOCK_DGRAM => libc::IPPROTO_UDP,
                 _ => libc::IPPROTO_TCP,
             },
-            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-                matches!(&*file, OpenFile::Listener(_)).into()
-            }
-            (libc::SOL_SOCKET, libc::SO_LINGER) => {
-                let on = i32::from(options.linger.is_some());
-                let time = seconds(options.linger.unwrap_or_default());
-                return Ok([on.to_ne_bytes(), time.to_ne_bytes()].concat());
-            }
-            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
-                return Ok(timeval_bytes(options.read_timeout));
-            }
-            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => {
-                return Ok(timeval_bytes(options.write_timeout));
-            }
-            // Bytes of memory, of which half holds data.
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
-                own.send_buffer
-                    .map_or(sysctl.send_memory[1], |bytes| bytes * 2) as i32
-            }
-            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
-                own.receive_buffer
-                    .map_or(sysctl.receive_memory[1], |bytes| bytes * 2) as i32
-            }
-            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => options.zero_copy.into(),
-            (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE) => {
-                return Ok(options
-                    .pacing_rate
-                    .unwrap_or(u64::MAX)
-                    .to_ne_bytes()
-                    .to_vec());
-            }
-            // struct so_timestamping: the flags, and no clock of hardware.
-            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => {
-                return Ok([options.timestamping.to_ne_bytes(), [0; 4]].concat());
-            }
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay.into(),
-            (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork.into(),
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match stream {
-                Some(stream) => stream.maximum_segment().map_err(errno)?.into(),
-                // TCP_MSS_DEFAULT
-                None => own.maximum_segment.unwrap_or(536).into(),
-            },
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => options.keepalive.idle as i32,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => options.keepalive.interval as i32,
-            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => options.keepalive.count.into(),
-            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
-                own.syn_retries.unwrap_or(fresh().syn_retries).into()
-            }
-            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => match own.fin_timeout {
-                Some(Duration::ZERO) => -1,
-                own => {
-                    let time = own.unwrap_or(fresh().fin_timeout);
-                    seconds(time.min(StreamOptions::FIN_TIMEOUT_MAX))
-                }
-            },
-            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
-                own.user_timeout.unwrap_or_default().as_millis() as i32
-            }
-            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => match stream {
-                Some(stream) => stream.quick_ack().map_err(errno)?.into(),
-                None => (!options.delayed_ack).into(),
-            },
-            (libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT) => own.not_sent_low_water.unwrap_or(0) as i32,
-            (libc::IPPROTO_TCP, TCP_INQ) => options.inquires.into(),
-            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => options.fast_open_queue.unwrap_or(0) as i32,
-            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) => options.fast_open_connect.into(),
-            (libc::IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE) => options.fast_open_no_cookie.into(),
-            (libc::IPPROTO_TCP, TCP_FASTOPEN_KEY) => {
-                if options.fast_open_keys.is_none() && stream.is_some() {
-                    // No connection needs one.
-                    return Ok(Vec::new());
-                }
-                let keys = options.fast_open_keys.or(sysctl.fast_open_keys);
-                let keys = keys.unwrap_or_else(|| self.stack().fast_open_keys());
-                let backup = keys.backup.as_ref().map_or(&[][..], |backup| backup);
-                return Ok([&keys.primary, backup].concat());
-            }
-            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                own.traffic_class.into()
-            }
-            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
-                options.hops.unwrap_or(HOPS).into()
-            }
-            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => options.only_v6.into(),
-            which @ (
-                libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6,
-                _,
-            ) => {
-                let kept = match &*file {
-                    OpenFile::Listener(_) => None,
-                    _ => options.kept.get(which),
-                };
-                kept.ok_or(Errno(libc::ENOPROTOOPT))?
-            }
-            // A level that nobody has; setting there is ENOPROTOOPT.
-            _ => return Err(Errno(libc::EOPNOTSUPP)),
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => matches!(file, OpenFile::Listener(_)).into(),
+            _ => return None,
         };
-        Ok(value.to_ne_bytes().to_vec())
+        Some(Ok(value.to_ne_bytes().to_vec()))
     }
 
     /// How long a call that receives or accepts waits (SO_RCVTIMEO); `None` for ever.

@@ -1,7 +1,7 @@
 //! Options that change nothing of a connection of the stack's, and that programs set all the
 //! same, some of each that they accept (Erlang SO_PRIORITY): they are kept, and read back.
 
-use super::table::{TABLE, Treatment, Values, place_of};
+use super::table::{TABLE, Values, place_of};
 use super::{between, int};
 use crate::{Errno, Result};
 
@@ -9,19 +9,11 @@ use crate::{Errno, Result};
 #[derive(Clone, Default, PartialEq)]
 pub(crate) struct Kept(Vec<(u8, i32)>);
 
-fn kept(which: (i32, i32)) -> Option<(u8, Values)> {
-    let place = place_of(which)?;
-    match TABLE.get(place)?.treatment {
-        Treatment::Kept(values) => Some((place as u8, values)),
-        Treatment::Applied | Treatment::Momentary => None,
-    }
-}
-
 impl Kept {
     /// # Errors
-    /// ENOPROTOOPT for an option that is not kept, EINVAL for a value that Linux refuses.
-    pub(crate) fn set(&mut self, which: (i32, i32), value: &[u8]) -> Result<()> {
-        let (place, values) = kept(which).ok_or(Errno(libc::ENOPROTOOPT))?;
+    /// EINVAL for a value that Linux refuses, ENOPROTOOPT for one that no stack's socket has.
+    pub(crate) fn set(&mut self, place: usize, values: Values, value: &[u8]) -> Result<()> {
+        let place = place as u8;
         let value = match (values, int(value)?) {
             (Values::Any, value) => value,
             (Values::Flag, value) => (value != 0).into(),
@@ -45,10 +37,10 @@ impl Kept {
     }
 
     /// What is read back.
-    pub(crate) fn get(&self, which: (i32, i32)) -> Option<i32> {
-        let (place, _) = kept(which)?;
-        let known = self.0.iter().find(|known| known.0 == place);
-        Some(known.map_or_else(|| default_of(which), |known| known.1))
+    pub(crate) fn get(&self, which: (i32, i32)) -> i32 {
+        let place = place_of(which).map(|place| place as u8);
+        let known = self.0.iter().find(|known| Some(known.0) == place);
+        known.map_or_else(|| default_of(which), |known| known.1)
     }
 }
 

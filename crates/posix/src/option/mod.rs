@@ -12,11 +12,11 @@ use std::time::Duration;
 use tidewall_protocol::tcp::{FastOpenKeys, Framing, Keepalive, StreamOptions, Sysctl};
 use tidewall_socket::{ListenOptions, TcpStream};
 
-use crate::{Result, message};
+use crate::{Posix, Result};
 
 use kept::Kept;
 pub(crate) use set::{between, int, set, timeval};
-pub(crate) use table::{Row, TABLE, Treatment, place_of};
+pub(crate) use table::{Carry, TABLE, place_of};
 
 /// `linux/tcp.h`, where the libc crate lacks them.
 mod name {
@@ -27,6 +27,11 @@ mod name {
     pub(super) const TCP_CC_INFO: i32 = 26;
     pub(super) const SO_MEMINFO: i32 = 55;
     pub(super) const SO_PREFER_BUSY_POLL: i32 = 69;
+    /// Of SO_BUF_LOCK (socket(7), of Linux 5.14): which buffers' sizes have been set.
+    pub(super) const SOCK_SNDBUF_LOCK: i32 = 1;
+    pub(super) const SOCK_RCVBUF_LOCK: i32 = 2;
+    /// The length of a congestion control's name (`TCP_CA_NAME_MAX`).
+    pub(super) const CONGESTION_NAME: usize = 16;
 }
 
 /// Flags of `tcp_fastopen` (`Documentation/networking/ip-sysctl.rst`).
@@ -55,9 +60,21 @@ pub(crate) struct Options {
     pub(crate) inquires: bool,
     /// `SOF_TIMESTAMPING_…`
     pub(crate) timestamping: u32,
+    pub(crate) stamps: Stamps,
+    /// `TCP_DEFER_ACCEPT`, as the timeouts of an answer to a SYN.
+    defer_accept: u8,
     pub(crate) backlog: u32,
     /// `TCP_FASTOPEN`.
     fast_open_queue: Option<u32>,
+}
+
+/// The control message with the time at which data came: of SO_TIMESTAMP or SO_TIMESTAMPNS.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Stamps {
+    #[default]
+    None,
+    Micros,
+    Nanos,
 }
 
 /// See [`Options`].
@@ -73,6 +90,8 @@ pub(crate) struct Rare {
     zero_copy: bool,
     /// SO_MAX_PACING_RATE, in bytes per second.
     pacing_rate: Option<u64>,
+    /// TCP_WINDOW_CLAMP, in bytes.
+    window_clamp: Option<u32>,
     fast_open_keys: Option<FastOpenKeys>,
     fast_open_no_cookie: bool,
     pub(crate) fast_open_connect: bool,
@@ -146,7 +165,20 @@ impl Options {
                 interval: Duration::from_secs(interval.into()),
                 count,
             }),
+            receive_buffer: match (self.stream.receive_buffer, self.window_clamp) {
+                (Some(buffer), Some(clamp)) => Some(buffer.min(clamp)),
+                (buffer, clamp) => buffer.or(clamp),
+            },
             ..self.stream
+        }
+    }
+
+    /// What a stream is to note of times: SO_TIMESTAMPING's flags, and the one that the other
+    /// two options need.
+    fn timestamping_flags(&self) -> u32 {
+        match self.stamps {
+            Stamps::None => self.timestamping,
+            _ => self.timestamping | libc::SOF_TIMESTAMPING_RX_SOFTWARE,
         }
     }
 
@@ -172,6 +204,7 @@ impl Options {
             fast_open_keys: self.fast_open_keys.or(sysctl.fast_open_keys),
             fast_open_without_cookie: self.fast_open_no_cookie
                 || has(SYSCTL_FAST_OPEN_SERVER_NO_COOKIE),
+            defer_accept: self.defer_accept,
             reuse_address: self.reuse_address,
             reuse_port: false,
             only_v6: self.only_v6,
@@ -184,6 +217,7 @@ impl Options {
         let mut own = Self {
             backlog: 0,
             fast_open_queue: None,
+            defer_accept: 0,
             ..self.clone()
         };
         if self.fast_open_keys.is_some() || self.kept.is_only_the_listeners() {
@@ -196,32 +230,14 @@ impl Options {
 
     /// Gives a new stream what it does not begin with. What a stream refuses it has not,
     /// as one of the kernel's zero copy.
-    pub(crate) fn begin(&self, stream: &TcpStream) {
-        if self.cork {
-            let _ = stream.set_cork(true);
+    pub(crate) fn begin(&self, stream: &TcpStream, posix: &Posix) {
+        for row in &TABLE {
+            if let (Some(begins), Some(apply)) = (row.begins, row.apply)
+                && begins(self)
+            {
+                let _ = apply(stream, self, posix);
+            }
         }
-        if self.zero_copy {
-            let _ = stream.set_zero_copy(true);
-        }
-        if self.pacing_rate.is_some() {
-            let _ = stream.set_pacing_rate_max(self.pacing_rate);
-        }
-        if let Some(flags) = message::timestamping(self.timestamping, true)
-            && self.timestamping != 0
-        {
-            let _ = stream.set_timestamping(flags);
-        }
-        if self.linger.is_some() {
-            let _ = stream.set_linger(self.linger);
-        }
-        if let Some(hops) = self.hops {
-            let _ = stream.set_ttl(hops);
-        }
-        if self.delayed_ack {
-            let _ = stream.set_quick_ack(false);
-        }
-        let _ = stream.set_read_timeout(self.read_timeout);
-        let _ = stream.set_write_timeout(self.write_timeout);
     }
 }
 
@@ -281,13 +297,14 @@ mod tests {
     #[test]
     fn each_option_of_the_table_is_set_or_kept_and_read() {
         for (place, row) in TABLE.into_iter().enumerate() {
-            assert_eq!(place_of(row.which), Some(place), "twice: {row:?}");
+            let which = row.which;
+            assert_eq!(place_of(which), Some(place), "twice: {which:?}");
             let file = OpenFile::from(kernel_socket(libc::AF_INET6, libc::SOCK_STREAM).unwrap());
             let mut state = State::default();
             // As long as any: a name of an algorithm, a key, a time.
             let values = [vec![1, 0, 0, 0], vec![1; 16], b"reno".to_vec(), vec![0; 16]];
-            let results = values.map(|value| set(&mut state, &file, true, row.which, &value));
-            assert!(results.iter().any(Result::is_ok), "{row:?}: {results:?}");
+            let results = values.map(|value| set(&mut state, &file, true, which, &value));
+            assert!(results.iter().any(Result::is_ok), "{which:?}: {results:?}");
         }
         let mut state = State::default();
         let file = OpenFile::from(kernel_socket(libc::AF_INET, libc::SOCK_STREAM).unwrap());

@@ -50,6 +50,8 @@ pub(super) struct HalfOpen {
     pub answered: Time,
     /// Answers beyond the first.
     pub retries: u8,
+    /// The handshake is complete, and nothing came by it (`TCP_DEFER_ACCEPT`).
+    pub acknowledged: bool,
     /// When it came to its queue.
     pub queued: Time,
     pub previous: Option<u32>,
@@ -73,6 +75,7 @@ impl HalfOpen {
             begun: now,
             answered: now,
             retries: 0,
+            acknowledged: false,
             queued: now,
             previous: None,
             next: None,

@@ -98,6 +98,8 @@ pub struct Listener {
     /// Where the segments that are given come from.
     origin: u64,
     fast_open: Option<FastOpenServer>,
+    /// See [`Listener::set_defer_accept`].
+    defer_accept: u8,
     /// Connections that a SYN has opened whose handshake is not complete.
     opening: u32,
     /// Of those that were reset meanwhile: until when each keeps its place.
@@ -129,6 +131,7 @@ impl Listener {
             cookies_until: None,
             origin: 0,
             fast_open: None,
+            defer_accept: 0,
             opening: 0,
             reset_until: VecDeque::new(),
             excess: 0,
@@ -341,6 +344,13 @@ impl Listener {
         if !in_window || old.is_some_and(|(recent, theirs)| before(theirs, recent)) {
             return self.challenge(key, now, send);
         }
+        let is_bare = segment.payload.is_empty() && offset == 0 && !has(Flags::FIN);
+        if is_bare && entry.retries < self.defer_accept {
+            if let Some(entry) = self.half_open.get_mut(key) {
+                entry.acknowledged = true;
+            }
+            return Reaction::Nothing;
+        }
         if self.is_full() {
             // Our answer, repeated, will be acknowledged again.
             return Reaction::Dropped(DropReason::TcpListenOverflow);
@@ -348,7 +358,7 @@ impl Listener {
         let Some(entry) = self.half_open.remove(key) else {
             return Reaction::Nothing;
         };
-        let once = entry.retries == 0 && entry.answered == entry.begun;
+        let once = entry.retries == 0 && entry.answered == entry.begun && !entry.acknowledged;
         let round_trip = once.then(|| now.saturating_sub(entry.begun));
         Reaction::Established(handshake(&entry, &self.config, segment, round_trip))
     }
@@ -454,7 +464,11 @@ impl Listener {
                 wanted
             };
             match self.half_open.get(key) {
-                Some(entry) if entry.retries < retries => {
+                Some(entry) if entry.retries < retries || self.defers(entry, crowded) => {
+                    if entry.acknowledged && entry.retries + 1 < self.defer_accept {
+                        self.half_open.retried(key, now);
+                        continue;
+                    }
                     let origin = entry.origin;
                     let mut send =
                         |flow: &FourTuple, out: &Outgoing<'static>| send(flow, out, origin);
@@ -470,6 +484,11 @@ impl Listener {
         }
     }
 
+    /// True while a connection with a complete handshake waits for data.
+    fn defers(&self, entry: &HalfOpen, crowded: bool) -> bool {
+        entry.acknowledged && entry.retries < self.defer_accept && !crowded
+    }
+
     fn expire_defences(&mut self, now: Time) {
         self.flooded_until = self.flooded_until.filter(|&until| now < until);
         self.cookies_until = self.cookies_until.filter(|&until| now < until);
@@ -481,6 +500,12 @@ impl Listener {
     pub fn set_config(&mut self, config: &Config) {
         self.config = config.framed();
         self.cookies = Cookies::new(config, self.secrets.cookie);
+    }
+
+    /// Establishes a connection only when data has come by it, or once its answer has timed out
+    /// so many times (`TCP_DEFER_ACCEPT`); 0: at once. One by a cookie is established at once.
+    pub fn set_defer_accept(&mut self, timeouts: u8) {
+        self.defer_accept = timeouts;
     }
 
     /// Says where the segments that are given from now on come from, in a form of

@@ -48,6 +48,7 @@ mod config;
 mod congestion;
 mod connection;
 pub mod cookie;
+pub mod defer_accept;
 mod delayed_ack;
 mod ecn;
 mod fast_open;

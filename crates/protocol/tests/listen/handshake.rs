@@ -4,7 +4,7 @@ use super::*;
 use tidewall_protocol::DropReason;
 use tidewall_protocol::errno;
 use tidewall_protocol::icmp::FlowError;
-use tidewall_protocol::tcp::{Connection, Ecn, State};
+use tidewall_protocol::tcp::{Connection, Ecn, State, defer_accept};
 
 #[test]
 fn a_handshake_agrees_on_what_both_offered() {
@@ -389,4 +389,56 @@ fn an_answer_that_is_sent_again_goes_where_its_syn_came_from() {
         again(&mut listener, now + 2 * SECOND),
         [(one, 33), (two, 22)]
     );
+}
+
+#[test]
+fn a_deferred_connection_waits_for_data_or_its_time() {
+    for seconds in [1, 3, 10] {
+        let timeouts = defer_accept::timeouts_of(seconds);
+        let mut listener = listener(128);
+        listener.set_defer_accept(timeouts);
+        let [sends, silent] = [client(1, 1000), client(2, 1000)];
+        let acks = [sends, silent].map(|flow| {
+            let (_, sent) = give(&mut listener, &syn(flow, 500), START);
+            let ack = ack_of(flow, &sent[0].1);
+            let (reaction, sent) = give(&mut listener, &ack, START);
+            assert_eq!((reaction, sent.len()), (Reaction::Nothing, 0));
+            ack
+        });
+        let data = Segment {
+            payload: b"request",
+            ..acks[0]
+        };
+        let (reaction, _) = give(&mut listener, &data, START + SECOND / 2);
+        let Reaction::Established(handshake) = reaction else {
+            panic!("{reaction:?}")
+        };
+        assert_eq!(handshake.round_trip, None, "the time is the client's");
+        // Only the last timeout asks the silent one for another acknowledgment.
+        let end = START + Duration::from_secs(defer_accept::seconds_of(timeouts) as u64);
+        let (sent, _) = run_timers(&mut listener, end);
+        let times: Vec<_> = sent.iter().map(|it| it.0).collect();
+        assert_eq!(times, [end]);
+        let (reaction, _) = give(&mut listener, &acks[1], end);
+        assert!(matches!(reaction, Reaction::Established(_)), "{reaction:?}");
+        assert_eq!(listener.half_open_len(), 0);
+    }
+}
+
+#[test]
+fn seconds_of_deferred_connections_are_rounded_as_by_linux() {
+    let pairs = [
+        (-1, 0),
+        (0, 0),
+        (1, 1),
+        (2, 3),
+        (3, 3),
+        (10, 15),
+        (200, 247),
+    ];
+    for (asked, read) in pairs {
+        let timeouts = defer_accept::timeouts_of(asked);
+        assert_eq!(defer_accept::seconds_of(timeouts), read, "of {asked}");
+    }
+    assert_eq!(defer_accept::timeouts_of(i32::MAX), u8::MAX);
 }

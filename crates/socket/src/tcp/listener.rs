@@ -42,7 +42,7 @@ mod tests;
 mod waiting;
 
 pub use bind::ListenOptions;
-use bind::hold;
+use bind::{defer_accept, hold};
 use opened::Opened;
 
 /// Frames that may wait for a listener, a queue, beside its backlog.
@@ -226,6 +226,7 @@ impl TcpListener {
         let config = options.stream.apply(core.tcp.config(true));
         let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
         protocol.set_fast_open(core.tcp.fast_open.serving(&options));
+        protocol.set_defer_accept(options.defer_accept);
         let offer = CookieOffer {
             window: config.syn_window(),
             window_scale: config.window_scaling.then(|| config.window_scale()),
@@ -481,7 +482,12 @@ impl TcpListener {
     pub fn set_options(&self, options: &ListenOptions) -> io::Result<()> {
         options.stream.check().map_err(error)?;
         let core = self.stack.here()?;
-        lock(&self.inner.state).options = *options;
+        let old = std::mem::replace(&mut lock(&self.inner.state).options, *options);
+        if old.defer_accept != options.defer_accept
+            && let Some(kernel) = &self.inner.kernel
+        {
+            defer_accept(kernel.as_fd(), options.defer_accept)?;
+        }
         self.inner.refresh(core);
         Ok(())
     }

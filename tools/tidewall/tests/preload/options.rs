@@ -125,6 +125,55 @@ fn what_would_not_happen_is_refused() {
     assert_eq!(said[1].trim(), "1 1 0 done done");
 }
 
+/// Says to each client what has come before the end, and sends around an urgent byte.
+const URGENT: &str = r#"
+import errno, socket
+listener = socket.create_server(('0.0.0.0', 8270))
+listener.setblocking(False)
+try: listener.accept()
+except BlockingIOError: pass
+listener.setblocking(True)
+while True:
+    connection, _ = listener.accept()
+    got = b''
+    while part := connection.recv(100): got += part
+    try: connection.recv(1, socket.MSG_OOB)
+    except OSError as error: got += errno.errorcode[error.errno].encode()
+    connection.send(b'AB')
+    connection.send(b'!', socket.MSG_OOB)
+    connection.sendall(b'CD ' + got)
+    connection.close()
+"#;
+
+const URGENT_PEER: &str = r#"
+import errno, socket, sys, time
+peer = socket.create_connection((sys.argv[1], 8270), 10)
+peer.send(b'xy')
+peer.send(b'U', socket.MSG_OOB)
+time.sleep(0.2)
+peer.send(b'z')
+peer.shutdown(socket.SHUT_WR)
+said = peer.makefile().read()
+try: peer.recv(1, socket.MSG_OOB)
+except OSError as error: said += ' ' + errno.errorcode[error.errno]
+print(said)
+"#;
+
+#[test]
+fn urgent_data_is_in_line() {
+    let test = "urgent_data_is_in_line";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "pu") else {
+        return;
+    };
+    let server = Preloaded::start(host, &["python3", "-c", URGENT]);
+    until(&server, ["promoted", "listener", "0.0.0.0:8270"]);
+    let said = server.answered("python3", &["-c", URGENT_PEER, HERE]);
+    assert_eq!(said.trim(), "AB!CD xyUzEINVAL EINVAL");
+}
+
 /// Sets each option before the stack has the socket, and says what is read of it afterwards: of the
 /// listener, of what it accepts, and of what connects.
 const CARRIED: &str = r#"

@@ -2,14 +2,14 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as KernelListener};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::sockopt::ipv6_v6only;
 use rustix::net::{SocketFlags, SocketType, bind, listen};
-use tidewall_protocol::tcp::{FastOpenKeys, StreamOptions};
+use tidewall_protocol::tcp::{self, FastOpenKeys, StreamOptions};
 use tidewall_sys::{option, set_option};
 
 use super::{BACKLOG_MAX, ListenerInner, TcpListener};
@@ -35,6 +35,10 @@ pub struct ListenOptions {
     pub fast_open_keys: Option<FastOpenKeys>,
     /// TCP_FASTOPEN_NO_COOKIE: data in a SYN is taken without a cookie.
     pub fast_open_without_cookie: bool,
+    /// TCP_DEFER_ACCEPT: a connection is accepted once data has come by it, or the answer to
+    /// its SYN has timed out so many times ([`tidewall_protocol::tcp::defer_accept`]). 0, the
+    /// default: at once.
+    pub defer_accept: u8,
     /// SO_REUSEADDR. True by default, as in the standard library.
     pub reuse_address: bool,
     /// SO_REUSEPORT: several listeners of one user may have the address, if each has this.
@@ -63,6 +67,7 @@ impl Default for ListenOptions {
             fast_open: 0,
             fast_open_keys: None,
             fast_open_without_cookie: false,
+            defer_accept: 0,
             reuse_address: true,
             reuse_port: false,
             only_v6: false,
@@ -93,8 +98,17 @@ pub(super) fn hold(address: SocketAddr, options: &ListenOptions) -> io::Result<K
         let queue = i32::try_from(options.fast_open).unwrap_or(i32::MAX);
         set_option(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, queue)?;
     }
+    if options.defer_accept > 0 {
+        defer_accept(fd, options.defer_accept)?;
+    }
     listen(fd, options.backlog as i32)?;
     Ok(KernelListener::from(socket))
+}
+
+/// Sets TCP_DEFER_ACCEPT of a kernel socket.
+pub(super) fn defer_accept(socket: BorrowedFd<'_>, timeouts: u8) -> io::Result<()> {
+    let seconds = tcp::defer_accept::seconds_of(timeouts);
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds)
 }
 
 /// A socket of the kernel's that somebody else has made, as the one that holds the port.

@@ -299,6 +299,7 @@ impl ListenerInner {
         } = &mut *state;
         protocol.set_config(&options.stream.apply(core.tcp.config(true)));
         protocol.set_fast_open(core.tcp.fast_open.serving(options));
+        protocol.set_defer_accept(options.defer_accept);
     }
 
     /// What follows a change: wake-ups, the timer, the driver's cookies.
