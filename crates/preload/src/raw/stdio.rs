@@ -14,7 +14,7 @@ use crate::process::{inside, ours};
 pub(super) struct Functions {
     read: unsafe extern "C-unwind" fn(*mut c_void, *mut c_char, usize) -> ssize_t,
     write: unsafe extern "C-unwind" fn(*mut c_void, *const c_char, usize) -> ssize_t,
-    seek: Option<unsafe extern "C" fn(*mut c_void, *mut off64_t, c_int) -> c_int>,
+    seek: unsafe extern "C" fn(*mut c_void, *mut off64_t, c_int) -> c_int,
     close: unsafe extern "C-unwind" fn(*mut c_void) -> c_int,
 }
 
@@ -72,6 +72,12 @@ pub(super) fn flush() {
     }
 }
 
+/// As of every socket; without it the C library's own call leaves no error.
+unsafe extern "C" fn seek(_: *mut c_void, _: *mut off64_t, _: c_int) -> c_int {
+    super::fail(libc::ESPIPE);
+    -1
+}
+
 unsafe extern "C-unwind" fn close(cookie: *mut c_void) -> c_int {
     inside(|| hold().retain(|&(fd, _)| fd != number(cookie)));
     // SAFETY: closes the number that the stream has.
@@ -87,7 +93,7 @@ pub(super) unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
     let functions = Functions {
         read,
         write,
-        seek: None,
+        seek,
         close,
     };
     let cookie = std::ptr::without_provenance_mut(fd as usize);

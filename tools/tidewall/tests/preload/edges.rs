@@ -113,7 +113,12 @@ fn compare(test: &str, name: &str, source: &str) {
         )
     });
     let own = each(&|group| {
-        let environment = ["env", &preload, "TIDEWALL_DEBUG=1"];
+        let environment = [
+            "env",
+            &preload,
+            "TIDEWALL_DEBUG=1",
+            "TIDEWALL_PROMOTE=at-once",
+        ];
         let limited = ["timeout", "-k5", "20", &program, group];
         run(host.run(&[], &[&environment[..], &limited].concat()), true)
     });

@@ -193,6 +193,128 @@ static void peeks(void)
 	SAY(recvmsg(s, &message, MSG_PEEK | MSG_DONTWAIT));
 }
 
+// ---- Options -------------------------------------------------------------------
+
+static int asks(int fd, int level, int name)
+{
+	int value = -2;
+	socklen_t length = sizeof value;
+
+	return getsockopt(fd, level, name, &value, &length) ? -errno : value;
+}
+
+// What is set by another name than it is read by.
+static void forced(void)
+{
+	int bytes = 50000, s = socket(AF_INET, SOCK_STREAM, 0), usual;
+
+	SAY(setsockopt(s, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes));
+	SAY(setsockopt(s, SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof bytes));
+	SAY(connected(s, PEER, CONTROL));
+	SAY(asks(s, SOL_SOCKET, SO_SNDBUF));
+	SAY(asks(s, SOL_SOCKET, SO_RCVBUF));
+	SAY(asks(s, SOL_SOCKET, SO_SNDBUFFORCE));
+	s = socket(AF_INET, SOCK_STREAM, 0);
+	SAY(asks(s, SOL_SOCKET, SO_SNDBUF));
+	SAY(connected(s, PEER, CONTROL));
+	// It grows with the connection.
+	usual = asks(s, SOL_SOCKET, SO_SNDBUF);
+	SAY(usual > 40000 && usual < 200000);
+}
+
+// The first control message of what is received.
+static void stamped(int s)
+{
+	char control[200];
+	struct msghdr message = { .msg_iov = &(struct iovec){ buffer, 1 }, .msg_iovlen = 1,
+		.msg_control = control, .msg_controllen = sizeof control };
+	struct timespec now;
+	long time[2] = { 0 };
+
+	SAY(recvmsg(s, &message, 0));
+	struct cmsghdr *first = CMSG_FIRSTHDR(&message);
+	SAY(message.msg_controllen);
+	if (!first)
+		return;
+	SAY(first->cmsg_type);
+	memcpy(time, CMSG_DATA(first), sizeof time);
+	clock_gettime(CLOCK_REALTIME, &now);
+	SAY(now.tv_sec - time[0] >= 0 && now.tv_sec - time[0] < 5);
+	SAY(time[1] < (first->cmsg_type == SO_TIMESTAMP ? 1000000 : 1000000000));
+}
+
+static void stamps(void)
+{
+	int s = accepted("echo"), on = 1;
+
+	write(s, "a", 1);
+	stamped(s);
+	SAY(setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on));
+	// The kernel begins to note times a little later.
+	usleep(PAUSE);
+	write(s, "abcd", 4);
+	usleep(PAUSE);
+	recv(s, buffer, 1, MSG_WAITALL);
+	stamped(s);
+	SAY(asks(s, SOL_SOCKET, SO_TIMESTAMP));
+	SAY(setsockopt(s, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on));
+	SAY(asks(s, SOL_SOCKET, SO_TIMESTAMP));
+	SAY(asks(s, SOL_SOCKET, SO_TIMESTAMPNS));
+	stamped(s);
+	on = 0;
+	SAY(setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on));
+	SAY(asks(s, SOL_SOCKET, SO_TIMESTAMPNS));
+	stamped(s);
+}
+
+// A stream that reads and writes.
+static void streams(void)
+{
+	FILE *both = fdopen(accepted("echo"), "r+");
+	char line[10];
+
+	SAY(fputs("one\ntwo\n", both));
+	SAY(fflush(both));
+	usleep(PAUSE);
+	SAY(fgets(line, sizeof line, both) == line);
+	SAY(fflush(both));
+	SAY(fseek(both, 0, SEEK_CUR));
+	SAY(ftell(both));
+	SAY(fputs("three\n", both));
+	SAY(fflush(both));
+	SAY(fgets(line, sizeof line, both) == line);
+	printf("%s", line);
+	SAY(fclose(both));
+}
+
+// A connection without data waits to be accepted.
+static void deferred(void)
+{
+	int first = accepted("hold"), seconds = 10, s;
+	struct pollfd asked_of = { listener, POLLIN };
+
+	SAY(asks(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT));
+	SAY(setsockopt(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds));
+	SAY(asks(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT));
+	SAY(asks(first, IPPROTO_TCP, TCP_DEFER_ACCEPT));
+	asked("call %d hold", PORT);
+	SAY(poll(&asked_of, 1, 500));
+	asked("call %d say abc", PORT);
+	SAY(poll(&asked_of, 1, 5000));
+	s = accept(listener, NULL, NULL);
+	SAY(recv(s, buffer, 9, MSG_DONTWAIT));
+	SAY(asks(s, IPPROTO_TCP, TCP_DEFER_ACCEPT));
+	SAY(poll(&asked_of, 1, 100));
+	// One is accepted without data when its time is over.
+	seconds = 1;
+	SAY(setsockopt(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds));
+	asked("call %d hold", PORT);
+	SAY(poll(&asked_of, 1, 300));
+	SAY(poll(&asked_of, 1, 5000));
+	s = accept(listener, NULL, NULL);
+	SAY(recv(s, buffer, 9, MSG_DONTWAIT));
+}
+
 // ---- Numbers -------------------------------------------------------------------
 
 static int conversation = -1;
@@ -585,6 +707,17 @@ static void absent(void)
 	ended = accepted("end");
 	usleep(PAUSE);
 	SAY(recv(ended, NULL, 9, 0));
+	// What is disconnected.
+	struct sockaddr none = { AF_UNSPEC };
+	s = asked("hold");
+	SAY(connect(s, &none, sizeof none));
+	SAY(read(s, buffer, 9));
+	SAY(send(s, buffer, 9, MSG_NOSIGNAL));
+	SAY(recv(s, buffer, 9, 0));
+	SAY(connected(s, PEER, CONTROL));
+	SAY(connect(s, &none, sizeof none));
+	SAY(asks(s, SOL_SOCKET, SO_ERROR));
+	SAY(recv(s, buffer, 9, 0));
 	SAY(connected(socket(AF_INET, SOCK_STREAM, 0), PEER, 0));
 }
 
@@ -592,7 +725,7 @@ int main(int count, char **words)
 {
 	static const struct group groups[] = {
 		GROUP(stale), GROUP(doubled), GROUP(pending), GROUP(families), GROUP(together),
-		GROUP(peeks), GROUP(ranges), GROUP(threads), GROUP(closed), GROUP(jumped), GROUP(ordered),
+		GROUP(peeks), GROUP(forced), GROUP(stamps), GROUP(streams), GROUP(deferred), GROUP(ranges), GROUP(threads), GROUP(closed), GROUP(jumped), GROUP(ordered),
 		GROUP(elsewhere), GROUP(contexts), GROUP(numbered), GROUP(small), GROUP(unreturned),
 		GROUP(absent),
 	};
