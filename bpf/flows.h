@@ -63,6 +63,8 @@ _Static_assert(__builtin_offsetof(struct tw_flow_entry, channel) - __builtin_off
 
 #define WAITS_SHIFT 32 /* where in what same_flow() returns its TW_WAIT_ bits are */
 
+#define HALF_OPEN (1ULL << 48) /* beside a channel: of a connection in its handshake */
+
 /* Channel of an entry if it is this flow's, with which of its segments may wait; or 0. */
 INLINE __u64 same_flow(const struct tw_flow_entry *flow, const struct ends *ends)
 {
@@ -94,7 +96,8 @@ INLINE __u64 within_share(struct tw_application *application, struct tw_flow_ent
 		return channel;
 	__u64 place = ((channel & TW_SHARE) >> TW_SHARE_SHIFT) - 1;
 	BOUND(place, TW_SHARES - 1);
-	channel &= ~(__u64)TW_SHARE;
+	__u64 handshake = (channel & TW_SHARE) == TW_SHARE_HALF_OPEN ? HALF_OPEN : 0;
+	channel = (channel & ~(__u64)TW_SHARE) | handshake;
 	const struct tw_share *share = &application->shares[place];
 	__u32 most = READ_ONCE(share->most);
 	if (!most)
@@ -107,7 +110,7 @@ INLINE __u64 within_share(struct tw_application *application, struct tw_flow_ent
 	return came < most ? channel : channel | TW_OVER_SHARE;
 }
 
-/* Channel of an exact entry, or 0; see within_share() and same_flow(). */
+/* Channel of an exact entry, or 0; see within_share(), HALF_OPEN and same_flow(). */
 GLOBAL __u64 find_flow(struct tw_application *application, __u64 k0, __u64 k1, struct ends *ends)
 {
 	if (!application || !ends)

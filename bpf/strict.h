@@ -19,6 +19,7 @@
 #define IGNORED (1ULL << 34)        /* of no connection, and not to be reset */
 #define COOKIE_VALID (1ULL << 35)
 #define COOKIE_FAILED (1ULL << 36)
+#define HANDSHAKE (1ULL << 37)      /* of a connection that is not established */
 /* And ARRIVAL() of a segment that may wait. */
 
 /* Channel of a segment at a strict TCP port that is of no known flow; `channel` is
@@ -63,6 +64,8 @@ GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application
 	__u32 flags = READ_ONCE(listener->flags);
 	if (flags & TW_LISTEN_CONNECTED) {
 		__u64 found = find_flow(application, k0, k1, &ends);
+		if (unlikely(found & HALF_OPEN))
+			return HANDSHAKE | (__u32)found;
 		if (found)
 			return unlikely(found >> WAITS_SHIFT) ? may_wait(ctx, application, found, place) : found;
 	}

@@ -38,6 +38,7 @@
  * channel has. Of its frames beyond that part the channel has the last bit. */
 #define TW_SHARE 0x7000u        /* bits of a channel's index that no channel has */
 #define TW_SHARE_SHIFT 12       /* where they begin */
+#define TW_SHARE_HALF_OPEN 0x3000u /* that of connections in their handshake */
 #define TW_SHARES 4             /* kinds of flows that share channels; a power of two */
 #define TW_OVER_SHARE 0x8000u   /* another such bit: the flow has had its share */
 

@@ -9,6 +9,7 @@ mod handed_on;
 mod messages;
 mod names;
 mod options;
+mod order;
 mod stays;
 
 use std::time::{Duration, Instant};
