@@ -16,7 +16,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use tidewall_device::forked;
 use tidewall_manager::places;
 use tidewall_posix::{Errno, OptionsSet, Posix, PosixConfig, Result, errno};
-use tidewall_socket::listener_holders::note_accepting;
+use tidewall_socket::listener_holders::{Watcher, note_accepting};
 use tidewall_socket::tuning::PolicyKind;
 use tidewall_socket::{EmbeddedConfig, Stack};
 use tidewall_sys::{RawAddress, SignalSet, option, option_bytes};
@@ -625,7 +625,10 @@ fn make(source: &Source) -> io::Result<&'static Posix> {
     // Its clock has just begun.
     let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let config = PosixConfig::default().epoch(epoch.unwrap_or_default());
-    stack.on_shared_listener(watch::shared);
+    stack.on_shared_listener(Watcher {
+        hear: watch::shared,
+        is_own: watch::is_own,
+    });
     let posix = process::set(Posix::new(&stack, config));
     record(Verdict::Stack, "", &source.interface, "");
     stack.when_interface_is_gone(|interface| inside(|| lost(interface)));

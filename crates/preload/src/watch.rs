@@ -24,7 +24,10 @@ use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use tidewall_posix::Posix;
 use tidewall_socket::OpenFile;
-use tidewall_socket::listener_holders::{is_owned, note_accepting, note_inherited, other_user};
+use tidewall_socket::listener_holders::{
+    Sharer, another_listens, is_owned, note_accepting, note_inherited, other_user,
+};
+use tidewall_sys::netlink::SocketDiag;
 use tidewall_sys::option;
 
 use crate::candidates::{self, Kind};
@@ -228,8 +231,7 @@ pub(crate) fn is_alone(fd: i32) -> bool {
         }
         (None, Some(local)) if shares_port(socket, local) => {
             put(fd, get(fd) & INHERITED | LISTENER);
-            let why = "another process listens at its address, too (SO_REUSEPORT)";
-            record(Verdict::Kernel, "listener", local, why);
+            record(Verdict::Kernel, "listener", local, BESIDE);
             false
         }
         _ => true,
@@ -239,8 +241,7 @@ pub(crate) fn is_alone(fd: i32) -> bool {
 /// True where another process has a listener at the address (SO_REUSEPORT), which would get no
 /// connection any more.
 fn shares_port(socket: BorrowedFd<'_>, local: SocketAddr) -> bool {
-    /// When such a listener was seen: the kernel's list, which may be long, is not read at each
-    /// connection.
+    /// When such a listener was seen: the kernel is not asked at each connection.
     static SEEN: Mutex<Option<Instant>> = Mutex::new(None);
     if option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT).is_ok_and(|on| on == 0) {
         return false;
@@ -249,47 +250,36 @@ fn shares_port(socket: BorrowedFd<'_>, local: SocketAddr) -> bool {
     if seen.is_some_and(|seen| seen.elapsed() < Duration::from_secs(1)) {
         return true;
     }
-    let inode = |fd| Some(fstat(raw::borrow(fd)?).ok()?.st_ino);
-    let known = |&fd: &i32| candidates::kind(fd).is_some() || get(fd) & KIND == PROMOTED;
-    let own: Vec<u64> = (0..candidates::end())
-        .filter(known)
-        .filter_map(inode)
-        .collect();
-    let another = |list: &str| {
-        let list = std::fs::read_to_string(list).unwrap_or_default();
-        list.lines()
-            .filter_map(listener_of)
-            .any(|(port, inode)| port == local.port() && !own.contains(&inode))
-    };
-    let found = another("/proc/self/net/tcp") || another("/proc/self/net/tcp6");
+    let found = SocketDiag::open()
+        .is_ok_and(|mut sockets| another_listens(&mut sockets, local.port(), is_own));
     *seen = found.then(Instant::now);
     found
 }
 
-/// Port and inode of a line of /proc/net/tcp, if it is of a listener.
-fn listener_of(line: &str) -> Option<(u16, u64)> {
-    const LISTENS: &str = "0A";
-    let mut fields = line.split_whitespace();
-    let (_, port) = fields.nth(1)?.rsplit_once(':')?;
-    let state = fields.nth(1)?;
-    let inode = fields.nth(5)?;
-    let port = u16::from_str_radix(port, 16).ok()?;
-    (state == LISTENS).then_some((port, inode.parse().ok()?))
+/// Whether a socket, by the number of its file, is this process's: one that may become the
+/// stack's, or a listener that has.
+pub(crate) fn is_own(inode: u32) -> bool {
+    let known = |&fd: &i32| candidates::kind(fd).is_some() || get(fd) & KIND == PROMOTED;
+    let file = |fd| Some(fstat(raw::borrow(fd)?).ok()?.st_ino);
+    (0..candidates::end())
+        .filter(known)
+        .any(|fd| file(fd) == Some(inode.into()))
 }
 
 /// Another process has the listener, too, so it stays the kernel's for now.
 fn not_now(fd: i32, local: SocketAddr, other: i32) {
     put(fd, get(fd) & INHERITED | LISTENER);
-    shared(local, Some(other));
+    shared(local, Some(Sharer::Socket(other)));
 }
 
 /// Says that connections go to the kernel because of another process, or go there no longer.
-pub(crate) fn shared(local: SocketAddr, other: Option<i32>) {
+pub(crate) fn shared(local: SocketAddr, other: Option<Sharer>) {
     match other {
         None => record(Verdict::Promoted, "listener", local, ""),
+        Some(Sharer::Address) => record(Verdict::Kernel, "listener", local, BESIDE),
         // One of another namespace has no number here.
-        Some(0) => record(Verdict::Kernel, "listener", local, SHARED),
-        Some(pid) => {
+        Some(Sharer::Socket(0)) => record(Verdict::Kernel, "listener", local, SHARED),
+        Some(Sharer::Socket(pid)) => {
             let why = format!("{SHARED} (process {pid})");
             record(Verdict::Kernel, "listener", local, why);
         }
@@ -297,6 +287,7 @@ pub(crate) fn shared(local: SocketAddr, other: Option<i32>) {
 }
 
 const SHARED: &str = "another process accepts its connections, too";
+const BESIDE: &str = "another process listens at its address, too (SO_REUSEPORT)";
 
 /// The listener is the stack's from now on.
 pub(crate) fn promoted(fd: i32) {

@@ -243,7 +243,7 @@ fn serve(
         let Some(core) = core.upgrade() else { return };
         watch.poll(&core);
         core.tcp.resolve_routes(&core);
-        next_look = core.tcp.look_for_others(&core);
+        next_look = core.tcp.look_for_others(&core, watch.sockets());
         if fired.contains(&2)
             && let Some(stream) = listener.as_mut().and_then(Listener::accept)
         {

@@ -64,7 +64,9 @@ pub mod tuning {
 }
 pub mod listener_holders {
     //! What processes say of a listening kernel socket that they share.
-    pub use crate::tcp::listener::holders::{is_owned, note_accepting, note_inherited, other_user};
+    pub use crate::tcp::listener::holders::{
+        Sharer, Watcher, another_listens, is_owned, note_accepting, note_inherited, other_user,
+    };
 }
 mod virtual_time;
 mod wait_queue;

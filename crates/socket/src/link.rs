@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::receivable;
 use tidewall_device::demux::layout::Counter;
-use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink};
+use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink, SocketDiag};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::ip::routes::TablesReader;
@@ -34,6 +34,8 @@ pub(crate) struct LinkWatch {
     netlink: Rtnetlink,
     /// `None` before Linux 6.3.
     netdev: Option<Netdev>,
+    /// By which others' listeners are found; `None` where the kernel cannot say.
+    sockets: Option<SocketDiag>,
     link: Link,
     program: Option<ProgramCheck>,
     /// When NAPI ids are checked again, and whether the device was reset before.
@@ -68,6 +70,7 @@ impl LinkWatch {
             monitor,
             netlink,
             netdev: Netdev::open().ok(),
+            sockets: SocketDiag::open().ok(),
             link,
             program: None,
             check: None,
@@ -79,6 +82,11 @@ impl LinkWatch {
     /// Readable when something has changed.
     pub(crate) fn descriptor(&self) -> i32 {
         self.monitor.descriptor()
+    }
+
+    /// How other sockets of the interface's namespace are found.
+    pub(crate) fn sockets(&mut self) -> Option<&mut SocketDiag> {
+        self.sockets.as_mut()
     }
 
     /// How long to wait for a change at most; `None`: for ever.

@@ -381,6 +381,41 @@ fn a_worker_that_is_left_alone_is_the_stacks() {
     assert!(server.accepted() >= 24);
 }
 
+#[test]
+fn a_process_that_joins_a_group_later_has_its_share() {
+    let test = "a_process_that_joins_a_group_later_has_its_share";
+    let Some((place, server)) = started(test, "fj", "", "beside") else {
+        return;
+    };
+    serve(&place, &server, 1);
+    server.until_listener("promoted", LISTENER);
+    serve(&place, &server, 24);
+    let alone = server.accepted();
+    assert!(alone >= 24, "{alone}");
+    signal_python(&server);
+    // Both say it: the one that begins, and the one that has begun.
+    let reason = "another process listens at its address, too (SO_REUSEPORT)";
+    let end = Instant::now() + PATIENCE;
+    while server.records().iter().filter(|it| it[3] == reason).count() < 2 {
+        assert!(Instant::now() < end, "{:?}", server.records());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let clients = "import socket
+said = set()
+for _ in range(60):
+    peer = socket.create_connection(('10.99.0.2', 8201), 10)
+    peer.sendall(b'ping')
+    said.add(peer.makefile().read())
+print(len(said))";
+    assert_eq!(server.answered("python3", &["-c", clients]).trim(), "2");
+    assert_eq!(server.accepted(), alone);
+    // Once the other is gone, it is alone again.
+    signal_python(&server);
+    server.until_listener("promoted", LISTENER);
+    serve(&place, &server, 24);
+    assert_eq!(server.accepted(), alone + 24);
+}
+
 /// SIGHUP for the program itself, the oldest of its name.
 fn signal_python(server: &Preloaded) {
     let script = "kill -HUP $(for pid in $(ip netns pids $0); do

@@ -99,7 +99,7 @@ pub(crate) struct Tcp {
     pub(crate) memory: Arc<Memory>,
     begins: RwLock<Begins, rank::Leaf>,
     /// Is told when another process accepts by a listener.
-    pub(crate) shared_listener: OnceLock<fn(SocketAddr, Option<i32>)>,
+    pub(crate) shared_listener: OnceLock<listener::holders::Watcher>,
 }
 
 /// What waits for a thread that may run the protocol, or ask the kernel.

@@ -10,6 +10,8 @@ use super::{Client, NLM_F_DUMP, find, word};
 use crate::address::chunk;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// linux/tcp_states.h.
+const TCP_LISTEN: u32 = 10;
 const INET_DIAG_SKV6ONLY: u16 = 11;
 /// Bytes of `struct inet_diag_req_v2` and of `struct inet_diag_msg`.
 const REQUEST: usize = 56;
@@ -55,11 +57,22 @@ impl SocketDiag {
     /// # Errors
     /// ENOENT where the kernel cannot say; TimedOut.
     pub fn at_port(&mut self, protocol: u8, port: u16) -> io::Result<Vec<InetSocket>> {
+        self.in_states(u32::MAX, protocol, port)
+    }
+
+    /// The listening TCP sockets that have a local port; no connection is walked.
+    ///
+    /// # Errors
+    /// As [`SocketDiag::at_port`].
+    pub fn listening(&mut self, port: u16) -> io::Result<Vec<InetSocket>> {
+        self.in_states(1 << TCP_LISTEN, libc::IPPROTO_TCP as u8, port)
+    }
+
+    fn in_states(&mut self, states: u32, protocol: u8, port: u16) -> io::Result<Vec<InetSocket>> {
         let mut found = Vec::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
             let mut request = vec![family as u8, protocol, 0, 0];
-            // In all states.
-            request.extend(u32::MAX.to_ne_bytes());
+            request.extend(states.to_ne_bytes());
             request.extend(port.to_be_bytes());
             request.resize(REQUEST, 0);
             let answers = self.0.exchange(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &request)?;

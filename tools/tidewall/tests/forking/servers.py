@@ -1,5 +1,5 @@
 """Servers that have their clients served by other processes: servers.py KIND PORT [PORT]."""
-import fcntl, multiprocessing, os, select, signal, socket, socketserver, sys
+import fcntl, multiprocessing, os, select, signal, socket, socketserver, subprocess, sys
 
 kind, ports = sys.argv[1], [int(port) for port in sys.argv[2:]]
 
@@ -189,6 +189,28 @@ def reuseport():
                 data.close()
                 signal.sigtimedwait([], 0.2)
     signal.pause()
+
+
+def beside():
+    """Serves at an address that another process may have, too; one begins at each SIGHUP, and the
+    next ends it."""
+    listens = socket.socket()
+    listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listens.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listens.bind(('0.0.0.0', ports[0]))
+    listens.listen(64)
+    others = []
+
+    def change(*_):
+        if others:
+            return others.pop().kill()
+        others.append(subprocess.Popen([sys.executable, *sys.argv]))
+
+    signal.signal(signal.SIGHUP, change)
+    while True:
+        data, _ = listens.accept()
+        data.sendall(b'%d ' % os.getpid())
+        serve(data)
 
 
 def alone():

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use tidewall_device::demux::CookieMode;
 use tidewall_device::forked;
+use tidewall_sys::netlink::SocketDiag;
 use tidewall_sys::{byte_locker, lock_byte};
 
 use super::{ListenerInner, TcpListener};
@@ -32,6 +33,33 @@ const OWNS: u32 = 2;
 
 /// How often a stack looks for other processes after it has forked, and before.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+
+/// Another process that may accept what comes to a listener's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharer {
+    /// It accepts by the same socket, or was forked off with it: its number, 0 in another
+    /// namespace.
+    Socket(i32),
+    /// It has a listener of its own at the address (SO_REUSEPORT).
+    Address,
+}
+
+/// What the owner of adopted listeners is asked and hears of other processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Watcher {
+    /// A listener's new connections go to the kernel because of another process, or come to
+    /// the stack again (`None`). A thread of the stack calls it.
+    pub hear: fn(SocketAddr, Option<Sharer>),
+    /// Whether a socket, by the number of its file, is this process's.
+    pub is_own: fn(u32) -> bool,
+}
+
+/// True where another process listens at a port, too (SO_REUSEPORT).
+pub fn another_listens(sockets: &mut SocketDiag, port: u16, is_own: fn(u32) -> bool) -> bool {
+    let listening = sockets.listening(port).unwrap_or_default();
+    let files = listening.iter().map(|it| it.inode);
+    files.into_iter().any(|inode| inode != 0 && !is_own(inode))
+}
 
 /// This process accepts connections by a listening socket from now on. Async-signal-safe.
 pub fn note_accepting(socket: BorrowedFd<'_>) {
@@ -110,13 +138,25 @@ impl ListenerInner {
 
     /// Gives connections back that another process may accept, or takes them again. What has
     /// changed: the other process, or `None` where there is none any more.
-    fn look_for_others(&self, core: &Core) -> Option<Option<i32>> {
+    fn look_for_others(
+        &self,
+        core: &Core,
+        sockets: Option<&mut SocketDiag>,
+    ) -> Option<Option<Sharer>> {
         let kernel = self.kernel.as_ref().filter(|_| self.is_adopted())?;
         if self.is_shut() || self.for_good.load(Ordering::SeqCst) {
             return None;
         }
         self.say_what_it_does();
-        match (other_user(kernel.as_fd()), self.is_served()) {
+        let beside = || {
+            let is_own = core.tcp.shared_listener.get()?.is_own;
+            let sockets = sockets.filter(|_| self.shares)?;
+            another_listens(sockets, self.local.port(), is_own).then_some(Sharer::Address)
+        };
+        let other = other_user(kernel.as_fd())
+            .map(Sharer::Socket)
+            .or_else(beside);
+        match (other, self.is_served()) {
             (other @ Some(_), true) => {
                 self.give_back(core);
                 Some(other)
@@ -130,15 +170,19 @@ impl ListenerInner {
 impl Tcp {
     /// Looks whether other processes have the listeners that were adopted. How long until the
     /// next look; `None` without such a listener.
-    pub(crate) fn look_for_others(&self, core: &Core) -> Option<Duration> {
+    pub(crate) fn look_for_others(
+        &self,
+        core: &Core,
+        mut sockets: Option<&mut SocketDiag>,
+    ) -> Option<Duration> {
         let listeners = self.all_listeners();
         let mut adopted = listeners.iter().filter(|it| it.is_adopted()).peekable();
         adopted.peek()?;
         for listener in adopted {
-            if let Some(other) = listener.look_for_others(core)
-                && let Some(hear) = self.shared_listener.get()
+            if let Some(other) = listener.look_for_others(core, sockets.as_deref_mut())
+                && let Some(watcher) = self.shared_listener.get()
             {
-                hear(listener.local, other);
+                (watcher.hear)(listener.local, other);
             }
         }
         let [forked, alone] = LOOK_EVERY;
@@ -147,11 +191,9 @@ impl Tcp {
 }
 
 impl Stack {
-    /// Has a function called, by a thread of the stack's, each time that an adopted listener's
-    /// new connections go to the kernel because of another process, whose number it is given,
-    /// and when they come to the stack again (`None`). The first function stays.
-    pub fn on_shared_listener(&self, hear: fn(SocketAddr, Option<i32>)) {
-        let _ = self.core().tcp.shared_listener.set(hear);
+    /// Has the stack say what other processes do to adopted listeners. The first watcher stays.
+    pub fn on_shared_listener(&self, watcher: Watcher) {
+        let _ = self.core().tcp.shared_listener.set(watcher);
     }
 
     /// Has the stack look at once, and often from now on, whether another process accepts by a
