@@ -301,3 +301,61 @@ fn a_listener_that_was_shut_down_listens_again() {
     );
     assert!(server.has(["promoted", "connections", ""]));
 }
+
+/// Connects from ports of its own choice, which others could share until it is connected.
+const CHOOSES: &str = r#"
+import errno, select, socket, time
+def connect(port, waits):
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind(('0.0.0.0', port))
+    made.setblocking(waits)
+    failed = made.connect_ex(('10.99.0.1', 8261))
+    if failed == errno.EINPROGRESS:
+        select.select([], [made], [])
+        failed = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    made.setblocking(True)
+    if failed == errno.ECONNREFUSED:
+        # The peer's server is not there yet.
+        made.close()
+        time.sleep(0.05)
+        return connect(port, waits)
+    said = errno.errorcode.get(failed, '') or made.recv(100).decode()
+    made.sendall(said.encode())
+    return made
+kept = [connect(8262, True), connect(8263, False)]
+for made in kept: made.recv(1)
+"#;
+
+const CHOOSES_SERVER: &str = r#"
+import socket
+listener = socket.create_server(('10.99.0.1', 8261))
+listener.settimeout(20)
+for _ in range(2):
+    made, (_, port) = listener.accept()
+    made.settimeout(20)
+    made.sendall(b'hello')
+    print(port, made.recv(100).decode())
+"#;
+
+#[test]
+fn a_connection_from_a_chosen_port_that_a_manager_refuses_is_the_kernels() {
+    let test = "a_connection_from_a_chosen_port_that_a_manager_refuses_is_the_kernels";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    for (name, options) in [("sh", &[][..]), ("si", &["--private"])] {
+        let Some(host) = Host::or_skip(test, name) else {
+            return;
+        };
+        let program = ["python3", "-c", CHOOSES];
+        let client = Preloaded::start_with(host, options, &program, Stdio::inherit());
+        let said = client.answered("python3", &["-c", CHOOSES_SERVER]);
+        assert_eq!(said, "8262 hello\n8263 hello\n");
+        let records = client.records();
+        let why = "another user could bind a socket there";
+        let is_kept = |it: &&[String; 4]| it[..2] == ["kernel", "connection"];
+        let mut kept = records.iter().filter(is_kept);
+        assert!(kept.any(|it| it[3].contains(why)), "{records:?}");
+    }
+}
