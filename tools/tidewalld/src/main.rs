@@ -28,6 +28,7 @@ use tidewall_manager::daemon::circuits::{AtmConfig, Permanent, Side};
 use tidewall_manager::daemon::direct::DirectDevice;
 use tidewall_manager::daemon::log::{Level, Log};
 use tidewall_manager::daemon::metrics::{Endpoint, Metrics};
+use tidewall_manager::daemon::ports::PortRanges;
 use tidewall_manager::daemon::server::Server;
 use tidewall_manager::daemon::unit::UnitName;
 use tidewall_manager::daemon::{Limits, Trust, Users};
@@ -60,6 +61,11 @@ struct Arguments {
     /// and only what is its to send leaves; may be repeated
     #[arg(long, value_name = "UID|UNIT|any", value_parser = private)]
     private: Vec<Option<Whom>>,
+    /// Ports that applications in private mode may own, such as 80,443,8000-8100, beside those
+    /// that clients go out by; required with `--private any`. Their frames pass no firewall
+    /// rules of the host [default: what bind(2) lets them have]
+    #[arg(long, value_name = "PORTS")]
+    ports: Option<PortRanges>,
     /// Where the driver program runs: native or generic [default: in the driver, or where
     /// that cannot, on hardware, generically]
     #[arg(long, value_name = "MODE")]
@@ -170,8 +176,11 @@ fn private(text: &str) -> Result<Option<Whom>, String> {
     }
 }
 
-/// What was said on the command line of users and units.
-fn limits(arguments: &Arguments) -> Limits {
+/// What was said on the command line of users, units and ports.
+///
+/// # Errors
+/// InvalidInput where any user may join, and no ports are named.
+fn limits(arguments: &Arguments) -> io::Result<Limits> {
     let mut limits = Limits::default();
     let direct = arguments
         .trust
@@ -190,10 +199,16 @@ fn limits(arguments: &Arguments) -> Limits {
         }
     }
     limits.private = match any {
+        true if arguments.ports.is_none() => {
+            let text = "--private any needs --ports, such as --ports 8000-8999: the ports that \
+                        any user may own, past the firewall rules of the host";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         true => Users::Any,
         false => Users::Listed(listed),
     };
-    limits
+    limits.ports = arguments.ports.clone();
+    Ok(limits)
 }
 
 fn remove(arguments: &Arguments, pins: &Path) -> io::Result<()> {
@@ -234,6 +249,7 @@ fn start(
     passed: Option<systemd::Passed>,
     log: &mut Log,
 ) -> io::Result<(Server, Option<OwnSocket>)> {
+    let limits = limits(arguments)?;
     remove_ephemeral(&arguments.interface)?;
     // Before the socket: who has the directory has that, too. And the socket before the device:
     // where it cannot be made, nothing is attached.
@@ -254,7 +270,7 @@ fn start(
         ("mode", &device.mode().name()),
     ];
     log.write(Level::Info, "began", &values);
-    let mut server = Server::new(limits(arguments), device, listener, std::mem::take(log))?;
+    let mut server = Server::new(limits, device, listener, std::mem::take(log))?;
     if let (Some(next_hop), Some(number)) = (arguments.atm_next_hop, arguments.atm_number) {
         server.set_atm(AtmConfig {
             next_hop,

@@ -195,7 +195,12 @@ mod inside {
         let users: Vec<String> = (0..USERS)
             .flat_map(|user| ["--trust".to_owned(), (TRUSTED + 1 + user).to_string()])
             .collect();
-        let (daemon, _) = start_with(command().args(users).args(["--private", "any"]));
+        let (daemon, _) =
+            start_with(
+                command()
+                    .args(users)
+                    .args(["--private", "any", "--ports", "1-65535"]),
+            );
         let descriptors = || {
             let directory = format!("/proc/{}/fd", daemon.0.id());
             std::fs::read_dir(directory).unwrap().count()

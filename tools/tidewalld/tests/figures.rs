@@ -116,7 +116,7 @@ mod inside {
     #[test]
     #[ignore = "started by the test of this name"]
     fn a_manager_costs() {
-        let (daemon, _) = start_with(command().args(["--private", "any"]));
+        let (daemon, _) = start_with(command().args(["--private", "any", "--ports", "1-65535"]));
         let process = daemon.0.id();
         let memory = |when: &str| {
             let of = |name| memory(process, name);

@@ -5,6 +5,7 @@ mod support;
 use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,19 @@ fn connections_of_strangers_leave_places_for_others() {
 #[test]
 fn a_manager_that_was_stopped_clears_nobody_away() {
     run("a_manager_that_was_stopped_clears_nobody_away");
+}
+
+#[test]
+fn user_0_without_net_raw_is_trusted_with_nothing() {
+    let test = "user_0_without_net_raw_is_trusted_with_nothing";
+    if tidewall_skip::has_programs(test, &["setpriv"]) {
+        run(test);
+    }
+}
+
+#[test]
+fn who_is_trusted_no_more_loses_the_devices_queue() {
+    run("who_is_trusted_no_more_loses_the_devices_queue");
 }
 
 #[test]
@@ -202,6 +216,68 @@ mod inside {
         assert_eq!(counters().clients, 2);
     }
 
+    #[test]
+    #[ignore = "a part of user_0_without_net_raw_is_trusted_with_nothing"]
+    fn joins() {
+        let said = match Client::join(&socket(), &join()) {
+            Ok((client, _)) => format!("private {}", client.joined().private),
+            Err(error) => error.to_string(),
+        };
+        println!("joined: {said}");
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn user_0_without_net_raw_is_trusted_with_nothing() {
+        let joined = |without: &str| {
+            let mut command = Command::new("setpriv");
+            command.args([
+                format!("--bounding-set={without}"),
+                format!("--inh-caps={without}"),
+            ]);
+            command.arg(std::env::current_exe().unwrap());
+            let output = command.args(["--exact", "inside::joins", "--ignored", "--nocapture"]);
+            let said = String::from_utf8(output.output().unwrap().stdout).unwrap();
+            let line = said.lines().find_map(|line| line.split_once("joined: "));
+            line.expect(&said).1.to_owned()
+        };
+        let daemon = start().0;
+        assert_eq!(joined("-net_admin"), "private 0");
+        let refused = joined("-net_raw");
+        assert!(refused.contains("user 0 may not join"), "{refused}");
+        assert!(refused.contains("CAP_NET_RAW"), "{refused}");
+        drop(daemon);
+        let daemon = start_with(command().args(["--private", "0"])).0;
+        assert_eq!(joined("-net_raw"), "private 1");
+        drop(daemon);
+        let _daemon = start_with(command().args(["--trust", "0"])).0;
+        assert_eq!(joined("-net_raw"), "private 0");
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn who_is_trusted_no_more_loses_the_devices_queue() {
+        let user = HOSTILE.to_string();
+        let daemon = start_with(command().args(["--trust", &user])).0;
+        let direct = Join { flags: 0, ..join() };
+        let private = Join {
+            flags: JOIN_PRIVATE,
+            ..join()
+        };
+        let own = as_user(HOSTILE, || Client::join(&socket(), &direct).unwrap());
+        assert_eq!(own.0.joined().private, 0);
+        drop(daemon);
+        let _daemon = start_with(command().args(["--private", &user])).0;
+        wait_until("it is refused", || own.0.ended().is_some());
+        let ended = own.0.ended().unwrap();
+        assert!(ended.contains("may not join"), "{ended}");
+        wait_until("it is cleared away", || applications().is_empty());
+        assert_eq!(counters().presented, 0);
+        // As what it may be now.
+        let again = as_user(HOSTILE, || Client::join(&socket(), &private).unwrap());
+        assert_eq!(again.0.joined().private, 1);
+    }
+
     /// Has users connect until they may not, and again when they are thrown out.
     fn flood(users: std::ops::Range<u32>, over: &AtomicBool) {
         std::thread::scope(|scope| {
@@ -224,7 +300,7 @@ mod inside {
     #[ignore = "started by the test of this name"]
     fn connections_of_strangers_leave_places_for_others() {
         let mut private = command();
-        private.args(["--private", "any"]);
+        private.args(["--private", "any", "--ports", "1-65535"]);
         let daemon = start_with(&mut private).0;
         let old = as_user(STRANGER, || Client::join(&socket(), &join()).unwrap().0);
         let over = AtomicBool::new(false);
@@ -377,7 +453,7 @@ mod inside {
     #[test]
     #[ignore = "started by the test of this name"]
     fn hostile_clients_cost_others_little() {
-        let _daemon = start_with(command().args(["--private", "any"])).0;
+        let _daemon = start_with(command().args(["--private", "any", "--ports", "1-65535"])).0;
         let own = as_user(TRUSTED, || Client::join(&socket(), &join()).unwrap().0);
         let until = |over: &AtomicBool, act: &mut dyn FnMut()| {
             while !over.load(Ordering::Relaxed) {

@@ -36,11 +36,16 @@ fn bpffs_must_be_there_and_writable() {
     run("bpffs_must_be_there_and_writable");
 }
 
+#[test]
+fn a_bpffs_directory_of_another_user_is_refused() {
+    run("a_bpffs_directory_of_another_user_is_refused");
+}
+
 const RENAMED: &str = "tw-new";
 
 /// A daemon with private mode, once its pairs are ready.
 fn start_private() -> Daemon {
-    let (daemon, _) = start_with(command().args(["--private", "any"]));
+    let (daemon, _) = start_with(command().args(["--private", "any", "--ports", "1-65535"]));
     wait_until("pairs are ready", || interfaces() == 3 + 2 * (1 + 4));
     daemon
 }
@@ -171,7 +176,8 @@ mod inside {
         let is_elsewhere = || at_peer(|| is_attached(INTERFACE));
 
         // While the daemon lives, which says what it cannot put back.
-        let (mut daemon, said) = start_saying(command().args(["--private", "any"]));
+        let (mut daemon, said) =
+            start_saying(command().args(["--private", "any", "--ports", "1-65535"]));
         let (application, handed) = Client::join(&socket(), &direct()).unwrap();
         application.lease(Protocol::Udp).unwrap();
         away();
@@ -254,6 +260,31 @@ mod inside {
         kill(start().0);
         is_refused(&mut command());
         is_refused(command().arg("--remove"));
+        assert!(command().arg("--remove").status().unwrap().success());
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_bpffs_directory_of_another_user_is_refused() {
+        // As `mount -t bpf` has it without a mode: any user makes directories.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+        std::fs::set_permissions(directory(), mode).unwrap();
+        let user = TRUSTED + 1;
+        let taken = directory().join("taken");
+        as_user(user, || std::fs::create_dir(&taken).unwrap());
+        for pins in [taken.clone(), taken.join("below")] {
+            let mut command = Command::new(DAEMON);
+            command.args(["--interface", INTERFACE, "--pins"]).arg(pins);
+            let text = refused(&mut command);
+            assert!(text.contains(&format!("is user {user}")), "{text}");
+            assert!(!is_attached(INTERFACE));
+        }
+        // A directory that the daemon makes there is its own.
+        let daemon = start().0;
+        let removed = as_user(user, || std::fs::remove_file(pins().join("link")));
+        assert_eq!(removed.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        kill(daemon);
+        assert!(is_attached(INTERFACE));
         assert!(command().arg("--remove").status().unwrap().success());
     }
 }

@@ -450,7 +450,7 @@ mod inside {
         let of_atm = families(&fs::read_to_string(example).unwrap());
         let number = "47000580ffe1000000f21a0000000100000001.00";
         let atm = ["--atm-next-hop", "10.77.0.2", "--atm-number", number];
-        for options in [&["--private", "any"][..], &atm] {
+        for options in [&["--private", "any", "--ports", "1-65535"][..], &atm] {
             let [calls, opened] = called(options);
             let refused: Vec<_> = calls.difference(&allowed).collect();
             assert!(refused.is_empty(), "{options:?}: {refused:?}");

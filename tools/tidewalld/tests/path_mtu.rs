@@ -156,7 +156,7 @@ fn longer_than_the_path_allows(client: &Client, family: usize) {
 
 fn serve_and_ask(user: u32) {
     let client = Client::behind_a_router();
-    let (_daemon, _) = start_with(command().args(["--private", "any"]));
+    let (_daemon, _) = start_with(command().args(["--private", "any", "--ports", "1-65535"]));
     let _application = Application::start(&[("TW_USER", user.to_string())]);
     for family in 0..HERE.len() {
         longer_than_the_path_allows(&client, family);

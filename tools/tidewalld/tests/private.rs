@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use support::application::{Application, drop_privileges};
 use support::*;
 use tidewall_device::afxdp::HELPER_PORTS;
-use tidewall_device::demux::layout::Counter;
+use tidewall_device::demux::layout::{Counter, Protocol};
 use tidewall_device::queue::InterruptModeration;
 use tidewall_manager::client::Client;
 use tidewall_manager::domains::threaded;
@@ -52,6 +52,11 @@ fn private_domains_come_and_go() {
 #[test]
 fn a_join_that_fails_half_way_leaves_nothing() {
     run("a_join_that_fails_half_way_leaves_nothing");
+}
+
+#[test]
+fn private_applications_own_granted_ports_alone() {
+    run("private_applications_own_granted_ports_alone");
 }
 
 #[test]
@@ -436,6 +441,31 @@ mod inside {
 
     #[test]
     #[ignore = "started by the test of this name"]
+    fn private_applications_own_granted_ports_alone() {
+        let text = refused(command().args(["--private", "any"]));
+        assert!(text.contains("needs --ports"), "{text}");
+        let granted = format!("{PORT},8000-8100");
+        let _daemon = start_with(command().args(["--private", "any", "--ports", &granted])).0;
+        let owns = |user, port: u16| {
+            as_user(user, || {
+                let client = Client::join(&socket(), &join()).unwrap().0;
+                let socket = UdpSocket::bind((ADDRESS, port)).unwrap();
+                client.own_port(Protocol::Udp, socket).map(drop)
+            })
+        };
+        // By the last a client goes out.
+        for port in [PORT, 8050, 40_000] {
+            owns(NOBODY, port).unwrap();
+        }
+        let error = owns(NOBODY, 7999).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert!(error.to_string().contains("--ports"), "{error}");
+        // Whoever can send any frame is not held to it.
+        owns(TRUSTED, 7999).unwrap();
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
     fn private_domains_come_and_go() {
         let daemon = start_private();
         let private = Join {
@@ -472,7 +502,7 @@ mod inside {
     #[test]
     #[ignore = "started by the test of this name"]
     fn time_of_private_domains() {
-        let daemon = start_with(command().args(["--private", "any"])).0;
+        let daemon = start_with(command().args(["--private", "any", "--ports", "1-65535"])).0;
         let private = Join {
             flags: JOIN_PRIVATE,
             ..join()

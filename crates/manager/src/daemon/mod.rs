@@ -43,7 +43,7 @@ use tidewall_wire::atm::pseudowire::Label;
 
 use crate::protocol::{Answer, Blocks, Join, Joined, QueueCounters, Request};
 use journal::Entry;
-use ports::PortKey;
+use ports::{PortKey, PortRanges};
 use unit::UnitName;
 
 pub use descent::ancestors;
@@ -243,9 +243,10 @@ pub struct Limits {
     /// ([`Manager::is_of_program`]); others then join in private mode if their users are
     /// among `private`, and else not at all. `None`: it is for no program.
     pub program: Option<Trust>,
-    /// Ports that applications may own beside those that leases are cut from, by which a
-    /// client goes out; `None`: whatever they can bind a socket to.
-    pub ports: Option<Vec<RangeInclusive<u16>>>,
+    /// Ports that private applications may own, and all of a program's manager, beside those
+    /// that leases are cut from, by which a client goes out; `None`: all that they can bind a
+    /// socket to.
+    pub ports: Option<PortRanges>,
     /// Connections, before they join, of all users who may join because every user may and
     /// have no application.
     pub clients: usize,

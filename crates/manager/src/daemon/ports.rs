@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::time::Duration;
 
 use tidewall_device::demux::ANY;
@@ -31,6 +33,34 @@ impl PortKey {
     /// True where it is on all addresses of its family.
     pub fn is_on_all(&self) -> bool {
         self.address.is_unspecified()
+    }
+}
+
+/// Ranges of ports, as `7`, `7,53` or `7,8000-8100`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortRanges(Vec<RangeInclusive<u16>>);
+
+impl PortRanges {
+    /// Whether a port is in one of them.
+    pub fn contains(&self, port: u16) -> bool {
+        self.0.iter().any(|range| range.contains(&port))
+    }
+}
+
+impl FromStr for PortRanges {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let range = |text: &str| {
+            let (first, last) = text.split_once('-').unwrap_or((text, text));
+            let port = |text: &str| text.parse().ok().filter(|&port: &u16| port > 0);
+            let (first, last) = (port(first)?, port(last)?);
+            (first <= last).then_some(first..=last)
+        };
+        let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
+        ranges
+            .map(PortRanges)
+            .ok_or_else(|| "ports are 1 to 65535, as 7, 7,53 or 7,8000-8100".to_owned())
     }
 }
 
@@ -213,5 +243,21 @@ impl Ports {
     /// Forgets a port that has no holder.
     pub(super) fn remove(&mut self, key: &PortKey) {
         self.owned.remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn port_ranges_are_numbers_and_ranges() {
+        let ranges: PortRanges = "7,8000-8100".parse().unwrap();
+        let outside = [6, 8, 7999, 8101].map(|port| ranges.contains(port));
+        assert_eq!(outside, [false; 4]);
+        assert!([7, 8000, 8100].iter().all(|&port| ranges.contains(port)));
+        for wrong in ["", "0", "7,", "9-7", "65536", "a", "1-2-3", "-7"] {
+            assert!(wrong.parse::<PortRanges>().is_err(), "{wrong}");
+        }
     }
 }

@@ -7,6 +7,7 @@ mod action;
 mod check;
 mod device;
 mod kernel;
+mod shares;
 mod world;
 
 use std::sync::atomic::Ordering::Relaxed;

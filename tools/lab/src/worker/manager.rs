@@ -177,7 +177,7 @@ fn command(job: &ManagerJob) -> Command {
     }
     match job.trust {
         Some(user) => command.args(["--trust", &user.to_string()]),
-        None => command.args(["--private", "any"]),
+        None => command.args(["--private", "any", "--ports", "1-65535"]),
     };
     command
 }

@@ -10,7 +10,6 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +21,7 @@ use tidewall_manager::XdpMode;
 use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::daemon::direct::DirectDevice;
 use tidewall_manager::daemon::log::{Level, Log};
+use tidewall_manager::daemon::ports::PortRanges;
 use tidewall_manager::daemon::server::Server;
 use tidewall_manager::daemon::{Limits, Trust, ancestors};
 use tidewall_manager::pinned::{BPFFS, PinDirectory, PrivateBpffs, is_bpffs};
@@ -88,8 +88,8 @@ pub struct Arguments {
     #[arg(long)]
     private: bool,
     /// Ports that they may own, such as 7,8000-8100 [default: what bind(2) lets them have]
-    #[arg(long, value_name = "PORTS", value_parser = ports)]
-    ports: Option<Ports>,
+    #[arg(long, value_name = "PORTS")]
+    ports: Option<PortRanges>,
     /// What decides how many frames a round takes and how often the device interrupts: interrupt,
     /// napi, on-off, aic, qapolling, rhip or adaptive (the default)
     #[arg(long, value_name = "NAME", value_parser = policy)]
@@ -109,24 +109,6 @@ pub struct Arguments {
     /// What to run, and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
-}
-
-/// Ranges of ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Ports(Vec<RangeInclusive<u16>>);
-
-/// `7`, `7,53` or `7,8000-8100`.
-fn ports(text: &str) -> Result<Ports, String> {
-    let range = |text: &str| {
-        let (first, last) = text.split_once('-').unwrap_or((text, text));
-        let port = |text: &str| text.parse().ok().filter(|&port: &u16| port > 0);
-        let (first, last) = (port(first)?, port(last)?);
-        (first <= last).then_some(first..=last)
-    };
-    let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
-    ranges
-        .map(Ports)
-        .ok_or_else(|| "ports are 1 to 65535, as 7, 7,53 or 7,8000-8100".to_owned())
 }
 
 /// Runs the subcommand.
@@ -467,7 +449,7 @@ fn server(
         true => Trust::Private,
         false => Trust::Direct,
     });
-    limits.ports = arguments.ports.clone().map(|ports| ports.0);
+    limits.ports = arguments.ports.clone();
     // There is nobody to share with.
     limits.applications_of_domain = APPLICATIONS;
     limits.clients_of_user = limits.clients;
@@ -475,18 +457,4 @@ fn server(
         .inspect_err(|_| drop(fs::remove_file(socket)))?;
     server.set_ancestor(std::process::id());
     Ok(server)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ports_are_numbers_and_ranges() {
-        assert_eq!(ports("7").unwrap().0, [7..=7]);
-        assert_eq!(ports("7,8000-8100").unwrap().0, [7..=7, 8000..=8100]);
-        for wrong in ["", "0", "7,", "9-7", "65536", "a", "1-2-3", "-7"] {
-            assert!(ports(wrong).is_err(), "{wrong}");
-        }
-    }
 }

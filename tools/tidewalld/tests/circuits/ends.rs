@@ -113,7 +113,14 @@ impl End {
         let mut command = self.command(DAEMON);
         command
             .args(["--interface", interface, "--trust", &TRUSTED.to_string()])
-            .args(["--private", "any", "--atm-next-hop", next_hop])
+            .args([
+                "--private",
+                "any",
+                "--ports",
+                "1-65535",
+                "--atm-next-hop",
+                next_hop,
+            ])
             .args(["--atm-number", &Nsap(self.number()).to_string()])
             .args(["--atm-side", side, "--atm-permanent", "0.100-101"])
             .args(more)

@@ -50,8 +50,9 @@ impl Manager {
             return refused(libc::EINVAL, text);
         }
         let granted = self.limits.ports.as_ref();
+        let granted = granted.filter(|_| self.limits.program.is_some() || self.is_private(number));
         if !self.limits.lease_ports.contains(&port.port)
-            && granted.is_some_and(|granted| granted.iter().all(|of| !of.contains(&port.port)))
+            && granted.is_some_and(|granted| !granted.contains(port.port))
         {
             let text = format!("port {} is not among those of --ports", port.port);
             return refused(libc::EACCES, text);

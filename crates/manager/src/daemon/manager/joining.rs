@@ -12,6 +12,9 @@ use crate::daemon::journal::{ACTIVE, Entry};
 use crate::daemon::{Device, Trust};
 use crate::protocol::{Answer, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined, Present};
 
+/// Numbers of applications that are kept from those who may join because every user may.
+const APPLICATIONS_KEPT: usize = 16;
+
 /// What a client may do.
 struct Standing {
     /// Have the device's queues.
@@ -155,8 +158,17 @@ impl Manager {
         let private = !standing.is_trusted || join.flags & JOIN_PRIVATE != 0;
         let domain = self.domain_of(client).unwrap_or(Domain::User(uid));
         let handed = self.check_quotas(domain, join, device)?;
-        if self.applications.iter().all(Option::is_some) {
-            return refused(libc::ENOBUFS, "the driver's table of applications is full");
+        let free = self.applications.iter().filter(|of| of.is_none()).count();
+        let kept = match standing.is_named {
+            true => 0,
+            false => APPLICATIONS_KEPT,
+        };
+        if free <= kept {
+            let text = match free {
+                0 => "the driver's table of applications is full",
+                _ => "the numbers of applications that are left are for user 0 and named users",
+            };
+            return refused(libc::ENOBUFS, text);
         }
         let token = device.random()?;
         let is_free = |number| matches!(self.applications.get(usize::from(number)), Some(None));

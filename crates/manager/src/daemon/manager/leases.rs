@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidewall_device::demux::layout::Protocol;
 
 use super::refusal::refused;
-use super::{ClientId, Manager, PROTOCOLS, Refusal};
+use super::{ClientId, Domain, Manager, PROTOCOLS, Refusal};
 use crate::daemon::Device;
 use crate::daemon::ports::PortKey;
 use crate::protocol::{Answer, BLOCK_PORTS, Block, Blocks, Empty, Transport, transport};
@@ -71,6 +71,10 @@ impl Manager {
                 "too many blocks of ports of this user or unit",
             );
         }
+        if !self.has_share(domain, protocol) {
+            let text = "the blocks of ports that are left are other users'";
+            return refused(libc::ENOBUFS, text);
+        }
         for block in self.lease_candidates(protocol) {
             let Some(ports) = self.ports_of(block) else {
                 continue;
@@ -106,6 +110,21 @@ impl Manager {
             }));
         }
         refused(libc::EADDRNOTAVAIL, "no block of ports is free")
+    }
+
+    /// Whether a domain may lease one more block of a protocol. It has at most as many as are
+    /// left, and the last eighth of all is for domains that have none.
+    fn has_share(&self, domain: Option<Domain>, protocol: Protocol) -> bool {
+        let range = &self.limits.lease_ports;
+        let owners = &self.blocks[place(protocol)];
+        let all = owners.get(block_of(*range.start())..=block_of(*range.end()));
+        let all = all.unwrap_or_default();
+        let domain_of = |number: u16| self.application(number).map(|of| of.domain);
+        let own = all.iter().flatten();
+        let own = own.filter(|&&owner| domain_of(owner) == domain).count();
+        let left = all.iter().filter(|owner| owner.is_none()).count();
+        // A program's manager has nobody to share with.
+        own == 0 || self.limits.program.is_some() || (own <= left && left > all.len() / 8)
     }
 
     /// Owns a block's ports and records the lease, or neither.

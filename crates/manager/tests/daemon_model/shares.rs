@@ -1,0 +1,143 @@
+//! What users who want all leave to others, and who is heard after a restart.
+
+use std::time::Duration;
+
+use tidewall_device::demux::layout::APPLICATIONS;
+use tidewall_manager::connection::Credentials;
+use tidewall_manager::daemon::{ClientId, Limits, Manager, Recovered, Reply, Users};
+use tidewall_manager::protocol::*;
+
+use crate::device::FakeDevice;
+
+const NOW: Duration = Duration::from_secs(1000);
+const NAMED: u32 = 1000;
+
+/// A manager that lets any user join, and what it answers.
+struct Shared {
+    device: FakeDevice,
+    manager: Manager,
+    next: ClientId,
+}
+
+fn limits() -> Limits {
+    let mut limits = Limits::default();
+    limits.trusted = vec![NAMED];
+    limits.private = Users::Any;
+    limits
+}
+
+impl Shared {
+    fn new() -> Self {
+        let mut device = FakeDevice::new();
+        let manager = Manager::new(limits(), Recovered::default(), NOW, &mut device);
+        Shared {
+            device,
+            manager,
+            next: 0,
+        }
+    }
+
+    fn ask(&mut self, client: ClientId, request: &Request) -> Answer {
+        let (bytes, device) = (request.emit(7), &mut self.device);
+        match self.manager.handle(client, &bytes, None, NOW, device).1 {
+            Reply::Answer(answer, _) => answer,
+            Reply::Joined(joined, ()) => Answer::Joined(joined),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The errno of a refusal.
+    fn join(&mut self, uid: u32) -> Result<ClientId, i32> {
+        self.next += 1;
+        let client = self.next;
+        let credentials = Credentials { uid, pid: 1 };
+        let connected = self.manager.connected(client, credentials);
+        connected
+            .and_then(|()| self.manager.admit(client, NOW))
+            .unwrap();
+        let join = Request::Join(Join {
+            queues: 0,
+            frames: 0,
+            receive_ring: 0,
+            flags: JOIN_WITHOUT_QUEUES,
+        });
+        match self.ask(client, &join) {
+            Answer::Joined(_) => Ok(client),
+            Answer::Error(failure) => {
+                self.manager.gone(client, NOW, &mut self.device);
+                Err(failure.errno)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// As many blocks of TCP as a client gets.
+    fn lease_all(&mut self, client: ClientId) -> usize {
+        let lease = Request::Lease(Transport {
+            protocol: 6,
+            pad: [0; 7],
+        });
+        let leased = |shared: &mut Self| matches!(shared.ask(client, &lease), Answer::Leased(_));
+        std::iter::repeat_with(|| leased(self))
+            .take_while(|it| *it)
+            .count()
+    }
+}
+
+#[test]
+fn greedy_users_leave_ports_to_others() {
+    let mut shared = Shared::new();
+    let counts: Vec<usize> = (0..10)
+        .map(|user| {
+            let client = shared.join(2000 + user).unwrap();
+            shared.lease_all(client)
+        })
+        .collect();
+    println!("blocks of users who want all: {counts:?}");
+    assert!(counts.iter().all(|&count| count > 0), "{counts:?}");
+    assert!(counts[0] <= 64, "{counts:?}");
+}
+
+#[test]
+fn users_who_may_join_as_any_leave_numbers_to_others() {
+    let mut shared = Shared::new();
+    let mut all = 0;
+    for user in 2000..2000 + APPLICATIONS as u32 {
+        while shared.join(user).is_ok() {
+            all += 1;
+        }
+    }
+    println!("applications of users who may join as any: {all} of {APPLICATIONS}");
+    assert!(all < APPLICATIONS && all > APPLICATIONS / 2, "{all}");
+    assert!(shared.join(NAMED).is_ok());
+}
+
+#[test]
+fn applications_are_awaited_while_clients_wait_to_be_heard() {
+    let second = |seconds: u32| NOW + Duration::from_secs(1) * seconds;
+    let awaited = |behind_until: u32| {
+        let mut shared = Shared::new();
+        shared.join(NAMED).unwrap();
+        let recovered = Recovered {
+            entries: shared.device.journal.clone(),
+            ..Recovered::default()
+        };
+        shared.manager = Manager::new(limits(), recovered, NOW, &mut shared.device);
+        // The loop turns whenever something is due.
+        let (manager, device) = (&mut shared.manager, &mut shared.device);
+        let mut now = NOW;
+        while manager.counters().applications > 0 {
+            now = manager
+                .deadline()
+                .expect("it is cleared at some time")
+                .max(now);
+            manager.set_behind(now < second(behind_until));
+            manager.tick(now, device);
+            assert!(now < second(1000));
+        }
+        (now - NOW).as_secs()
+    };
+    let waited = [0, 12, 500].map(awaited);
+    println!("an application is awaited for {waited:?} s");
+    assert_eq!(waited, [5, 12, 20]);
+}
