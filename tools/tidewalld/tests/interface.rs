@@ -272,11 +272,13 @@ mod inside {
         let user = TRUSTED + 1;
         let taken = directory().join("taken");
         as_user(user, || std::fs::create_dir(&taken).unwrap());
-        for pins in [taken.clone(), taken.join("below")] {
+        // Root without CAP_DAC_OVERRIDE makes none in it.
+        let below = (taken.join("below"), "Permission denied".to_owned());
+        for (pins, why) in [(taken, format!("is user {user}")), below] {
             let mut command = Command::new(DAEMON);
             command.args(["--interface", INTERFACE, "--pins"]).arg(pins);
             let text = refused(&mut command);
-            assert!(text.contains(&format!("is user {user}")), "{text}");
+            assert!(text.contains(&why), "{text}");
             assert!(!is_attached(INTERFACE));
         }
         // A directory that the daemon makes there is its own.

@@ -35,6 +35,11 @@ fn a_new_listener_without_a_daemon_holds_up_no_other() {
     run_with_peer("a_new_listener_without_a_daemon_holds_up_no_other", 60);
 }
 
+#[test]
+fn a_client_without_a_daemon_connects_less_and_less_often() {
+    run("a_client_without_a_daemon_connects_less_and_less_often");
+}
+
 fn seconds() -> Duration {
     let seconds = std::env::var(SECONDS).ok();
     Duration::from_secs(seconds.map_or(4, |text| text.parse().expect(SECONDS)))
@@ -92,7 +97,41 @@ fn ask(time: Duration) -> Seen {
 }
 
 mod inside {
+    use tidewall_manager::connection::Listener;
+
     use super::*;
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn a_client_without_a_daemon_connects_less_and_less_often() {
+        let daemon = start().0;
+        let client = client();
+        drop(daemon);
+        // Whatever connects is turned away.
+        let listener = Listener::bind(&socket()).unwrap();
+        let mut came = Vec::new();
+        let begin = Instant::now();
+        while came.len() < 11 {
+            assert!(begin.elapsed() < LIMIT, "{came:?}");
+            match listener.accept().unwrap() {
+                Some(connection) => {
+                    drop(connection);
+                    came.push(Instant::now());
+                }
+                None => std::thread::sleep(Duration::from_micros(100)),
+            }
+        }
+        let between = |pair: &[Instant]| pair[1] - pair[0];
+        let pauses: Vec<_> = came.windows(2).map(between).collect();
+        println!("pauses between connections: {pauses:.0?}");
+        // However late the machine is, a pause is no shorter than asked for.
+        assert!(pauses.iter().sum::<Duration>() > Duration::from_millis(500));
+        assert!(pauses[9] > Duration::from_millis(200));
+        assert_eq!(client.ended(), None);
+        drop(listener);
+        let _daemon = start().0;
+        wait_until("it is there again", || counters().presented == 1);
+    }
 
     #[test]
     #[ignore = "started by the test of this name"]

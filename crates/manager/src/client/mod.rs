@@ -79,7 +79,7 @@ const BUSY_WITHIN: Duration = Duration::from_secs(2);
 const TRY_QUEUE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2)];
 /// Before a connection that the manager had no place for is made again.
 const CONNECT_AGAIN: Duration = Duration::from_millis(20);
-const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
+const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_secs(1)];
 
 impl Client {
     /// Connects to the manager at a path and becomes an application. While another one has

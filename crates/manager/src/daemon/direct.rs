@@ -556,14 +556,13 @@ impl Device for DirectDevice {
         &mut self,
         protocol: Protocol,
         ports: RangeInclusive<u16>,
-    ) -> io::Result<Vec<u16>> {
-        let mut others = Vec::new();
+    ) -> io::Result<Option<u16>> {
         for port in ports {
             if !self.kept.hold_port(protocol, port)? {
-                others.push(port);
+                return Ok(Some(port));
             }
         }
-        Ok(others)
+        Ok(None)
     }
 
     fn release_block(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) {

@@ -88,6 +88,10 @@ pub struct Manager {
     turned: Duration,
     /// Whether clients wait to be heard.
     is_behind: bool,
+    /// The last application that a turn of the loop cleared away.
+    swept: u16,
+    /// Whether more of them wait for the next turn.
+    is_sweeping: bool,
     /// When what failed is tried again.
     retry_at: Option<Duration>,
     /// When the holders of private applications are looked at next, and those that need it
@@ -171,6 +175,8 @@ impl Manager {
             present_at_most: Duration::ZERO,
             turned: now,
             is_behind: false,
+            swept: 0,
+            is_sweeping: false,
             retry_at: None,
             look_at_all: None,
             look_often: None,
@@ -377,6 +383,7 @@ impl Manager {
         let overdue = self.clients.values().filter_map(|client| client.until);
         let own = [
             presenting,
+            self.is_sweeping.then_some(self.turned),
             self.retry_at,
             self.look_at_all,
             self.look_often,
@@ -403,7 +410,7 @@ impl Manager {
         self.circuits.step(now, device);
         self.turn(now);
         let expired = |until: Option<Duration>| until.is_some_and(|until| now >= until);
-        let mut sweep = false;
+        let mut sweep = std::mem::take(&mut self.is_sweeping);
         if expired(self.present_until) {
             self.present_until = None;
             sweep = true;
@@ -428,14 +435,25 @@ impl Manager {
         if !sweep {
             return;
         }
-        for number in 0..APPLICATIONS as u16 {
-            if self.state(number) == Some(State::Clearing) {
-                self.clear(number, now, device);
-            }
-        }
+        self.clear_next(now, device);
         if self.present_until.is_none() {
             self.disown_unheld(now, device);
         }
+    }
+
+    /// Clears one application away, the next after the last that was, so that clients have
+    /// their turn before the others.
+    fn clear_next<D: Device>(&mut self, now: Duration, device: &mut D) {
+        let all = APPLICATIONS as u16;
+        let is_clearing = |number: &u16| self.state(*number) == Some(State::Clearing);
+        let after = (1..=all).map(|step| (self.swept + step) % all);
+        let mut clearing = after.filter(is_clearing);
+        let Some(number) = clearing.next() else {
+            return;
+        };
+        self.is_sweeping = clearing.next().is_some();
+        self.swept = number;
+        self.clear(number, now, device);
     }
 
     /// The time for presenting goes on only while the loop turns, and clients are heard.

@@ -158,7 +158,8 @@ pub trait Device {
     fn disown_circuit(&mut self, label: Label);
 
     /// Binds a kernel socket to each of these ports, as far as that has not been done, so
-    /// that the kernel refuses them to others. Returns the ports that others have.
+    /// that the kernel refuses them to others. Returns the first port that another has, behind
+    /// which none is held.
     ///
     /// # Errors
     /// EMFILE; what the kernel reports. Some may be held then.
@@ -166,9 +167,10 @@ pub trait Device {
         &mut self,
         protocol: Protocol,
         ports: RangeInclusive<u16>,
-    ) -> io::Result<Vec<u16>>;
+    ) -> io::Result<Option<u16>>;
 
-    /// Closes those sockets.
+    /// Closes those sockets, some in each turn of the loop: closing all of a domain's takes
+    /// longer than a client is to wait.
     fn release_block(&mut self, protocol: Protocol, ports: RangeInclusive<u16>);
 
     /// Keeps these blocks, and no others of this manager's, from the kernel's own choice of

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
 use tidewall_manager::daemon::Device;
@@ -44,12 +45,47 @@ pub struct FakeDevice {
     pub drawn: u8,
     /// Tokens of applications of which a process keeps a part when they end, and their users.
     pub kept: BTreeMap<[u8; 16], u32>,
+    /// What the steps since the last turn of the loop have taken.
+    pub worked: Duration,
 }
 
 /// What each application is handed.
 const BYTES: u64 = 1 << 20;
 
+/// The longest that anything keeps the next client waiting, by [`FakeDevice::worked`].
+pub const TURN_MOST: Duration = Duration::from_millis(10);
+
+/// What steps take: a slow processor's system calls, whatever machine runs this.
+mod cost {
+    use std::time::Duration;
+
+    /// A store to a table of ports that is mapped.
+    pub const STORE: Duration = Duration::from_nanos(100);
+    /// A call that touches one map element or descriptor.
+    pub const CALL: Duration = Duration::from_micros(2);
+    /// A socket made and bound, or closed.
+    pub const SOCKET: Duration = Duration::from_micros(5);
+    /// A file of /proc read and written, under a lock.
+    pub const FILE: Duration = Duration::from_micros(100);
+    /// Queues handed over, or taken away, that lie ready.
+    pub const QUEUES: Duration = Duration::from_millis(1);
+}
+
+fn of_key(port: &PortKey) -> Duration {
+    match port.is_on_all() {
+        true => cost::STORE,
+        false => cost::CALL,
+    }
+}
+
 impl FakeDevice {
+    /// The time that the next client has waited, which is not too long.
+    pub fn end_turn(&mut self) -> Duration {
+        let worked = std::mem::take(&mut self.worked);
+        assert!(worked <= TURN_MOST, "the next client waits for {worked:?}");
+        worked
+    }
+
     /// Whether the step is to have its effect, and what it returns.
     fn step(&mut self, may_fail_after: bool) -> (bool, io::Result<()>) {
         let error = || Err(io::Error::from_raw_os_error(libc::ENOMEM));
@@ -81,11 +117,13 @@ impl Device for FakeDevice {
     type Parts = ();
 
     fn random(&mut self) -> io::Result<[u8; 16]> {
+        self.worked += cost::CALL;
         self.drawn = self.drawn.wrapping_add(1);
         self.step(false).1.map(|()| [self.drawn; 16])
     }
 
     fn take_number(&mut self, is_free: &dyn Fn(u16) -> bool) -> io::Result<u16> {
+        self.worked += cost::CALL;
         self.step(false).1?;
         let number = (0..APPLICATIONS as u16).find(|&number| is_free(number));
         number.ok_or_else(|| io::ErrorKind::ResourceBusy.into())
@@ -96,6 +134,7 @@ impl Device for FakeDevice {
     }
 
     fn record(&mut self, application: u16, entry: &Entry) -> io::Result<()> {
+        self.worked += cost::CALL;
         let (effect, result) = self.step(false);
         if effect {
             self.journal[usize::from(application)] = entry.clone();
@@ -108,10 +147,12 @@ impl Device for FakeDevice {
     }
 
     fn is_held(&mut self, token: &[u8; 16]) -> io::Result<bool> {
+        self.worked += cost::CALL;
         Ok(self.kept.contains_key(token))
     }
 
     fn make(&mut self, application: u16, join: &Join, private: bool) -> io::Result<(u32, ())> {
+        self.worked += cost::QUEUES;
         let queues = join.flags & JOIN_WITHOUT_QUEUES == 0 && !private;
         if queues && self.queues.is_some() {
             return Err(io::ErrorKind::ResourceBusy.into());
@@ -125,6 +166,7 @@ impl Device for FakeDevice {
     }
 
     fn clear(&mut self, application: u16) -> io::Result<()> {
+        self.worked += cost::QUEUES;
         let (effect, result) = self.step(true);
         if effect {
             self.made.remove(&application);
@@ -134,6 +176,7 @@ impl Device for FakeDevice {
     }
 
     fn own_port(&mut self, port: &PortKey, application: u16) -> io::Result<()> {
+        self.worked += of_key(port);
         let (effect, result) = self.step(true);
         if effect {
             self.table.insert(*port, application);
@@ -142,6 +185,7 @@ impl Device for FakeDevice {
     }
 
     fn disown_port(&mut self, port: &PortKey) -> io::Result<()> {
+        self.worked += of_key(port);
         let (effect, result) = self.step(true);
         if effect {
             self.table.remove(port);
@@ -150,6 +194,7 @@ impl Device for FakeDevice {
     }
 
     fn own_circuit(&mut self, label: Label, application: u16) -> io::Result<()> {
+        self.worked += cost::CALL;
         let (effect, result) = self.step(true);
         if effect {
             self.circuits.insert(label, application);
@@ -158,6 +203,7 @@ impl Device for FakeDevice {
     }
 
     fn disown_circuit(&mut self, label: Label) {
+        self.worked += cost::CALL;
         self.circuits.remove(&label);
     }
 
@@ -165,7 +211,7 @@ impl Device for FakeDevice {
         &mut self,
         protocol: Protocol,
         ports: RangeInclusive<u16>,
-    ) -> io::Result<Vec<u16>> {
+    ) -> io::Result<Option<u16>> {
         let sockets = &self.kernel.sockets;
         let has = |port: u16| {
             let facts = sockets.iter().map(|socket| &socket.facts);
@@ -173,31 +219,38 @@ impl Device for FakeDevice {
             // A socket that is there for good has one.
             port == 33_000 || bound.any(|of| of == (protocol, port))
         };
-        let held: Vec<u16> = ports.clone().filter(|&port| !has(port)).collect();
-        let others = ports.filter(|&port| has(port)).collect();
+        let other = ports.clone().find(|&port| has(port));
+        let free = ports.take_while(|&port| Some(port) != other);
+        let mut free: Vec<_> = free.map(|port| (protocol, port)).collect();
+        free.retain(|port| !self.kernel.held.contains(port));
+        self.worked += cost::SOCKET * (free.len() as u32 + 1);
         let (effect, result) = self.step(true);
         if effect {
-            let held = held.into_iter().map(|port| (protocol, port));
-            self.kernel.held.extend(held);
+            self.kernel.held.extend(free);
         }
-        result.map(|()| others)
+        result.map(|()| other)
     }
 
     fn release_block(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) {
+        // They are closed in turns of their own.
+        self.worked += cost::STORE * ports.clone().count() as u32;
         for port in ports {
             self.kernel.held.remove(&(protocol, port));
         }
     }
 
     fn look_at(&mut self, cookie: u64, user: u32) {
+        self.worked += cost::CALL;
         self.looks.push((cookie, user));
     }
 
     fn look_at_port(&mut self, port: &PortKey, user: u32) {
+        self.worked += cost::CALL;
         self.port_looks.push((*port, user));
     }
 
     fn keep(&mut self, cookie: u64) -> io::Result<()> {
+        self.worked += cost::CALL;
         let (effect, result) = self.step(false);
         if effect && self.shown == Some(cookie) {
             self.kernel.get(cookie).unwrap().kept = true;
@@ -206,10 +259,12 @@ impl Device for FakeDevice {
     }
 
     fn release(&mut self, cookie: u64) {
+        self.worked += cost::CALL;
         self.kernel.release(|socket| socket.facts.cookie == cookie);
     }
 
     fn reserve(&mut self, blocks: &Blocks) -> io::Result<()> {
+        self.worked += cost::FILE;
         let (effect, result) = self.step(false);
         if effect {
             self.reserved = *blocks;
@@ -222,6 +277,7 @@ impl Device for FakeDevice {
     }
 
     fn request(&mut self, _: u16, _: &Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
+        self.worked += cost::CALL;
         let answer = self.step(false).1.map(|()| Answer::Done(Empty {}));
         answer.map(|answer| (answer, Vec::new()))
     }
@@ -245,6 +301,7 @@ impl FakeDevice {
             failed: false,
             drawn: 0,
             kept: BTreeMap::new(),
+            worked: Duration::ZERO,
         }
     }
 }

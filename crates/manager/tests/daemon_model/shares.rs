@@ -1,13 +1,16 @@
 //! What users who want all leave to others, and who is heard after a restart.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidewall_device::demux::layout::APPLICATIONS;
+use tidewall_device::demux::layout::{APPLICATIONS, Protocol};
 use tidewall_manager::connection::Credentials;
+use tidewall_manager::daemon::ports::{HolderFacts, Proof};
 use tidewall_manager::daemon::{ClientId, Limits, Manager, Recovered, Reply, Users};
 use tidewall_manager::protocol::*;
 
 use crate::device::FakeDevice;
+use crate::kernel::{Bound, Socket, State};
 
 const NOW: Duration = Duration::from_secs(1000);
 const NAMED: u32 = 1000;
@@ -17,6 +20,7 @@ struct Shared {
     device: FakeDevice,
     manager: Manager,
     next: ClientId,
+    longest: Duration,
 }
 
 fn limits() -> Limits {
@@ -34,14 +38,32 @@ impl Shared {
             device,
             manager,
             next: 0,
+            longest: Duration::ZERO,
         }
     }
 
     fn ask(&mut self, client: ClientId, request: &Request) -> Answer {
+        self.ask_beside(client, request, None)
+    }
+
+    fn ask_beside(
+        &mut self,
+        client: ClientId,
+        request: &Request,
+        holder: Option<HolderFacts>,
+    ) -> Answer {
         let (bytes, device) = (request.emit(7), &mut self.device);
-        match self.manager.handle(client, &bytes, None, NOW, device).1 {
+        device.worked = Duration::ZERO;
+        device.shown = holder.map(|it| it.cookie);
+        let reply = self
+            .manager
+            .handle(client, &bytes, holder.as_ref(), NOW, device)
+            .1;
+        self.longest = self.longest.max(device.end_turn());
+        match reply {
             Reply::Answer(answer, _) => answer,
             Reply::Joined(joined, ()) => Answer::Joined(joined),
+            Reply::Left => Answer::Done(Empty {}),
             other => panic!("{other:?}"),
         }
     }
@@ -140,4 +162,63 @@ fn applications_are_awaited_while_clients_wait_to_be_heard() {
     let waited = [0, 12, 500].map(awaited);
     println!("an application is awaited for {waited:?} s");
     assert_eq!(waited, [5, 12, 20]);
+}
+
+/// Binds a socket, as a process does.
+fn bind(shared: &mut Shared, protocol: Protocol, cookie: u64, port: u16) -> HolderFacts {
+    let facts = HolderFacts {
+        protocol,
+        local: SocketAddr::new("10.0.0.1".parse().unwrap(), port),
+        dual: false,
+        cookie,
+        here: true,
+        proof: Proof::Alone,
+    };
+    shared.device.kernel.sockets.push(Socket {
+        facts,
+        process: Some(0),
+        user: NAMED,
+        shares: false,
+        device: Bound::Nowhere,
+        state: State::Idle,
+        kept: false,
+        changed: false,
+    });
+    facts
+}
+
+#[test]
+fn no_message_keeps_the_next_client_waiting() {
+    // With all that it may have it leaves, or dies.
+    for leaves in [true, false] {
+        let mut shared = Shared::new();
+        let client = shared.join(2000).unwrap();
+        for port in 1000..1000 + limits().holders_of_domain as u16 {
+            let facts = bind(&mut shared, Protocol::Udp, port.into(), port);
+            let owns = Request::OwnPort(Port {
+                address: address_bytes(facts.local.ip()),
+                port,
+                protocol: facts.protocol as u8,
+                pad: 0,
+            });
+            let answer = shared.ask_beside(client, &owns, Some(facts));
+            assert!(matches!(answer, Answer::Owned(_)), "{answer:?}");
+        }
+        // Of each other block somebody has the last port.
+        for last in (33_023..=60_999).step_by(512) {
+            bind(&mut shared, Protocol::Tcp, last.into(), last);
+        }
+        let refused = std::iter::repeat_with(|| shared.lease_all(client)).take(20);
+        let blocks: usize = refused.sum();
+        assert!(blocks > 20, "{blocks}");
+        if leaves {
+            shared.ask(client, &Request::Leave(Empty {}));
+        } else {
+            shared.device.worked = Duration::ZERO;
+            shared.manager.gone(client, NOW, &mut shared.device);
+            shared.longest = shared.longest.max(shared.device.end_turn());
+        }
+        let longest = shared.longest;
+        println!("longest work beside the next client, {blocks} blocks: {longest:?}");
+    }
 }

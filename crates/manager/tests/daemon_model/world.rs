@@ -104,10 +104,12 @@ impl World {
             return Answer::Done(Empty {});
         };
         let (now, holder) = (self.now, holder.as_ref());
+        self.device.worked = Duration::ZERO;
         self.device.shown = holder.map(|holder| holder.cookie);
         let (_, reply) = self
             .manager
             .handle(client, bytes, holder, now, &mut self.device);
+        self.device.end_turn();
         if self.device.killed {
             return Answer::Done(Empty {});
         }
@@ -356,7 +358,9 @@ impl World {
     }
 
     pub fn tick(&mut self) {
+        self.device.worked = Duration::ZERO;
         self.manager.tick(self.now, &mut self.device);
+        self.device.end_turn();
         self.look_for_manager();
     }
 

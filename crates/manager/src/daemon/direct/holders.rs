@@ -32,6 +32,9 @@ const SO_BINDTOIFINDEX: i32 = 62;
 /// Changes of holders that are looked at before the next client has its turn.
 const CHANGES: usize = 16;
 
+/// Sockets of leased ports that are closed before the next client has its turn.
+const CLOSED_AT_ONCE: usize = 512;
+
 /// The host that sockets are to be of.
 #[derive(Clone, Copy, Debug)]
 pub struct Holders {
@@ -136,6 +139,8 @@ pub(super) struct Kept {
     pub(super) released: Vec<ForeignFd>,
     /// The manager's own, of leased ports.
     leased: HashMap<(Protocol, u16), OwnedFd>,
+    /// Those of blocks that were given back.
+    closing: HashMap<(Protocol, u16), OwnedFd>,
     /// Readable when a listener among the holders listens no more.
     changes: OwnedFd,
 }
@@ -147,6 +152,7 @@ impl Kept {
             holders: HashMap::new(),
             released: Vec::new(),
             leased: HashMap::new(),
+            closing: HashMap::new(),
             changes: epoll::create(epoll::CreateFlags::CLOEXEC)?,
         })
     }
@@ -187,7 +193,11 @@ impl Kept {
     /// socket has it at some.
     pub(super) fn hold_port(&mut self, protocol: Protocol, port: u16) -> io::Result<bool> {
         if let Entry::Vacant(place) = self.leased.entry((protocol, port)) {
-            let Some(socket) = bind_everywhere(protocol, port)? else {
+            let socket = match self.closing.remove(&(protocol, port)) {
+                Some(socket) => Some(socket),
+                None => bind_everywhere(protocol, port)?,
+            };
+            let Some(socket) = socket else {
                 return Ok(false);
             };
             place.insert(socket);
@@ -196,7 +206,20 @@ impl Kept {
     }
 
     pub(super) fn release_port(&mut self, protocol: Protocol, port: u16) {
-        self.leased.remove(&(protocol, port));
+        let key = (protocol, port);
+        self.closing
+            .extend(self.leased.remove(&key).map(|it| (key, it)));
+    }
+
+    /// Closes some sockets of blocks that were given back.
+    pub(super) fn close_some(&mut self) {
+        let closed = self.closing.extract_if(|_, _| true);
+        closed.take(CLOSED_AT_ONCE).for_each(drop);
+    }
+
+    /// Whether [`Kept::close_some`] has something to close.
+    pub(super) fn is_closing(&self) -> bool {
+        !self.closing.is_empty()
     }
 
     /// Readable when [`Kept::take_changed`] has something.

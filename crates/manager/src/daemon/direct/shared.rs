@@ -84,7 +84,9 @@ impl DirectDevice {
     /// When [`DirectDevice::tick`] has something to do.
     pub fn deadline(&self) -> Option<Duration> {
         let switch_at = self.switch_at.map(|(_, at)| at);
-        [switch_at, self.refill_at].into_iter().flatten().min()
+        let close_at = self.kept.is_closing().then_some(Duration::ZERO);
+        let all = [switch_at, self.refill_at, close_at];
+        all.into_iter().flatten().min()
     }
 
     /// Has the device polled by the private application that is alone with it; by threads
@@ -96,6 +98,7 @@ impl DirectDevice {
     /// What switching reports. It is tried again after [`LINGER`], or when the interface has
     /// changed.
     pub fn tick(&mut self, now: Duration) -> io::Result<()> {
+        self.kept.close_some();
         self.follow_up(now)?;
         let wanted = self.wanted_polling();
         let lingers = private::noted(&self.own).is_some();

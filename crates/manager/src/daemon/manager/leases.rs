@@ -14,6 +14,9 @@ use crate::protocol::{Answer, BLOCK_PORTS, Block, Blocks, Empty, Transport, tran
 
 /// Blocks that are looked at for one lease, each by binding its ports.
 const LEASE_TRIES: usize = 8;
+/// Ports that are bound in vain for one lease before the next client has its turn. The next
+/// lease goes on with other blocks.
+const LEASE_BINDS: u16 = 4 * BLOCK_PORTS;
 /// Blocks of a protocol.
 pub(super) const BLOCKS: usize = 65_536 / BLOCK_PORTS as usize;
 
@@ -75,18 +78,21 @@ impl Manager {
             let text = "the blocks of ports that are left are other users'";
             return refused(libc::ENOBUFS, text);
         }
+        let mut in_vain = 0;
         for block in self.lease_candidates(protocol) {
-            let Some(ports) = self.ports_of(block) else {
+            let Some(ports) = self.ports_of(block).filter(|_| in_vain < LEASE_BINDS) else {
                 continue;
             };
+            self.next_block = block + 1;
             let mut all = self.all_blocks();
             set(&mut all, block, true);
             let held = device
                 .reserve(&all)
                 .and_then(|()| device.hold_block(protocol, ports.clone()));
             let granted = match held {
-                Ok(others) if others.is_empty() => self.grant(number, protocol, block, now, device),
-                Ok(_) => {
+                Ok(None) => self.grant(number, protocol, block, now, device),
+                Ok(Some(other)) => {
+                    in_vain += other - ports.start() + 1;
                     device.release_block(protocol, ports);
                     // Not leased: the next one's call says so, or this.
                     self.reserve_leased(now, device);
@@ -101,7 +107,6 @@ impl Manager {
                 self.reserve_leased(now, device);
                 return Err(error.into());
             }
-            self.next_block = block + 1;
             return Ok(Answer::Leased(Block {
                 first: *ports.start(),
                 count: ports.end() - ports.start() + 1,
@@ -213,17 +218,20 @@ impl Manager {
             blocks.map(move |(block, _)| (protocol, block))
         });
         for (protocol, block) in leased.collect::<Vec<_>>() {
-            let Some(ports) = self.ports_of(block) else {
-                continue;
-            };
-            let Ok(others) = device.hold_block(protocol, ports) else {
-                self.retry(now);
-                continue;
-            };
-            let keys = others.into_iter();
-            for key in keys.flat_map(|port| PortKey::on_all(protocol, port)) {
-                if device.disown_port(&key).is_err() {
-                    self.retry(now);
+            let mut rest = self.ports_of(block);
+            while let Some(ports) = rest.take() {
+                let last = *ports.end();
+                match device.hold_block(protocol, ports) {
+                    Ok(None) => {}
+                    Ok(Some(other)) => {
+                        for key in PortKey::on_all(protocol, other) {
+                            if device.disown_port(&key).is_err() {
+                                self.retry(now);
+                            }
+                        }
+                        rest = (other < last).then(|| other + 1..=last);
+                    }
+                    Err(_) => self.retry(now),
                 }
             }
         }
