@@ -101,7 +101,7 @@ GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 plac
 #define DROPPED_UNASKED 15
 
 /* By value: each function would have to test a pointer. */
-#define KEY control->hash_key.words[0], control->hash_key.words[1]
+#define KEY READ_ONCE(application->hash_key.words[0]), READ_ONCE(application->hash_key.words[1])
 #define HERE PLACE(transport, end, version, protocol, first)
 
 INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue *queue, __u32 index, __u32 trace,

@@ -24,8 +24,7 @@
 		v0 ^= w;                                                               \
 	} while (0)
 
-/* SipHash-1-3 of three words with the key of the flow table. Flows are hashed
- * as two words or five, so that no hash here is one of a flow. */
+/* SipHash-1-3 of three words with the device's key, which no application has. */
 GLOBAL __u64 hash_words(__u64 first, __u64 second, __u64 third)
 {
 	__u32 zero = 0;

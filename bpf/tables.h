@@ -239,7 +239,7 @@ struct tw_hash_key {
 
 /* Device-wide state. Writer: manager, unless a field says otherwise. */
 struct tw_control {
-	struct tw_hash_key hash_key;   /* of flows and of places */
+	struct tw_hash_key hash_key;   /* of places for shares */
 	__u32 raw;                     /* 1: redirect owned frames without demultiplexing */
 	__u32 fragment_application;    /* 1 + application that gets orphan fragments; 0: none */
 	__u32 trace_remaining;         /* frames still to sample. Writer: manager sets, driver counts down */
@@ -378,6 +378,9 @@ struct tw_waiting {
 
 /* Application level, one per application, memory-mapped by it. */
 struct tw_application {
+	/* Of its flows, so that no other application can fill one of its buckets. Writer:
+	 * application, before it has a port. */
+	struct tw_hash_key hash_key;
 	struct tw_listener listeners[2 * 65536];  /* by port: UDP, then TCP. Writer: application */
 	/* A byte of each flow's hash, 0 = free: a look-up that finds nothing, as
 	 * for each SYN of a flood, touches these and no flow. */

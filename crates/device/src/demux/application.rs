@@ -52,8 +52,7 @@ pub(super) struct State {
 
 impl ApplicationTables {
     /// Tables in an application's own map, empty so far. `number` names the application
-    /// to the device's owner, and `hash_key` is the device's
-    /// ([`super::TrustedTables::hash_key`]).
+    /// to the device's owner. `hash_key` is that of its flows, drawn at random.
     ///
     /// # Errors
     /// EINVAL when the map is too short; what mapping it reports.
@@ -66,6 +65,9 @@ impl ApplicationTables {
     }
 
     fn new(memory: Memory<Application>, number: u16, hash_key: [u64; 2]) -> Self {
+        for (place, key) in memory.get().hash_key.words.iter().zip(hash_key) {
+            place.store(key, Release);
+        }
         ApplicationTables {
             number,
             memory,

@@ -97,8 +97,7 @@ impl TrustedTables {
     /// Tables in the maps of a driver program that was just loaded.
     ///
     /// `device` and `queues` are the program's maps of these names. `hash_key` is drawn at random by who
-    /// loads it: it is the key of the flow tables and of the places for shares, and of the
-    /// applications' tables, too ([`super::ApplicationTables::of_map`]).
+    /// loads it: it is the key of the places for shares, which no application needs.
     ///
     /// # Errors
     /// EINVAL when the map is too short; what mapping it reports.
@@ -245,7 +244,7 @@ impl TrustedTables {
         self.queues.writable()?.get(queue as usize)
     }
 
-    /// Key of the flow table and of the places for shares.
+    /// Key of the places for shares.
     pub fn hash_key(&self) -> [u64; 2] {
         self.hash_key
     }

@@ -21,6 +21,8 @@ struct Shared {
     manager: Manager,
     next: ClientId,
     longest: Duration,
+    /// Of the last application that has joined.
+    key: [u64; 2],
 }
 
 fn limits() -> Limits {
@@ -39,6 +41,7 @@ impl Shared {
             manager,
             next: 0,
             longest: Duration::ZERO,
+            key: [0; 2],
         }
     }
 
@@ -84,7 +87,10 @@ impl Shared {
             flags: JOIN_WITHOUT_QUEUES,
         });
         match self.ask(client, &join) {
-            Answer::Joined(_) => Ok(client),
+            Answer::Joined(joined) => {
+                self.key = joined.hash_key;
+                Ok(client)
+            }
             Answer::Error(failure) => {
                 self.manager.gone(client, NOW, &mut self.device);
                 Err(failure.errno)
@@ -221,4 +227,18 @@ fn no_message_keeps_the_next_client_waiting() {
         let longest = shared.longest;
         println!("longest work beside the next client, {blocks} blocks: {longest:?}");
     }
+}
+
+#[test]
+fn each_application_has_a_key_of_its_own() {
+    let mut shared = Shared::new();
+    let mut keys = Vec::new();
+    for user in 2000..2010 {
+        shared.join(user).unwrap();
+        keys.push(shared.key);
+    }
+    assert!(!keys.contains(&[0; 2]), "{keys:?}");
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 10, "{keys:?}");
 }

@@ -31,7 +31,6 @@ impl DirectDevice {
         let mac = mac.unwrap_or(MacAddress([0; 6]));
         self.program.trusted().set_device(self.index, mac, mtu);
         self.described = Joined {
-            hash_key: self.program.trusted().hash_key(),
             name: text(&self.interface),
             driver: text(&driver(&self.interface).unwrap_or_default()),
             index: self.index,

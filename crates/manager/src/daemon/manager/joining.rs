@@ -255,12 +255,17 @@ impl Manager {
         let Some(application) = self.application_mut(number) else {
             return refused(libc::EIO, "no application");
         };
+        let key: [u8; 16] = device.random()?;
         device.record(number, &application.entry)?;
         let (queues, parts) = device.make(number, join, application.entry.private != 0)?;
         application.entry.queues = queues;
         application.entry.state = ACTIVE;
         device.record(number, &application.entry)?;
-        Ok((Self::describe(number, &application.entry, device), parts))
+        let joined = Joined {
+            hash_key: zerocopy::transmute!(key),
+            ..Self::describe(number, &application.entry, device)
+        };
+        Ok((joined, parts))
     }
 
     fn describe<D: Device>(number: u16, entry: &Entry, device: &D) -> Joined {
