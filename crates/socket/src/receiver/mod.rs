@@ -55,6 +55,11 @@ const CLOSE_LOOKS: u32 = 64;
 /// Waits between two that begin with polling, where that never pays: it costs next to
 /// nothing then.
 const SPIN_SKIP_MAX: u32 = 64;
+/// Polls in a row that find frames, after which the load is taken to persist.
+const LOADED_POLLS: u32 = 64;
+/// Frames of such polls that have the same effect: eight times the smallest receive ring. A
+/// burst of clients that connect at once is shorter.
+const LOADED_FRAMES: u32 = 32 * BURST;
 /// Frames in a round from which the receiver keeps the device to itself.
 const MANY: usize = POLL_MAX as usize / 2;
 /// [`QueueHandle::interrupt_interval`] of a queue whose poller may not sleep.
@@ -72,6 +77,10 @@ pub(crate) struct QueueHandle {
     last_round: AtomicU64,
     /// True while the device is polled: its interrupt is masked or deferred.
     masked: AtomicBool,
+    /// The interrupt was enabled while the device's timer may have been the one of polling,
+    /// which an interrupt then starts.
+    armed_early: AtomicBool,
+    load: Load,
     /// See [`tidewall_device::queue::Receive::delivers`].
     delivers: bool,
     /// Somebody else polls the device, as it was in the last round: nothing is masked, and
@@ -115,6 +124,8 @@ impl QueueHandle {
             transmitter: Mutex::new(transmitter),
             last_round: AtomicU64::new(0),
             masked: AtomicBool::new(false),
+            armed_early: AtomicBool::new(false),
+            load: Load::default(),
             due: AtomicU64::new(NEVER),
             interrupt_interval: AtomicU64::new(0),
             sent_reported: AtomicU64::new(0),
@@ -263,6 +274,49 @@ impl Looks {
     }
 }
 
+/// Whether a queue's load persists, so that its device is to be masked between polls.
+///
+/// A masked device loses what its ring does not hold while the polling thread is preempted.
+/// Until a load persists the device interrupts between two polls, and the kernel empties the
+/// ring into the larger one of the stack. A load that persists would keep the thread from its
+/// processor by such interrupts.
+#[derive(Default)]
+struct Load {
+    /// Polls in a row that found frames, and how many.
+    polls: AtomicU32,
+    frames: AtomicU32,
+}
+
+impl Load {
+    /// True from the poll that shows it until [`Load::end`].
+    fn persists(&self) -> bool {
+        self.polls.load(Ordering::Relaxed) >= LOADED_POLLS
+            || self.frames.load(Ordering::Relaxed) >= LOADED_FRAMES
+    }
+
+    /// Notes a poll that had the driver process so many frames.
+    fn note(&self, driven: u64) {
+        if self.persists() {
+            return;
+        }
+        if driven == 0 {
+            return self.end();
+        }
+        let add = |counter: &AtomicU32, more: u32| {
+            let before = counter.load(Ordering::Relaxed);
+            counter.store(before.saturating_add(more), Ordering::Relaxed);
+        };
+        add(&self.polls, 1);
+        add(&self.frames, u32::try_from(driven).unwrap_or(u32::MAX));
+    }
+
+    /// A thread is about to sleep on the device.
+    fn end(&self) {
+        self.polls.store(0, Ordering::Relaxed);
+        self.frames.store(0, Ordering::Relaxed);
+    }
+}
+
 impl Receiver {
     /// `spin`: how long a wait may poll before it sleeps; `None`: for the processor time of a
     /// sleep, as polling in vain then costs no more than it could have saved, or for as long
@@ -392,6 +446,39 @@ mod tests {
         let third = |sent: u64| (sent.wrapping_mul(0x9e37_79b9) >> 7) % 3;
         assert!(part(&|sent| third(sent) == 0) < 0.1);
         assert!(part(&|sent| third(sent) != 0 || sent % 8 != 0) > 0.8);
+    }
+
+    #[test]
+    fn a_burst_of_clients_is_no_load_that_persists() {
+        let load = Load::default();
+        // 300 clients at once: SYNs and acknowledgments, a full poll at a time.
+        for driven in [128, 128, 44, 128, 128, 44, 0] {
+            load.note(driven);
+            assert!(!load.persists());
+        }
+        // A client that waits for its answers.
+        for _ in 0..1_000 {
+            load.note(1);
+            load.note(0);
+            assert!(!load.persists());
+        }
+    }
+
+    #[test]
+    fn a_load_persists_until_a_thread_sleeps() {
+        for driven in [1, POLL_MAX.into()] {
+            let load = Load::default();
+            let mut polls = 0;
+            while !load.persists() {
+                load.note(driven);
+                polls += 1;
+            }
+            assert!(polls <= LOADED_POLLS && polls * POLL_MAX >= LOADED_FRAMES);
+            load.note(0);
+            assert!(load.persists());
+            load.end();
+            assert!(!load.persists());
+        }
     }
 
     #[test]

@@ -288,7 +288,13 @@ impl Receiver {
             queue.note_napi(napi);
             let way = match self.way(began, queue, napi.ids[0] != 0, caller) {
                 // A manager that lags has left a timer on, which would keep frames back.
-                Way::Look if caller == Caller::Sleeper && poller.moderation_lags() => Way::Arm,
+                Way::Look
+                    if leads
+                        && (queue.armed_early.load(Ordering::Relaxed)
+                            || poller.moderation_lags()) =>
+                {
+                    Way::Arm
+                }
                 way => way,
             };
             let round = match way {
@@ -308,6 +314,9 @@ impl Receiver {
                 }
                 Way::Arm => {
                     poller.set_moderation(InterruptModeration::Enabled);
+                    let early = poller.moderation_lags();
+                    queue.armed_early.store(early, Ordering::Relaxed);
+                    queue.load.end();
                     let round = poller.round(Interrupt::Armed, &mut ready.channels);
                     progress.ended = core.now();
                     // One that used up its budget goes on in softirq.
@@ -366,10 +375,12 @@ impl Receiver {
         failed.map(|()| progress)
     }
 
-    /// A poll that leaves the device masked. Its timer is put out of the way *before*
-    /// the poll that starts it: one that expired while these frames are dealt with would
-    /// have the device polled in softirq, ahead of everybody and without a budget.
-    /// Returns when it ended, too.
+    /// A poll by a thread that polls again. Under a load that persists ([`Load`]) it leaves
+    /// the device masked; before that the device interrupts between two polls.
+    ///
+    /// The timer is put out of the way *before* the poll that starts it: one that expired
+    /// while these frames are dealt with would have the device polled in softirq, ahead of
+    /// everybody and without a budget. Returns when the poll ended, too.
     fn poll(
         &self,
         core: &Core,
@@ -382,8 +393,15 @@ impl Receiver {
         let coalesces = self.coalesces();
         // Until the driver's poll is known frames come by interrupt.
         let polls = !queue.delivers || poller.napi().ids[0] != 0;
-        if polls && (!coalesces || matches!(caller, Caller::Poller | Caller::Spinner)) {
-            poller.set_moderation(InterruptModeration::BusyPoll);
+        let moderation = match caller {
+            Caller::Spinner => Some(InterruptModeration::BusyPoll),
+            Caller::Poller if coalesces => Some(InterruptModeration::BusyPoll),
+            _ if coalesces => None,
+            _ if queue.load.persists() => Some(InterruptModeration::BusyPoll),
+            _ => Some(InterruptModeration::Enabled),
+        };
+        if let Some(moderation) = moderation.filter(|_| polls) {
+            poller.set_moderation(moderation);
         }
         queue.masked.store(true, Ordering::Relaxed);
         let mut round = poller.round(Interrupt::Masked, &mut ready.channels)?;
@@ -399,6 +417,7 @@ impl Receiver {
                 };
             }
         }
+        queue.load.note(round.driven);
         let ended = core.now();
         let due = poller.polled(nanoseconds(began), nanoseconds(ended), &round);
         queue.due.store(due, Ordering::Relaxed);
@@ -493,8 +512,10 @@ impl Receiver {
                     core.netdev.link.wake.signal();
                 }
                 self.control(core.now(), queue, &mut poller, &round.seen(), true);
+                queue.load.note(round.frames as u64);
+                let loaded = self.coalesces() || queue.load.persists();
                 // Who cannot poll could not arm it either, and would wait awake for ever.
-                if round.frames >= POLL_MAX as usize && poller.napi().ids[0] != 0 {
+                if loaded && round.frames >= POLL_MAX as usize && poller.napi().ids[0] != 0 {
                     // The timer's polls have no budget: from now on we poll.
                     poller.set_moderation(InterruptModeration::BusyPoll);
                     queue.masked.store(true, Ordering::Relaxed);

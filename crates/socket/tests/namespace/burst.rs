@@ -12,7 +12,6 @@ use rustix::net::{
 use tidewall_socket::tcp::Interest;
 use tidewall_socket::{Selector, Stack, TcpListener, TcpStream};
 
-use super::raw_system;
 use super::support::*;
 
 const CLIENTS: usize = 300;
@@ -125,10 +124,19 @@ fn connect_together(port: u16) -> (u64, Duration) {
 }
 
 pub fn clients_that_connect_at_once_send_no_syn_twice() {
-    // What is preempted for longer than the ring takes to fill loses frames.
-    raw_system::run_first().unwrap();
     let stack = stack();
     let stop = Arc::new(AtomicBool::new(false));
+    // Each processor has other work, as beside a compiler.
+    let others: Vec<_> = (0..std::thread::available_parallelism().unwrap().get())
+        .map(|_| {
+            let stop = stop.clone();
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+            })
+        })
+        .collect();
     let kernels = KernelListener::bind(at(Ipv6Addr::UNSPECIFIED, SERVICE + 1)).unwrap();
     // The standard library's backlog is 128.
     listen(&kernels, 4096).unwrap();
@@ -150,17 +158,13 @@ pub fn clients_that_connect_at_once_send_no_syn_twice() {
     stop.store(true, Ordering::Release);
     server.join().unwrap();
     kernel.join().unwrap();
+    others.into_iter().for_each(|other| other.join().unwrap());
     let of = CLIENTS * ROUNDS;
     for (name, (again, slowest)) in [("Linux", linux), ("Tidewall", tidewall)] {
         println!(
             "{CLIENTS} clients at once, {name}: {again} of {of} SYNs sent again, the slowest connected after {slowest:.1?}"
         );
     }
-    // A server that is preempted for longer than the ring takes to fill loses frames, so the
-    // number is judged on a quiet machine alone; one in fifty is that machine's other work.
-    let allowed = match figures() {
-        true => linux.0 + of as u64 / 50,
-        false => of as u64 / 2,
-    };
+    let allowed = linux.0 + linux.0 / 10;
     assert!(tidewall.0 <= allowed, "{tidewall:?}");
 }

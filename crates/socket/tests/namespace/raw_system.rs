@@ -22,17 +22,6 @@ pub fn enter(namespace: &File) -> io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), network)?)
 }
 
-/// Has the calling thread, and those that it starts, run ahead of a machine's other load
-/// (SCHED_RR).
-pub fn run_first() -> io::Result<()> {
-    let parameter = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the pointer is to a live `sched_param`, which the call only reads.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameter) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Lets a listener of the kernel's take data in SYNs (TCP_FASTOPEN).
 pub fn take_fast_open(listener: &TcpListener, queue: i32) -> io::Result<()> {
     set_option(listener, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, queue)
