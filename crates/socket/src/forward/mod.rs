@@ -21,7 +21,9 @@
 //! soon as the segment was handed on; what is on its way fills at most one transmit
 //! ring. No connection is known here, and nothing is acknowledged or repeated.
 
+mod arrived;
 mod claims;
+mod input;
 mod labelled;
 mod output;
 mod status;
@@ -36,23 +38,19 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::SharedUmem;
-use tidewall_device::demux::ChannelId;
-use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata, Protocol};
-use tidewall_device::frame::Frame;
+use tidewall_device::demux::layout::Protocol;
 use tidewall_device::queue::{BURST, KernelDelivered};
-use tidewall_protocol::tcp::{self, Segment};
-use tidewall_protocol::{DropReason, InputOptions};
-use tidewall_receive::poller::{Done, Origins, Shared};
+use tidewall_receive::poller::Origins;
 use tidewall_sys::netlink::Rtnetlink;
 use tidewall_wire::atm::pseudowire::Label;
-use tidewall_wire::udp::Addresses;
 
-use crate::channels::ChannelSet;
 use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, lock, rank};
 use crate::receiver::{Spin, Wait, wait_for_frames};
 use crate::stack::{Core, EmbeddedConfig, Stack};
-use claims::Claims;
+pub use arrived::Arrived;
+use arrived::Content;
+use input::Input;
 pub use labelled::Labelled;
 pub use output::{Heading, Output, OutputCounters};
 pub(crate) use status::Answer;
@@ -68,8 +66,6 @@ const CHANNEL_LIMIT: u32 = 512;
 /// connections. Several windows can come at once, and each frame dropped there costs a
 /// sender without SACK a round trip; half of the memory is left to the device.
 const ADMITTED_PART: u32 = 4;
-/// Frames taken out of one channel before those of the next interface.
-const BATCH: usize = 64;
 /// A wait polls for as long as so many wake-ups take, or what was configured if that is
 /// longer. More than one, since a sleep costs more than the wake-up: until it is polled
 /// again the device interrupts the sender's processor, for each frame.
@@ -93,15 +89,6 @@ pub struct Forwarder {
     /// Interfaces that are opened again, each by a thread.
     opening: Vec<(usize, JoinHandle<io::Result<Stack>>)>,
     looked: Instant,
-}
-
-/// What comes from one interface.
-struct Input {
-    stack: Stack,
-    /// Of ports, then of connections that were admitted; none while it is dropped.
-    sets: Vec<ChannelSet>,
-    endpoint: Arc<ForwardEndpoint>,
-    claims: Claims,
 }
 
 impl Forwarder {
@@ -389,286 +376,6 @@ impl Forwarder {
     /// What sends, for what no segment has caused.
     pub fn output(&mut self) -> &mut Output {
         &mut self.output
-    }
-}
-
-impl Input {
-    /// `limits`: of the channel of ports, and of that of admitted connections.
-    fn open(stack: Stack, limits: [u32; 2]) -> io::Result<Self> {
-        let core = stack.core();
-        let endpoint = Arc::new(ForwardEndpoint::default());
-        let _binding = lock(&core.binding);
-        let mut sets = Vec::new();
-        for limit in limits {
-            let id = core.channels.allocate()?;
-            let queues = &core.receiver.queues;
-            sets.push(core.channels.open(queues, id, limit)?);
-            core.channels
-                .set_endpoint(id.index(), Some(endpoint.clone()));
-        }
-        if core.forward.set(endpoint.clone()).is_err() {
-            return Err(io::ErrorKind::ResourceBusy.into());
-        }
-        drop(_binding);
-        Ok(Input {
-            stack,
-            sets,
-            endpoint,
-            claims: Claims::default(),
-        })
-    }
-
-    /// The channel of connections that were admitted.
-    fn admitted(&self) -> Option<ChannelId> {
-        self.sets.get(1).map(|set| set.id)
-    }
-
-    /// True when the device has delivered more by itself.
-    fn has_come(&self) -> bool {
-        let core = self.stack.core();
-        core.receiver.collect(core);
-        self.has_waiting()
-    }
-
-    fn has_waiting(&self) -> bool {
-        self.sets.iter().any(|set| !set.looks_empty()) || self.endpoint.has_waiting()
-    }
-
-    fn receive(
-        &mut self,
-        interface: usize,
-        output: &mut Output,
-        each: &mut impl FnMut(&mut Output, &mut Arrived<'_>),
-    ) -> usize {
-        let core = self.stack.core();
-        let mut count = 0;
-        let mut hand = |content: Content<'_>| {
-            let trace = content.trace();
-            let mut arrived = Arrived {
-                interface,
-                core,
-                trace,
-                content,
-            };
-            count += 1;
-            each(output, &mut arrived);
-            match arrived.content {
-                Content::InFrame { frame, .. } => frame,
-                Content::Bytes { .. } => None,
-            }
-        };
-        for (from, bytes) in self.endpoint.take_all() {
-            let bytes = &bytes;
-            hand(Content::Bytes { from, bytes });
-        }
-        let of_admitted = self.admitted();
-        let sets = self.sets.iter_mut();
-        for (id, channel) in sets.flat_map(|set| set.channels.iter_mut().map(|it| (set.id, it))) {
-            let admitted = Some(id) == of_admitted;
-            if channel.looks_empty() {
-                continue;
-            }
-            let shared = channel.shared().clone();
-            let mut done = Done::default();
-            let mut forwarded = 0;
-            for _ in 0..BATCH {
-                let Some(frame) = channel.remove() else {
-                    break;
-                };
-                let frame = match place(core, &shared, &frame) {
-                    Some(place) => {
-                        core.trace.line(place.trace, "received", || {
-                            let kind = if place.labelled {
-                                "circuits"
-                            } else if admitted {
-                                "admitted connections"
-                            } else {
-                                "its port"
-                            };
-                            format!("queue {}, channel of {kind}", shared.queue())
-                        });
-                        hand(Content::InFrame {
-                            frame: Some(frame),
-                            shared: &shared,
-                            place,
-                        })
-                    }
-                    None => Some(frame),
-                };
-                match frame {
-                    Some(frame) => done.add(&shared, frame),
-                    None => forwarded += 1,
-                }
-            }
-            shared.give_back(id, done);
-            if forwarded > 0 {
-                shared.give_credit(id, forwarded);
-            }
-        }
-        count
-    }
-}
-
-impl Drop for Input {
-    fn drop(&mut self) {
-        self.endpoint.status.set_answers(false);
-        let Ok(core) = self.stack.here() else { return };
-        self.claims.release(core);
-        let _binding = lock(&core.binding);
-        for set in self.sets.drain(..) {
-            core.channels.set_endpoint(set.id.index(), None);
-            core.channels.close(&core.receiver.queues, set);
-        }
-    }
-}
-
-/// Where in its packet a segment lies; `None` for what is none, which is counted.
-fn place(core: &Core, shared: &Shared, frame: &Frame) -> Option<Place> {
-    let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
-    let range = usize::from(metadata.network)..usize::from(metadata.end);
-    let kind = metadata.kind();
-    let cause = match kind {
-        Some(Kind::Datagram | Kind::Circuit)
-            if shared.memory().packet(frame).get(range.clone()).is_some() =>
-        {
-            return Some(Place {
-                network: metadata.network.into(),
-                transport: metadata.transport.into(),
-                end: metadata.end.into(),
-                trace: metadata.trace,
-                labelled: kind == Some(Kind::Circuit),
-            });
-        }
-        Some(Kind::Datagram | Kind::Circuit) => DropReason::Truncated,
-        Some(Kind::IcmpError) => {
-            core.trace
-                .line(metadata.trace, "icmp-error", || "not translated".to_owned());
-            core.causes.icmp_error();
-            return None;
-        }
-        // Whole frames are in whole segments, and segments not in fragments.
-        _ => DropReason::Fragment,
-    };
-    core.trace
-        .line(metadata.trace, "dropped", || cause.name().to_owned());
-    core.causes.protocol(cause);
-    None
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    network: usize,
-    transport: usize,
-    end: usize,
-    /// The number of a frame that is followed, else 0.
-    trace: u32,
-    /// Not a segment: a frame of a circuit, whose label is at `network`.
-    labelled: bool,
-}
-
-/// A segment that has come.
-pub struct Arrived<'a> {
-    interface: usize,
-    core: &'a Core,
-    /// As [`Place::trace`]; stays when the frame has gone.
-    trace: u32,
-    content: Content<'a>,
-}
-
-enum Content<'a> {
-    InFrame {
-        /// `None`: it has been forwarded.
-        frame: Option<Frame>,
-        shared: &'a Shared,
-        place: Place,
-    },
-    /// It came through the kernel.
-    Bytes {
-        from: KernelDelivered,
-        bytes: &'a [u8],
-    },
-}
-
-impl Content<'_> {
-    fn trace(&self) -> u32 {
-        match self {
-            Content::InFrame { place, .. } => place.trace,
-            Content::Bytes { .. } => 0,
-        }
-    }
-}
-
-impl Arrived<'_> {
-    /// Place of the interface that it came by in the list of those that were opened.
-    pub fn interface(&self) -> usize {
-        self.interface
-    }
-
-    /// The number of the queue that it came by, on its interface.
-    pub fn queue(&self) -> usize {
-        match &self.content {
-            Content::InFrame { shared, .. } => shared.queue() as usize,
-            Content::Bytes { .. } => 0,
-        }
-    }
-
-    /// True while `tidewall trace` follows its frame.
-    pub fn is_followed(&self) -> bool {
-        self.trace != 0
-    }
-
-    /// Adds a stage to what `tidewall trace` shows of its frame, if that is followed;
-    /// also once the segment was forwarded.
-    pub fn trace(&self, stage: &str, what: impl FnOnce() -> String) {
-        self.core.trace.line(self.trace, stage, what);
-    }
-
-    /// The segment; `None`, and counted by cause, if its lengths or its checksum are
-    /// wrong; `None`, too, once it was forwarded.
-    pub fn segment(&self) -> Option<Segment<'_>> {
-        let options = &self.core.ip.input_options;
-        self.parse(options).map_or_else(
-            |cause| {
-                if let Some(cause) = cause {
-                    self.trace("dropped", || cause.name().to_owned());
-                    self.core.causes.protocol(cause);
-                }
-                None
-            },
-            Some,
-        )
-    }
-
-    /// What the segment carries, its checks taken as made; nothing once it was forwarded.
-    pub fn payload(&self) -> &[u8] {
-        let checked = InputOptions {
-            verified: true,
-            ..self.core.ip.input_options
-        };
-        let segment = self.parse(&checked);
-        segment.map_or(&[], |segment| segment.payload)
-    }
-
-    fn parse(&self, options: &InputOptions) -> Result<Segment<'_>, Option<DropReason>> {
-        match &self.content {
-            Content::InFrame {
-                frame,
-                shared,
-                place,
-            } => {
-                if place.labelled {
-                    return Err(None);
-                }
-                let packet = shared.memory().packet(frame.as_ref().ok_or(None)?);
-                let bytes = packet.get(place.network..place.end).unwrap_or_default();
-                tcp::input(bytes, place.transport - place.network, options).map_err(Some)
-            }
-            Content::Bytes { from, bytes } => {
-                let addresses = Addresses::new(from.source.ip(), from.destination.ip());
-                let addresses = addresses.ok_or(Some(DropReason::MartianSource))?;
-                tcp::input_bare(bytes, addresses, options).map_err(Some)
-            }
-        }
     }
 }
 
