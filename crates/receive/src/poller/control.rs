@@ -10,6 +10,7 @@ use tidewall_device::queue::{InterruptModeration, POLL_MAX};
 
 use super::{Poller, Round};
 use crate::control::{self, Activity, Controller, Limits, PolicyKind, Waiting};
+use crate::schedule::Poll;
 
 /// How far a channel's receiver had come, at the first append of a round.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,8 +68,14 @@ impl Poller {
     /// Notes a poll that began and ended then, ns since any fixed moment. Returns when
     /// the next one is due ([`crate::schedule`]).
     pub fn polled(&mut self, began: u64, ended: u64, round: &Round) -> u64 {
-        self.schedule
-            .polled(began, ended, round.driven, round.exhausted)
+        self.schedule.polled(Poll {
+            began,
+            ended,
+            driven: round.driven,
+            sorted: round.frames as u64,
+            dropped: round.overflowed,
+            more: round.exhausted,
+        })
     }
 
     /// Channels that are open.

@@ -1,5 +1,6 @@
 //! A context: what one call that waits for many files waits on.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -19,6 +20,16 @@ use waiting::EventCost;
 mod waiting;
 
 pub(crate) use waiting::{in_turn, turn_is_long};
+
+thread_local! {
+    static READIED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// How many files the calling thread has put on the lists of what is ready, or has frames
+/// to be processed, modulo 2^32.
+pub(crate) fn readied() -> u32 {
+    READIED.get()
+}
 
 /// Which calls a registration is for: they differ in what may be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,8 +247,11 @@ impl PollContext {
             }
             open
         });
-        if pushed && !self.is_current() {
-            self.wait_queue.wake_one();
+        if pushed {
+            READIED.set(READIED.get().wrapping_add(1));
+            if !self.is_current() {
+                self.wait_queue.wake_one();
+            }
         }
     }
 
@@ -348,6 +362,7 @@ impl PollContext {
         if !pushed {
             return false;
         }
+        READIED.set(READIED.get().wrapping_add(1));
         let has_thread = self.wake_for_frames(wake);
         let above = self.wait_queue.enter_frames(wake && !has_thread, false);
         has_thread | above.has_thread

@@ -22,7 +22,7 @@ use tidewall_device::queue::{BURST, Interrupt, InterruptModeration, NapiState, P
 use tidewall_receive::architecture::{Architecture, HostCounters};
 use tidewall_receive::control::{self, Activity, TIMER_BATCH, TIMER_BATCHES, Waiting};
 use tidewall_receive::poller::{Poller, Shared};
-use tidewall_receive::schedule::NEVER;
+use tidewall_receive::schedule::{DELIVER_FIRST, NEVER};
 
 use crate::ip::transmit::Transmitter;
 use crate::lock::{Mutex, SharedMutex, lock, rank};
@@ -86,7 +86,7 @@ pub(crate) struct QueueHandle {
     /// Somebody else polls the device, as it was in the last round: nothing is masked, and
     /// who waits sleeps, since waiting awake would keep the processor from that one.
     polled_by_others: AtomicBool,
-    /// When the next poll is due, ns since the start, or [`NEVER`].
+    /// When the next poll is due, ns since the start, [`NEVER`] or [`DELIVER_FIRST`].
     due: AtomicU64,
     /// How receive control wants a poller to wait: T in ns, or [`DO_NOT_SLEEP`].
     interrupt_interval: AtomicU64,

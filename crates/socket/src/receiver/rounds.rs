@@ -100,7 +100,8 @@ impl Receiver {
         })
     }
 
-    /// When the first queue is due to be polled, ns since the start; [`NEVER`] if none.
+    /// When the first queue is due to be polled, ns since the start; [`DELIVER_FIRST`] or
+    /// [`NEVER`] if none.
     fn due(&self) -> u64 {
         let due = |queue: &QueueHandle| queue.due.load(Ordering::Relaxed);
         self.queues.iter().map(due).min().unwrap_or(NEVER)
@@ -108,14 +109,19 @@ impl Receiver {
 
     /// True when a poll will be due.
     pub(crate) fn will_be_due(&self) -> bool {
-        self.due() != NEVER
+        self.due() < DELIVER_FIRST
+    }
+
+    /// True where no poll is to be made before what waits is delivered.
+    pub(crate) fn delivers_first(&self) -> bool {
+        self.due() == DELIVER_FIRST
     }
 
     /// How long the application may be away before a poll is due; `None`: as long as it
     /// likes.
     pub(crate) fn until_due(&self, core: &Core) -> Option<Duration> {
         match self.due() {
-            NEVER => None,
+            DELIVER_FIRST | NEVER => None,
             due => Some(Duration::from_nanos(
                 due.saturating_sub(nanoseconds(core.now())),
             )),
@@ -141,7 +147,7 @@ impl Receiver {
     #[inline]
     pub(crate) fn poll_between(&self, core: &Core, step: usize) -> io::Result<usize> {
         let due = self.due();
-        if due == NEVER {
+        if due >= DELIVER_FIRST {
             return Ok(step);
         }
         let now = core.now();

@@ -19,6 +19,7 @@ use super::Received;
 use super::inner::{SocketInner, Waiting};
 use crate::channel_frame::ChannelFrame;
 use crate::lock::lock;
+use crate::readiness::poll_context::readied;
 use crate::stack::Core;
 
 /// A datagram in a buffer of its own size.
@@ -180,6 +181,7 @@ impl SocketInner {
     ) -> usize {
         let mut given = self.drain_outside(core, limit, each);
         let mut step = BETWEEN_LOOKS;
+        let before = readied();
         for queue in 0..core.receiver.queue_count() {
             while given < limit {
                 let mut most = limit - given;
@@ -193,6 +195,10 @@ impl SocketInner {
                         Ok(next) => step = next,
                         // The next call reports it.
                         Err(_) => return given,
+                    }
+                    if readied() != before {
+                        // Another socket need not wait for the rest of a batch.
+                        return given;
                     }
                 }
                 if taken < most {

@@ -189,7 +189,9 @@ impl PollContext {
         let more = core.tcp.send(core, Hold::Acknowledgments);
         core.tcp.run_timers(core, now);
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
-        let busy = more || core.receiver.is_polling() && !core.receiver.device_polls();
+        let delivers = core.receiver.delivers_first() && self.has_ready();
+        let polls = core.receiver.is_polling() && !core.receiver.device_polls();
+        let busy = more || polls && !delivers;
         if busy {
             core.receiver.round_and_return(core)?;
         } else if wait.is_multiple_of(LOOK_EVERY) {
