@@ -429,9 +429,13 @@ pub(crate) mod tests {
 
     pub(crate) fn sample() -> ResultFile {
         let mut series = vec![
-            curve("ni-lrp", None, &[(1e5, 1e5), (1e6, 9.9e5), (1.5e6, 1.2e6)]),
+            curve(
+                "tidewall",
+                None,
+                &[(1e5, 1e5), (1e6, 9.9e5), (1.5e6, 1.2e6)],
+            ),
             curve("linux-rps", None, &[(1e5, 1e5), (1e6, 1.7e5), (1.5e6, 5e3)]),
-            curve("ni-lrp", Some("200 multiplications"), &[(1e6, 9e5)]),
+            curve("tidewall", Some("200 multiplications"), &[(1e6, 9e5)]),
         ];
         series[1].points[1]
             .drops
@@ -482,9 +486,9 @@ pub(crate) mod tests {
             "environment":{"kernel":"6.18","cpus":2,"receiver_cpu":1,"load_average":[0.1,0.2,0.3],
               "qdisc":"noqueue","offloads":{"tx":"off"},"commit":"abc"},
             "axes":{"x":"offered packets/s","y":"delivered packets/s"},
-            "series":[{"system":"ni-lrp","points":[{"x":1.0e6,"y":9.9e5,"low":9.8e5,"high":1e6,
+            "series":[{"system":"tidewall","points":[{"x":1.0e6,"y":9.9e5,"low":9.8e5,"high":1e6,
               "runs":5,"drops":{"channel":3,"device ring":4}}]}],
-            "claims":[{"id":"flat","text":"NI-LRP keeps its peak under overload","paper":1.0,
+            "claims":[{"id":"flat","text":"Tidewall keeps its peak under overload","paper":1.0,
               "measured":0.97,"bound":">=0.95","holds":true}]}"#;
         let result: ResultFile = serde_json::from_str(text).unwrap();
         assert_eq!(result.series[0].points[0].drops["device ring"], 4.0);

@@ -580,7 +580,7 @@ mod tests {
         };
         let turns = turns_of(&[
             curve(System::Bare, None),
-            curve(System::NiLrp, None),
+            curve(System::Tidewall, None),
             curve(System::Bare, Some("a port nobody owns")),
         ]);
         assert_eq!(turns.len(), 2);

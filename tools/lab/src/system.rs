@@ -38,7 +38,7 @@ pub enum System {
     Bare,
     /// Tidewall: demultiplexing in the driver, all else in the receiver.
     #[default]
-    NiLrp,
+    Tidewall,
     /// The same in a process without privileges, on queues of the device that a
     /// manager (`tidewalld`) handed over.
     Direct,
@@ -79,11 +79,11 @@ impl System {
     pub fn name(self) -> &'static str {
         match self {
             System::Bare => "bare",
-            System::NiLrp => "ni-lrp",
+            System::Tidewall => "tidewall",
             System::Direct => "direct",
             System::Private => "private",
             System::Run => "tidewall-run",
-            System::Generic => "ni-lrp-generic",
+            System::Generic => "tidewall-generic",
             System::SoftLrp => "soft-lrp",
             System::EarlyDemux => "early-demux",
             System::Bsd => "bsd",
@@ -120,8 +120,8 @@ impl System {
     /// The stack's architecture, if it is the stack.
     pub fn architecture(self) -> Option<Architecture> {
         match self {
-            System::NiLrp | System::Direct | System::Private | System::Run | System::Generic => {
-                Some(Architecture::NiLrp)
+            System::Tidewall | System::Direct | System::Private | System::Run | System::Generic => {
+                Some(Architecture::Tidewall)
             }
             System::SoftLrp => Some(Architecture::SoftLrp),
             System::EarlyDemux => Some(Architecture::EarlyDemux),

@@ -80,7 +80,7 @@ pub struct Arguments {
     /// Receive queues to take, 1 to 8; a stack takes all that the interface has [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     queues: Option<u32>,
-    /// Who runs which stage: ni-lrp (the default); to be compared with it: soft-lrp, early-demux, bsd, and
+    /// Who runs which stage: tidewall (the default); to be compared with it: soft-lrp, early-demux, bsd, and
     /// softirq (Linux's arrangement: a softirq thread takes Bp frames a round ahead of the application)
     #[arg(long, value_name = "NAME", value_parser = architecture)]
     architecture: Option<Architecture>,
@@ -184,7 +184,7 @@ enum On {
 
 fn architecture(text: &str) -> Result<Architecture, String> {
     text.parse().map_err(|_| {
-        "architectures are called ni-lrp, soft-lrp, softirq, early-demux and bsd".to_owned()
+        "architectures are called tidewall, soft-lrp, softirq, early-demux and bsd".to_owned()
     })
 }
 
@@ -250,9 +250,9 @@ fn check_classes(arguments: &Arguments) -> Outcome {
         return Ok(());
     }
     let architecture = arguments.architecture.unwrap_or_default();
-    if architecture != Architecture::NiLrp {
+    if architecture != Architecture::Tidewall {
         return Err(Failure::usage(format!(
-            "--class is for ni-lrp, whose receiver polls the queues in order; {architecture} has \
+            "--class is for tidewall, whose receiver polls the queues in order; {architecture} has \
              threads that receive, a queue each: leave one of them out"
         )));
     }

@@ -176,7 +176,7 @@ fn text_of(options: &Options, tuned: &Tuned) -> String {
     let polling = machine.predict_self_polling(tuned.load, own, tuned.room);
     let _ = writeln!(
         text,
-        "… for ni-lrp, whose receiver polls for itself:  {}  {}/s",
+        "… for tidewall, whose receiver polls for itself:  {}  {}/s",
         words(own),
         per_second(polling.goodput)
     );

@@ -313,7 +313,7 @@ fn classes_are_checked_before_the_interface_is_looked_for() {
         ),
         (
             &["--architecture", "softirq", "--class", "7"],
-            "--class is for ni-lrp",
+            "--class is for tidewall",
         ),
     ] {
         let arguments = [&["serve", "echo", "--interface", "tw-none-such"], options].concat();

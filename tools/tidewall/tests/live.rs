@@ -77,7 +77,7 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
     let service = serve(&bed, &[]);
     let first = &service.first;
     assert!(
-        first.starts_with("echo on 0.0.0.0:7/udp, Tidewall (ni-lrp)"),
+        first.starts_with("echo on 0.0.0.0:7/udp, Tidewall (tidewall)"),
         "{first}"
     );
     // Device, mode, queues, and who makes checksums.

@@ -85,7 +85,7 @@ fn clients_of_all_kinds_are_served_on_tidewall() {
         first.starts_with("http on 0.0.0.0:80/tcp, files of "),
         "{first}"
     );
-    assert!(first.contains(", Tidewall (ni-lrp)"), "{first}");
+    assert!(first.contains(", Tidewall (tidewall)"), "{first}");
     let (small, large) = ("http://10.99.0.2/a.txt", "http://10.99.0.2/large.bin");
     let to = place.name("fetched");
     // Over the interface, and from the server's own host, through the kernel.

@@ -81,7 +81,7 @@ impl InterruptHandler {
                     }
                 }
             }
-            Architecture::Softirq | Architecture::SoftLrp | Architecture::NiLrp => {
+            Architecture::Softirq | Architecture::SoftLrp | Architecture::Tidewall => {
                 let found = find(&self.shared, frame, &metadata, &self.counters);
                 let Some((id, frame, _)) = found else { return };
                 if !self.occupancy.reserve(&self.shared, id, &self.counters) {

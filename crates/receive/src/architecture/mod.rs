@@ -1,4 +1,4 @@
-//! LRP's four architectures: the same stages, run by different threads.
+//! LRP's architectures and RHIP's: the same stages, run by different threads.
 //!
 //! | | take from ring | demux | queue that can overflow | protocol |
 //! |---|---|---|---|---|
@@ -6,11 +6,15 @@
 //! | `early-demux` | interrupt | interrupt | socket queue, checked before the softirq is posted | softirq |
 //! | `softirq` | softirq, Bp frames a round | softirq | socket queue | softirq |
 //! | `soft-lrp` | interrupt | interrupt | channel | receiver |
-//! | `ni-lrp` | receiver | driver program | channel | receiver |
+//! | `tidewall` | receiver | driver program | channel | receiver |
 //!
 //! *interrupt* and *softirq* are threads pinned to the receiver's CPU at
 //! SCHED_FIFO 2 and 1, so they preempt the application as hardware does; see
-//! [`HostThreads`]. `ni-lrp` needs none. (LRP §3.1–3.3 and §4, "Early-Demux".)
+//! [`HostThreads`]. `tidewall` needs none. (LRP §3.1–3.3 and §4, "Early-Demux".)
+//!
+//! In the paper's terms `tidewall` is SOFT-LRP in the receiver's context: the host's
+//! processor demultiplexes, so that a discarded frame still costs a poll. The paper's
+//! NI-LRP demultiplexes in the adaptor; the host pays nothing for what it discards.
 
 use std::fmt;
 use std::io;
@@ -62,7 +66,7 @@ pub enum Architecture {
     SoftLrp,
     /// Demultiplexing in the driver, everything else in the receiver.
     #[default]
-    NiLrp,
+    Tidewall,
 }
 
 impl Architecture {
@@ -73,7 +77,7 @@ impl Architecture {
         Architecture::EarlyDemux,
         Architecture::Softirq,
         Architecture::SoftLrp,
-        Architecture::NiLrp,
+        Architecture::Tidewall,
     ];
 
     /// The name used on the command line and in results.
@@ -83,7 +87,7 @@ impl Architecture {
             Architecture::EarlyDemux => "early-demux",
             Architecture::Softirq => "softirq",
             Architecture::SoftLrp => "soft-lrp",
-            Architecture::NiLrp => "ni-lrp",
+            Architecture::Tidewall => "tidewall",
         }
     }
 
@@ -99,13 +103,13 @@ impl Architecture {
     /// True where receive control decides; LRP's other comparators take what
     /// there is.
     pub fn is_controlled(self) -> bool {
-        matches!(self, Architecture::Softirq | Architecture::NiLrp)
+        matches!(self, Architecture::Softirq | Architecture::Tidewall)
     }
 
     /// True when threads of the host take frames from the ring, so that the
     /// driver program must not demultiplex.
     pub fn has_threads(self) -> bool {
-        self != Architecture::NiLrp
+        self != Architecture::Tidewall
     }
 }
 
@@ -121,7 +125,7 @@ pub struct UnknownArchitecture;
 
 impl fmt::Display for UnknownArchitecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("architecture must be one of bsd, early-demux, softirq, soft-lrp, ni-lrp")
+        f.write_str("architecture must be one of bsd, early-demux, softirq, soft-lrp, tidewall")
     }
 }
 
@@ -270,7 +274,7 @@ impl HostThreads {
     /// Starts the threads of `architecture` on `cpu`.
     ///
     /// # Errors
-    /// EPERM: SCHED_FIFO needs CAP_SYS_NICE. EINVAL for `NiLrp`, which has no
+    /// EPERM: SCHED_FIFO needs CAP_SYS_NICE. EINVAL for `Tidewall`, which has no
     /// threads, or a CPU that is not there.
     pub fn start(
         architecture: Architecture,

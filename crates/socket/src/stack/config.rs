@@ -116,7 +116,7 @@ impl EmbeddedConfig {
 
     // ---- Receiving ----------------------------------------------------------
 
-    /// Who runs which stage. [`Architecture::NiLrp`] by default, and outside comparisons.
+    /// Who runs which stage. [`Architecture::Tidewall`] by default, and outside comparisons.
     #[must_use]
     pub fn architecture(mut self, architecture: Architecture) -> Self {
         self.receiving.architecture = architecture;
@@ -270,7 +270,7 @@ impl EmbeddedConfig {
         if !classes.is_empty() && architecture.has_threads() {
             return invalid(format!(
                 "traffic classes are for {}: under {architecture} threads receive, a queue each",
-                Architecture::NiLrp,
+                Architecture::Tidewall,
             ));
         }
         self.receiving.limits = limits;

@@ -36,7 +36,7 @@ impl Stack {
                 format!(
                     "of a manager's queues there are no traffic classes, and the architecture \
                      is {}; where the driver program runs is the manager's to say",
-                    Architecture::NiLrp
+                    Architecture::Tidewall
                 ),
             ));
         }

@@ -93,7 +93,7 @@ impl Default for Receiving {
     /// Without an interface of Linux, which has the timer that would end a deferral.
     fn default() -> Self {
         Receiving {
-            architecture: Architecture::NiLrp,
+            architecture: Architecture::Tidewall,
             receiver_cpu: None,
             policy: PolicyKind::default(),
             limits: Limits {
@@ -131,7 +131,7 @@ impl Core {
         if !architecture.is_controlled() {
             return unsupported(format!(
                 "{architecture} takes what there is: receive control is for {} and {}",
-                Architecture::NiLrp,
+                Architecture::Tidewall,
                 Architecture::Softirq
             ));
         }

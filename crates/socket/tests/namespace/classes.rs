@@ -49,7 +49,7 @@ pub fn more_classes_than_queues_are_refused() {
     assert!(text.contains("has 2"), "{text}");
     let text = refused(classed(&[SERVICE, BELOW]).architecture(Architecture::Softirq));
     assert!(
-        text.contains("ni-lrp") && text.contains("softirq"),
+        text.contains("tidewall") && text.contains("softirq"),
         "{text}"
     );
     // Nothing was taken.

@@ -222,7 +222,7 @@ pub fn interrupts_stay_deferred_beside_a_flood_at_the_kernel() {
 
 pub fn its_own_interface_goes_down_and_up_and_is_polled_again() {
     for architecture in [
-        Architecture::NiLrp,
+        Architecture::Tidewall,
         Architecture::Softirq,
         Architecture::Bsd,
     ] {
@@ -232,7 +232,7 @@ pub fn its_own_interface_goes_down_and_up_and_is_polled_again() {
 
 fn goes_down_and_up(stack: &Stack) {
     // The threads of a host are woken by interrupts that have done the work.
-    let polls = stack.snapshot().architecture == Architecture::NiLrp.name();
+    let polls = stack.snapshot().architecture == Architecture::Tidewall.name();
     for round in 0..3 {
         let (ids, before) = (napi(stack), driven(stack));
         if round > 0 {

@@ -17,7 +17,7 @@ fn timer() -> u64 {
 
 pub fn every_policy_serves_in_both_places() {
     let before = timer();
-    for architecture in [Architecture::NiLrp, Architecture::Softirq] {
+    for architecture in [Architecture::Tidewall, Architecture::Softirq] {
         for policy in PolicyKind::ALL {
             let started = Stack::embedded(
                 config()
@@ -129,7 +129,7 @@ pub fn comparators_have_no_receive_control() {
     let error = stack.set_receive_control(&ReceiveControl::default());
     let error = error.unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{error}");
-    assert!(error.to_string().contains("ni-lrp"), "{error}");
+    assert!(error.to_string().contains("tidewall"), "{error}");
 }
 
 pub fn what_is_out_of_range_is_refused_before_anything_is_touched() {

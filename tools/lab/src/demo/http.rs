@@ -24,7 +24,7 @@ use crate::system::System;
 use crate::worker::{LoadJob, Place, run_load};
 
 /// Tidewall, and Linux as it comes, steered and as an expert has it.
-const SYSTEMS: [System; 3] = [System::NiLrp, System::LinuxRps, System::LinuxBusy];
+const SYSTEMS: [System; 3] = [System::Tidewall, System::LinuxRps, System::LinuxBusy];
 /// SYN segments/s of the flood.
 pub(super) const FLOOD: u64 = 400_000;
 /// Connections of the client.
@@ -254,7 +254,7 @@ mod tests {
                 (f64::from(look), rate)
             })
             .collect();
-        let series = curve("ni-lrp", None, &points);
+        let series = curve("tidewall", None, &points);
         assert_eq!(kept(&series), Some(0.75));
         assert_eq!(part(&series, 2), Some(38_000.0));
         assert_eq!(kept(&Series::default()), None);
@@ -262,9 +262,9 @@ mod tests {
 
     #[test]
     fn a_bar_is_as_long_as_its_rate() {
-        assert!(line("ni-lrp", 30_000.0, true).contains(&"█".repeat(CELLS / 2)));
-        assert!(line("ni-lrp", 30_000.0, true).ends_with("SYN FLOOD"));
-        let most = line("ni-lrp", 1e9, false);
+        assert!(line("tidewall", 30_000.0, true).contains(&"█".repeat(CELLS / 2)));
+        assert!(line("tidewall", 30_000.0, true).ends_with("SYN FLOOD"));
+        let most = line("tidewall", 1e9, false);
         assert_eq!(most.matches('█').count(), CELLS);
     }
 }

@@ -101,7 +101,7 @@ pub(super) fn run(progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
         swept
     })?;
     let series = vec![Series {
-        system: "ni-lrp".into(),
+        system: "tidewall".into(),
         points,
         ..Series::default()
     }];

@@ -39,7 +39,7 @@ const SHARES: [Option<f64>; 7] = [
 const BUDGET: Duration = Duration::from_secs(130);
 /// What the page calls systems; of the others it has the numbers.
 const NAMES: [(System, &str); 3] = [
-    (System::NiLrp, "Tidewall"),
+    (System::Tidewall, "Tidewall"),
     (System::LinuxRps, "Linux"),
     (System::LinuxBusy, "Linux, tuned"),
 ];
@@ -155,7 +155,7 @@ fn about_packets(result: &ResultFile) -> Option<String> {
         let points = of(result, system)?.points.iter();
         points.max_by(|one, other| one.x.total_cmp(&other.x))
     };
-    let ours = most(System::NiLrp)?;
+    let ours = most(System::Tidewall)?;
     let offered = short(ours.x);
     let delivered = short(ours.y);
     let Some(linux) = most(System::LinuxRps) else {
@@ -183,7 +183,7 @@ fn about_requests(result: &ResultFile) -> Option<String> {
         "While a flood of {} SYN/s came to another port, the web server on Tidewall kept {} of its \
          requests/s; on Linux it kept {}, and {} where an expert has tuned it.",
         short(http::FLOOD as f64),
-        kept(System::NiLrp)?,
+        kept(System::Tidewall)?,
         kept(System::LinuxRps)?,
         kept(System::LinuxBusy)?
     ))
@@ -204,7 +204,7 @@ fn on_a_link(progress: &mut dyn Progress) -> anyhow::Result<Vec<ResultFile>> {
     };
     let mut result = EXPERIMENT.run_on(&mut bench, options, progress, |run| {
         let bed = run.bed()?;
-        let curves: Vec<Curve> = [&[System::Bare, System::NiLrp][..], &System::LINUX]
+        let curves: Vec<Curve> = [&[System::Bare, System::Tidewall][..], &System::LINUX]
             .concat()
             .into_iter()
             .map(|system| lrp_overload::curve(system, bed, &SHARES))
@@ -227,7 +227,7 @@ mod tests {
         packets.experiment = EXPERIMENT.name.to_owned();
         packets.claims.clear();
         packets.series = vec![
-            curve("ni-lrp", None, &[(1e5, 1e5), (1.6e6, 1.25e6), (8e5, 8e5)]),
+            curve("tidewall", None, &[(1e5, 1e5), (1.6e6, 1.25e6), (8e5, 8e5)]),
             curve("linux-rps", None, &[(1e5, 1e5), (8e5, 6e5), (1.6e6, 6e3)]),
             curve(
                 "linux-busy",
@@ -250,7 +250,7 @@ mod tests {
                 .collect()
         };
         requests.series = vec![
-            curve("ni-lrp", None, &looks(32_000.0)),
+            curve("tidewall", None, &looks(32_000.0)),
             curve("linux-rps", None, &looks(400.0)),
             curve("linux-busy", None, &looks(20_000.0)),
         ];
@@ -282,9 +282,9 @@ mod tests {
         for word in ["Tidewall", "Linux, tuned", "SYN flood", "1.25M/s", "80 %"] {
             assert!(open.contains(word), "{word}");
         }
-        for word in ["ni-lrp", "linux-rps", "<table", "FAILED", "undecided"] {
+        for word in ["tidewall", "linux-rps", "<table", "FAILED", "undecided"] {
             assert!(!open.contains(word), "{word}");
         }
-        assert!(folded.contains("ni-lrp") && folded.contains("<table"));
+        assert!(folded.contains("tidewall") && folded.contains("<table"));
     }
 }

@@ -76,13 +76,16 @@ fn beside_idle(config: Config, site: &Site, files: u64) -> Vec<Curve> {
         ..http_load(config, client(Reuse::KeepAlive))
     };
     let files = u32::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(u32::MAX);
-    [(System::NiLrp, MANY), (System::LinuxTimer, MANY.min(files))]
-        .into_iter()
-        .map(|(system, many)| Curve {
-            setting: Some(IDLE),
-            ..Curve::over_tcp(system, site.server(WORK), vec![load(0), load(many)])
-        })
-        .collect()
+    [
+        (System::Tidewall, MANY),
+        (System::LinuxTimer, MANY.min(files)),
+    ]
+    .into_iter()
+    .map(|(system, many)| Curve {
+        setting: Some(IDLE),
+        ..Curve::over_tcp(system, site.server(WORK), vec![load(0), load(many)])
+    })
+    .collect()
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
@@ -136,46 +139,46 @@ fn bytes_each(held: Held, linux: bool) -> f64 {
 fn claims(series: &[Series]) -> Vec<Claim> {
     let peak = |setting: &'static str| {
         ratio(
-            find(series, "ni-lrp", Some(setting)).and_then(Series::peak),
+            find(series, "tidewall", Some(setting)).and_then(Series::peak),
             best_linux(series, Some(setting), Series::peak),
         )
     };
     let time = |series: &Series| series.last().map(|point| point.y);
-    let idle = find(series, "ni-lrp", Some(IDLE));
+    let idle = find(series, "tidewall", Some(IDLE));
     let many = idle.and_then(|series| series.at(MANY.into()));
     vec![
         Claim::at_least(
             "keep-alive-vs-linux",
-            "connections kept: ni-lrp's requests/s over the best Linux mode's",
+            "connections kept: tidewall's requests/s over the best Linux mode's",
             peak(KEPT),
             1.3,
         ),
         Claim::at_least(
             "one-request-vs-linux",
-            "one connection a request: ni-lrp's requests/s over the best Linux mode's",
+            "one connection a request: tidewall's requests/s over the best Linux mode's",
             peak(ONE),
             1.5,
         ),
         Claim::at_most(
             "p99-vs-linux",
             "99th percentile of the response time at 70 % of what the best Linux mode \
-             serves: ni-lrp's over the best Linux mode's",
+             serves: tidewall's over the best Linux mode's",
             ratio(
-                find(series, "ni-lrp", Some(TIMES)).and_then(time),
+                find(series, "tidewall", Some(TIMES)).and_then(time),
                 quickest_linux(series, Some(TIMES), time),
             ),
             0.8,
         ),
         Claim::at_most(
             "idle-memory",
-            "100,000 idle connections: bytes by which ni-lrp's server grew, each, and \
+            "100,000 idle connections: bytes by which tidewall's server grew, each, and \
              its entry of the driver's flow table",
             many.and_then(|point| point.values.get(BYTES).copied()),
             1536.0,
         ),
         Claim::at_least(
             "idle-beside",
-            "32 busy connections beside them: ni-lrp's requests/s over those without",
+            "32 busy connections beside them: tidewall's requests/s over those without",
             ratio(
                 many.map(|point| point.y),
                 idle.and_then(|series| series.at(0.0)).map(|point| point.y),
@@ -191,15 +194,15 @@ mod tests {
     use crate::result::tests::{all_hold, curve};
 
     fn series() -> Vec<Series> {
-        let mut idle = curve("ni-lrp", Some(IDLE), &[(0.0, 9e4), (1e5, 8.7e4)]);
+        let mut idle = curve("tidewall", Some(IDLE), &[(0.0, 9e4), (1e5, 8.7e4)]);
         idle.points[1].values.insert(BYTES.into(), 1200.0);
         vec![
-            curve("ni-lrp", Some(KEPT), &[(0.0, 9e4)]),
+            curve("tidewall", Some(KEPT), &[(0.0, 9e4)]),
             curve("linux-rps", Some(KEPT), &[(0.0, 6e4)]),
             curve("linux-timer", Some(KEPT), &[(0.0, 5e4)]),
-            curve("ni-lrp", Some(ONE), &[(0.0, 4e4)]),
+            curve("tidewall", Some(ONE), &[(0.0, 4e4)]),
             curve("linux-busy", Some(ONE), &[(0.0, 2e4)]),
-            curve("ni-lrp", Some(TIMES), &[(0.0, 90.0)]),
+            curve("tidewall", Some(TIMES), &[(0.0, 90.0)]),
             curve("linux-rps", Some(TIMES), &[(0.0, 150.0)]),
             curve("linux-busy", Some(TIMES), &[(0.0, 120.0)]),
             idle,
@@ -256,7 +259,7 @@ mod tests {
             curve.unwrap().loads[1].idle.as_ref().unwrap().connections
         };
         assert_eq!(
-            (idle(System::NiLrp), idle(System::LinuxTimer)),
+            (idle(System::Tidewall), idle(System::LinuxTimer)),
             (100_000, 18_000)
         );
     }

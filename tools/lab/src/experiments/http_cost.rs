@@ -192,12 +192,12 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     for (setting, name, bound) in [(KEPT, "keep-alive", 0.9), (ONE, "one-request", 1.0)] {
         for share in SHARES {
             let cost = |series: &Series| series.at(share.into()).map(|point| point.y);
-            let ours = find(series, "ni-lrp", Some(setting)).and_then(cost);
+            let ours = find(series, "tidewall", Some(setting)).and_then(cost);
             claims.push(Claim::at_most(
                 format!("{name}-{share}"),
                 format!(
                     "{setting}, at {share} % of what the best Linux mode serves: processor time a \
-                     request, ni-lrp's over the best Linux mode's"
+                     request, tidewall's over the best Linux mode's"
                 ),
                 ratio(ours, quickest_linux(series, Some(setting), cost)),
                 bound,
@@ -225,11 +225,11 @@ mod tests {
             curve(system, Some(setting), &points.collect::<Vec<_>>())
         };
         let series = [
-            of("ni-lrp", KEPT, [9.0, 8.0, 7.0]),
+            of("tidewall", KEPT, [9.0, 8.0, 7.0]),
             of("linux-rps", KEPT, [20.0, 16.0, 10.0]),
             of("linux-busy", KEPT, [15.0, 10.0, 14.0]),
             of("nginx", KEPT, [1.0, 1.0, 1.0]),
-            of("ni-lrp", ONE, [50.0, 30.0, 20.0]),
+            of("tidewall", ONE, [50.0, 30.0, 20.0]),
             of("linux-rps", ONE, [40.0, 30.0, 40.0]),
         ];
         let claims = claims(&with_panels(series.to_vec()));
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn further_figures_have_panels() {
-        let mut of_cost = curve("ni-lrp", Some(KEPT), &[(10.0, 9.0)]);
+        let mut of_cost = curve("tidewall", Some(KEPT), &[(10.0, 9.0)]);
         of_cost.points[0].values.insert(WAKE_UPS.into(), 0.5);
         let all = with_panels(vec![of_cost]);
         assert_eq!(all.len(), 2);

@@ -47,7 +47,7 @@ const TCP_PORT: u16 = 5;
 const TRIPS: &str = "round trips/s";
 /// Systems whose server of a TCP connection sleeps.
 const TCP: [System; 4] = [
-    System::NiLrp,
+    System::Tidewall,
     System::LinuxRps,
     System::LinuxTimer,
     System::LinuxPlain,
@@ -60,7 +60,7 @@ const LARGE: u16 = 1472;
 
 /// Systems whose server sleeps; a busy-polled one does not.
 const SLEEPING: [System; 7] = [
-    System::NiLrp,
+    System::Tidewall,
     System::SoftLrp,
     System::EarlyDemux,
     System::Bsd,
@@ -68,9 +68,9 @@ const SLEEPING: [System; 7] = [
     System::LinuxTimer,
     System::LinuxPlain,
 ];
-const SPINNING: [System; 2] = [System::NiLrp, System::LinuxBusy];
+const SPINNING: [System; 2] = [System::Tidewall, System::LinuxBusy];
 const THROUGHPUT: [System; 8] = [
-    System::NiLrp,
+    System::Tidewall,
     System::SoftLrp,
     System::EarlyDemux,
     System::Bsd,
@@ -220,7 +220,7 @@ fn reduce_stream(spec: &StreamSpec, measured: &Measured) -> Option<Sample> {
 
 fn claims(series: &[Series]) -> Vec<Claim> {
     let time = |series: &Series| series.at(JUDGED).map(|point| point.y);
-    let of = |setting: &'static str| find(series, "ni-lrp", Some(setting)).and_then(time);
+    let of = |setting: &'static str| find(series, "tidewall", Some(setting)).and_then(time);
     let best = |settings: &[&'static str]| {
         let times = settings
             .iter()
@@ -230,7 +230,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     vec![
         Claim::at_most(
             "idle-blocking",
-            "idle 8-byte round trip, server asleep: ni-lrp's median over the best \
+            "idle 8-byte round trip, server asleep: tidewall's median over the best \
              Linux mode's",
             // NI-LRP 840 µs, BSD 855 µs: recollected, the table is an image.
             ratio(of(BLOCKING), best(&[BLOCKING])),
@@ -245,7 +245,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_most(
             "idle-tcp",
-            "idle 8-byte round trip over TCP, server asleep: ni-lrp's median over the \
+            "idle 8-byte round trip over TCP, server asleep: tidewall's median over the \
              best Linux mode's",
             ratio(of(TCP_TRIP), best(&[TCP_TRIP])),
             1.2,
@@ -261,13 +261,13 @@ mod tests {
     #[test]
     fn claims_compare_with_the_fastest_linux() {
         let mut series = vec![
-            curve("ni-lrp", Some(BLOCKING), &[(1.0, 9.0), (8.0, 11.0)]),
+            curve("tidewall", Some(BLOCKING), &[(1.0, 9.0), (8.0, 11.0)]),
             curve("linux-rps", Some(BLOCKING), &[(1.0, 1.0), (8.0, 10.0)]),
             curve("linux-plain", Some(BLOCKING), &[(8.0, 12.0)]),
-            curve("ni-lrp", Some(SPIN), &[(8.0, 8.8)]),
+            curve("tidewall", Some(SPIN), &[(8.0, 8.8)]),
             curve("linux-busy", Some(SPIN), &[(8.0, 8.0)]),
             curve("linux-busy", Some(WINDOW), &[(1472.0, 1.0)]),
-            curve("ni-lrp", Some(TCP_TRIP), &[(8.0, 12.0)]),
+            curve("tidewall", Some(TCP_TRIP), &[(8.0, 12.0)]),
             curve("linux-plain", Some(TCP_TRIP), &[(8.0, 12.0)]),
         ];
         let found = claims(&series);

@@ -61,19 +61,19 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let ours = find(series, "ni-lrp", None);
+    let ours = find(series, "tidewall", None);
     let at = |series: &Series| series.offered(JUDGED).map(|point| point.y.max(1.0));
     vec![
         Claim::at_least(
             "kept",
-            "ni-lrp's requests/s beside UDP packets at 0.3 of bare's capacity to another \
+            "tidewall's requests/s beside UDP packets at 0.3 of bare's capacity to another \
              port, over those beside none",
             ours.and_then(|series| kept(series, series.offered(JUDGED))),
             0.7,
         ),
         Claim::above(
             "vs-linux",
-            "beside that blast: ni-lrp's requests/s over the best Linux mode's",
+            "beside that blast: tidewall's requests/s over the best Linux mode's",
             ratio(ours.and_then(at), best_linux(series, None, at)),
             1.0,
         ),
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn claims_follow_from_the_curves() {
         let mut series = vec![
-            curve("ni-lrp", None, &[(0.0, 4e4), (4.1e5, 3e4)]),
+            curve("tidewall", None, &[(0.0, 4e4), (4.1e5, 3e4)]),
             curve("linux-rps", None, &[(0.0, 4e4), (3.9e5, 5e3)]),
             curve("linux-busy", None, &[(0.0, 4e4), (4e5, 1e4)]),
         ];

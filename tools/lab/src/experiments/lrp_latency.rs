@@ -53,7 +53,7 @@ const QUICK_LINUX: [f64; 2] = [0.0, 0.9];
 
 const SYSTEMS: [System; 8] = [
     System::Bare,
-    System::NiLrp,
+    System::Tidewall,
     System::SoftLrp,
     System::EarlyDemux,
     System::Bsd,
@@ -83,7 +83,7 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
     };
     let mut curves = Vec::new();
     for system in SYSTEMS {
-        // The claims are about ni-lrp and Linux.
+        // The claims are about tidewall and Linux.
         if quick && system.needs_real_time() {
             continue;
         }
@@ -93,7 +93,7 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
                 setting,
                 // As an application gets it that says nothing; the other
                 // experiments measure without.
-                spin: (system == System::NiLrp).then_some(20),
+                spin: (system == System::Tidewall).then_some(20),
                 services: vec![
                     ServiceSpec {
                         kind: Kind::Echo,
@@ -155,7 +155,7 @@ fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let ours = |setting| find(series, "ni-lrp", setting);
+    let ours = |setting| find(series, "tidewall", setting);
     let bare = |setting| find(series, "bare", setting);
     let rate = |series: &Series, share| Some(series.offered(share)?.y.max(1.0));
     // A sender that is slower beside one system offers it less.
@@ -168,7 +168,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let mut claims = vec![
         Claim::at_least(
             "echo-vs-linux",
-            "beside a blast of 0.9 of bare's capacity at another socket: ni-lrp's echoes/s over \
+            "beside a blast of 0.9 of bare's capacity at another socket: tidewall's echoes/s over \
              the best Linux mode's",
             ratio(
                 ours(None).and_then(|ours| Some(ours.offered(JUDGED)?.y)),
@@ -181,7 +181,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_most(
             "p99-vs-linux",
-            "beside the same: ni-lrp's 99th percentile of the round trip over the best \
+            "beside the same: tidewall's 99th percentile of the round trip over the best \
              Linux mode's",
             ratio(
                 ours(None).and_then(|ours| p99(ours, JUDGED)),
@@ -194,7 +194,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "unowned-vs-owned",
-            "ni-lrp's echoes/s beside that blast at a port nobody owns, over those \
+            "tidewall's echoes/s beside that blast at a port nobody owns, over those \
              beside it at an owned one",
             ratio(
                 ours(Some(UNOWNED)).and_then(|ours| Some(ours.offered(JUDGED)?.y)),
@@ -204,7 +204,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "idle-vs-bare",
-            "ni-lrp's echoes/s beside nothing, over bare's, which always polls",
+            "tidewall's echoes/s beside nothing, over bare's, which always polls",
             ratio(
                 ours(None).and_then(|ours| Some(ours.offered(0.0)?.y)),
                 bare(None).and_then(|bare| rate(bare, 0.0)),
@@ -213,7 +213,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_most(
             "ring-losses",
-            "ni-lrp beside blasts up to 0.9 of that capacity, owned and unowned, where bare \
+            "tidewall beside blasts up to 0.9 of that capacity, owned and unowned, where bare \
              loses none: lost in the device's rings, largest share of what was offered",
             ring_losses(series, &[None, Some(UNOWNED)], JUDGED),
             RING_LOSS,
@@ -228,7 +228,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
                 fair(ours(setting), bare(setting)?, share)?;
                 ratio(ours(setting).and_then(of), bare(setting).and_then(of))
             };
-            let at = format!("beside {share} of bare's capacity at {place}: ni-lrp's");
+            let at = format!("beside {share} of bare's capacity at {place}: tidewall's");
             claims.push(Claim::at_least(
                 format!("{name}-{share}"),
                 format!("{at} echoes/s over bare's there"),
@@ -270,7 +270,7 @@ mod tests {
     fn series() -> Vec<Series> {
         let flat = |rate, p99| [(rate, p99); 4];
         let mut ours = measured(
-            "ni-lrp",
+            "tidewall",
             None,
             [(9e4, 20.0), (8e4, 40.0), (4e4, 114.0), (1e4, 300.0)],
         );
@@ -280,7 +280,7 @@ mod tests {
             ours,
             measured("linux-rps", None, flat(3e3, 10_000.0)),
             measured("linux-timer", None, flat(5.9e3, 3_136.0)),
-            measured("ni-lrp", Some(UNOWNED), flat(3.6e4, 120.0)),
+            measured("tidewall", Some(UNOWNED), flat(3.6e4, 120.0)),
             measured("linux-timer", Some(UNOWNED), flat(9e4, 1.0)),
             measured("bare", None, flat(1e5, 30.0)),
             measured("bare", Some(UNOWNED), flat(4e4, 100.0)),
@@ -389,7 +389,7 @@ mod tests {
                         && loads.any(|load| rate(load.blast.as_ref()) == rate(wanted.as_ref()))
                 })
             };
-            for system in [System::Bare, System::NiLrp] {
+            for system in [System::Bare, System::Tidewall] {
                 assert!(measured(system, None, 0.0));
                 for share in BESIDE {
                     assert!(

@@ -62,7 +62,7 @@ const WORK_QUICK: [Option<f64>; 2] = [Some(0.5), None];
 /// Systems of the whole experiment.
 const SYSTEMS: [System; 9] = [
     System::Bare,
-    System::NiLrp,
+    System::Tidewall,
     System::Generic,
     System::SoftLrp,
     System::EarlyDemux,
@@ -102,7 +102,7 @@ fn curves(bed: Bed, quick: bool) -> Vec<Curve> {
     } else {
         (&FULL, &WORK_FULL)
     };
-    let working = [&[System::Bare, System::NiLrp][..], &System::LINUX].concat();
+    let working = [&[System::Bare, System::Tidewall][..], &System::LINUX].concat();
     let mut curves = Vec::new();
     for system in SYSTEMS {
         // Of these the claims ask for the peak and the end.
@@ -194,7 +194,7 @@ fn reference(series: &[Series]) -> Vec<Series> {
     }
     // Druschel and Banga 1996, section "Experimental Results", Figure 3.
     let given = [
-        ("ni-lrp", [(11_163.0, 11_163.0), (19_000.0, 11_163.0)]),
+        ("tidewall", [(11_163.0, 11_163.0), (19_000.0, 11_163.0)]),
         ("soft-lrp", [(9_760.0, 9_760.0), (20_000.0, 6_494.0)]),
         ("bsd", [(7_400.0, 7_380.0), (20_000.0, 0.0)]),
     ];
@@ -212,14 +212,14 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
     // Nothing delivered counts as one packet, or the ratio had no value.
     let over = |system: &str, setting| {
         ratio(
-            last("ni-lrp", setting),
+            last("tidewall", setting),
             last(system, setting).map(|rate| rate.max(1.0)),
         )
     };
     let against = |system: &str| over(system, None);
     let with_frames = |system: &str| over(system, Some(FRAMES));
     let steps = [
-        ("ni-lrp", "soft-lrp"),
+        ("tidewall", "soft-lrp"),
         ("soft-lrp", "early-demux"),
         ("early-demux", "bsd"),
     ];
@@ -231,82 +231,85 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
     vec![
         Claim::at_least(
             "flat",
-            "ni-lrp delivers its peak at the highest offered rate (fraction of its own \
+            "tidewall delivers its peak at the highest offered rate (fraction of its own \
              peak)",
-            ratio(at_most("ni-lrp"), peak("ni-lrp", None)),
+            ratio(at_most("tidewall"), peak("tidewall", None)),
             0.95,
         )
         .paper(1.0),
         Claim::at_least(
             "peak-vs-linux",
-            "ni-lrp's peak over that of the best Linux mode",
+            "tidewall's peak over that of the best Linux mode",
             // Over 4.4BSD, in the paper.
-            ratio(peak("ni-lrp", None), best_linux(series, None, Series::peak)),
+            ratio(
+                peak("tidewall", None),
+                best_linux(series, None, Series::peak),
+            ),
             1.8,
         )
         .paper(1.51),
         Claim::at_least(
             "vs-busy",
-            "at the highest offered rate: ni-lrp over Linux, busy-polled",
+            "at the highest offered rate: tidewall over Linux, busy-polled",
             against("linux-busy"),
             3.0,
         ),
         Claim::at_least(
             "vs-rps",
-            "at the highest offered rate: ni-lrp over Linux, packet steering",
+            "at the highest offered rate: tidewall over Linux, packet steering",
             against("linux-rps"),
             20.0,
         ),
         Claim::at_least(
             "vs-timer",
-            "at the highest offered rate: ni-lrp over Linux, timer-driven NAPI",
+            "at the highest offered rate: tidewall over Linux, timer-driven NAPI",
             against("linux-timer"),
             50.0,
         ),
         Claim::at_least(
             "generic-flat",
-            "by generic XDP, ni-lrp delivers its peak at the highest offered rate \
+            "by generic XDP, tidewall delivers its peak at the highest offered rate \
              (fraction of its own peak)",
-            ratio(at_most("ni-lrp-generic"), peak("ni-lrp-generic", None)),
+            ratio(at_most("tidewall-generic"), peak("tidewall-generic", None)),
             0.9,
         ),
         Claim::at_least(
             "generic-vs-native",
-            "at the highest offered rate: ni-lrp by generic XDP over ni-lrp by native \
+            "at the highest offered rate: tidewall by generic XDP over tidewall by native \
              XDP",
-            ratio(at_most("ni-lrp-generic"), at_most("ni-lrp")),
+            ratio(at_most("tidewall-generic"), at_most("tidewall")),
             0.3,
         ),
         Claim::at_least(
             "work-flat",
-            "with 200 float multiplications a packet: ni-lrp at the highest offered \
+            "with 200 float multiplications a packet: tidewall at the highest offered \
              rate, fraction of its peak",
-            ratio(last("ni-lrp", Some(WORK)), peak("ni-lrp", Some(WORK))),
+            ratio(last("tidewall", Some(WORK)), peak("tidewall", Some(WORK))),
             0.95,
         ),
         Claim::above(
             "work-above-linux",
-            "with that work, from 0.3 of bare's capacity up: ni-lrp over the best Linux mode, \
+            "with that work, from 0.3 of bare's capacity up: tidewall over the best Linux mode, \
              smallest ratio of the points where not both deliver everything",
             work_above(series),
             1.0,
         ),
         Claim::at_least(
             "frames-vs-busy",
-            "frames as from a network card, as fast as they go: ni-lrp over Linux, \
+            "frames as from a network card, as fast as they go: tidewall over Linux, \
              busy-polled",
             with_frames("linux-busy"),
             3.0,
         ),
         Claim::at_least(
             "frames-vs-timer",
-            "the same: ni-lrp over Linux, timer-driven NAPI",
+            "the same: tidewall over Linux, timer-driven NAPI",
             with_frames("linux-timer"),
             50.0,
         ),
         Claim::at_least(
             "order",
-            "at the highest offered rate ni-lrp ≥ soft-lrp ≥ early-demux ≥ bsd \
+            "at the highest offered rate tidewall ≥ soft-lrp ≥ early-demux ≥ bsd \
              (smallest ratio)",
             order,
             1.0,
@@ -322,13 +325,13 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
         .paper(0.0),
         Claim::at_least(
             "vs-bare",
-            "at the highest offered rate: ni-lrp over bare, the limit of this bed",
+            "at the highest offered rate: tidewall over bare, the limit of this bed",
             over("bare", None),
             0.85,
         ),
         Claim::at_most(
             "ring-losses",
-            "ni-lrp up to 0.9 of bare's capacity, where bare loses none: lost in the \
+            "tidewall up to 0.9 of bare's capacity, where bare loses none: lost in the \
              device's rings, largest share of what was offered",
             ring_losses(series, &[None], UNSATURATED),
             RING_LOSS,
@@ -338,7 +341,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
 
 /// Place by place, since the highest rate is not the same for all systems.
 fn work_above(series: &[Series]) -> Option<f64> {
-    let ours = find(series, "ni-lrp", Some(WORK))?;
+    let ours = find(series, "tidewall", Some(WORK))?;
     let mut worst: Option<f64> = None;
     for (place, point) in ours.points.iter().enumerate() {
         let last = place + 1 == ours.points.len();
@@ -385,18 +388,18 @@ mod tests {
             curve
         };
         vec![
-            plain("ni-lrp", [4e5, 7e5, 1.3e6]),
+            plain("tidewall", [4e5, 7e5, 1.3e6]),
             plain("soft-lrp", [4e5, 7e5, 9e5]),
             plain("early-demux", [4e5, 6e5, 5e5]),
             plain("bsd", [4e5, 4.5e5, 5e3]),
             plain("linux-rps", [3.9e5, 5.6e5, 5.5e3]),
             plain("linux-timer", [3.9e5, 6.7e5, 0.0]),
             plain("linux-busy", [4e5, 4.4e5, 4.3e5]),
-            plain("ni-lrp-generic", [4e5, 6e5, 7e5]),
-            work("ni-lrp", [3e5, 6.8e5, 9.3e5]),
+            plain("tidewall-generic", [4e5, 6e5, 7e5]),
+            work("tidewall", [3e5, 6.8e5, 9.3e5]),
             work("linux-rps", [2.999e5, 3.3e5, 7e3]),
             plain("bare", [4e5, 7e5, 1.4e6]),
-            curve("ni-lrp", Some(FRAMES), &[(2e6, 1.2e6)]),
+            curve("tidewall", Some(FRAMES), &[(2e6, 1.2e6)]),
             curve("linux-busy", Some(FRAMES), &[(2e6, 3e5)]),
             curve("linux-timer", Some(FRAMES), &[(2e6, 2e3)]),
         ]

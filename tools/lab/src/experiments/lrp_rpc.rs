@@ -56,7 +56,7 @@ const IDEAL: f64 = 1.0 / 3.0;
 const CALL_RATE: &str = "calls/s";
 
 const SYSTEMS: [System; 6] = [
-    System::NiLrp,
+    System::Tidewall,
     System::SoftLrp,
     System::Bsd,
     System::LinuxRps,
@@ -78,7 +78,7 @@ fn curves(config: Config, quick: bool, compute: usize) -> Vec<Curve> {
     let mut curves = Vec::new();
     for (setting, work) in CALLS {
         for system in SYSTEMS {
-            // The claims are about ni-lrp.
+            // The claims are about tidewall.
             if quick && system.needs_real_time() {
                 continue;
             }
@@ -186,7 +186,7 @@ fn reduce(measured: &Measured, alone: f64) -> Option<Sample> {
 fn claims(series: &[Series]) -> Vec<Claim> {
     let shares: Vec<f64> = series
         .iter()
-        .filter(|series| series.system == "ni-lrp")
+        .filter(|series| series.system == "tidewall")
         .filter_map(|series| series.last().map(|point| point.y))
         .collect();
     // All three or nothing.
@@ -198,7 +198,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     vec![
         Claim::at_least(
             "share-low",
-            "the worker's share of the processor beside two servers, ni-lrp: the \
+            "the worker's share of the processor beside two servers, tidewall: the \
              smallest of fast, medium and slow calls",
             extreme(f64::min),
             0.31,
@@ -224,7 +224,7 @@ mod tests {
         let mut series: Vec<Series> = CALLS
             .iter()
             .zip([0.32, 0.33, 0.345])
-            .map(|((setting, _), share)| curve("ni-lrp", Some(setting), &[(1e5, share)]))
+            .map(|((setting, _), share)| curve("tidewall", Some(setting), &[(1e5, share)]))
             .collect();
         series.push(curve("linux-rps", Some(CALLS[0].0), &[(1e5, 0.2)]));
         let found = claims(&series);

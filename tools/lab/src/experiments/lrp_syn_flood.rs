@@ -71,7 +71,7 @@ const OWN_QUICK: [u64; 2] = [0, 400_000];
 
 /// Systems of the first sweep.
 const SYSTEMS: [System; 8] = [
-    System::NiLrp,
+    System::Tidewall,
     System::SoftLrp,
     System::Bsd,
     System::LinuxRps,
@@ -114,7 +114,7 @@ fn curves(systems: &[System], config: Config, site: &Site, quick: bool) -> Vec<C
     };
     let mut curves = Vec::new();
     for &system in systems {
-        // The claims are about ni-lrp and Linux.
+        // The claims are about tidewall and Linux.
         if quick && system.needs_real_time() {
             continue;
         }
@@ -201,20 +201,20 @@ fn reference(series: &[Series]) -> Vec<Series> {
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let ours = |setting| find(series, "ni-lrp", setting);
+    let ours = |setting| find(series, "tidewall", setting);
     let at = |series: &Series| series.at(JUDGED).map(|point| point.y.max(1.0));
     let kept_of = |setting| ours(setting).and_then(|series| kept(series, series.at(JUDGED)));
     vec![
         Claim::at_least(
             "dummy-skb",
-            "ni-lrp's requests/s beside 400,000 SYN/s to another port, over those \
+            "tidewall's requests/s beside 400,000 SYN/s to another port, over those \
              beside none",
             kept_of(None),
             KEPT,
         ),
         Claim::at_most(
             "dummy-p99",
-            "the same: ni-lrp's 99th percentile of the response time of served requests, µs",
+            "the same: tidewall's 99th percentile of the response time of served requests, µs",
             ours(None).and_then(|series| series.at(JUDGED)?.values.get(P99).copied()),
             P99_MAX,
         ),
@@ -226,21 +226,21 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "dummy-vs-linux",
-            "beside that flood (skb): ni-lrp's requests/s over the best Linux's, the \
+            "beside that flood (skb): tidewall's requests/s over the best Linux's, the \
              defended ones included",
             ratio(ours(None).and_then(at), best_linux(series, None, at)),
             VS_LINUX,
         ),
         Claim::at_least(
             "own-kept",
-            "400,000 SYN/s at the server's own port: ni-lrp's requests/s on \
+            "400,000 SYN/s at the server's own port: tidewall's requests/s on \
              connections from before, over those beside none",
             kept_of(Some(OWN)),
             0.5,
         ),
         Claim::at_least(
             "own-new-clients",
-            "beside that flood: share of new clients connected within 3 s, ni-lrp",
+            "beside that flood: share of new clients connected within 3 s, tidewall",
             ours(Some(OWN)).and_then(|series| series.at(JUDGED)?.values.get(CONNECTED).copied()),
             0.99,
         ),
@@ -253,16 +253,16 @@ mod tests {
     use crate::result::tests::{all_hold, curve};
 
     fn series() -> Vec<Series> {
-        let mut own = curve("ni-lrp", Some(OWN), &[(0.0, 4e4), (4e5, 2.4e4)]);
+        let mut own = curve("tidewall", Some(OWN), &[(0.0, 4e4), (4e5, 2.4e4)]);
         own.points[1].values.insert(CONNECTED.into(), 0.995);
-        let mut dummy = curve("ni-lrp", None, &[(0.0, 4e4), (3.9e5, 3.6e4)]);
+        let mut dummy = curve("tidewall", None, &[(0.0, 4e4), (3.9e5, 3.6e4)]);
         dummy.points[1].values.insert(P99.into(), 5_000.0);
         vec![
             dummy,
             curve("soft-lrp", None, &[(0.0, 4e4), (4e5, 2e4)]),
             curve("linux-rps", None, &[(0.0, 4e4), (4e5, 5e3)]),
             curve("linux-timer", None, &[(0.0, 4e4), (4e5, 0.0)]),
-            curve("ni-lrp", Some(FRAMES), &[(0.0, 4e4), (4e5, 3.6e4)]),
+            curve("tidewall", Some(FRAMES), &[(0.0, 4e4), (4e5, 3.6e4)]),
             curve("linux-timer", Some(FRAMES), &[(0.0, 4e4), (4e5, 3.9e4)]),
             own,
         ]
@@ -340,7 +340,7 @@ mod tests {
                     assert_eq!(load.probe.is_some(), own);
                 }
             }
-            let defended = [System::NiLrp, System::LinuxXdp, System::LinuxSynproxy];
+            let defended = [System::Tidewall, System::LinuxXdp, System::LinuxSynproxy];
             for system in [&defended[..], &System::LINUX].concat() {
                 for setting in [None, Some(OWN)] {
                     assert!(

@@ -49,7 +49,7 @@ const QUICK: [Option<f64>; 3] = [Some(0.5), Some(0.9), None];
 const ECHOES_FULL: [f64; 5] = [0.0, 0.1, 0.3, 0.5, 0.7];
 const ECHOES_QUICK: [f64; 2] = [0.0, BESIDE];
 
-const SYSTEMS: [System; 3] = [System::NiLrp, System::Direct, System::Private];
+const SYSTEMS: [System; 3] = [System::Tidewall, System::Direct, System::Private];
 
 fn curves((config, capacity): Bed, quick: bool, site: &Site) -> Vec<Curve> {
     let (shares, echoes): (&[_], &[_]) = match quick {
@@ -157,7 +157,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         claims.push(Claim::at_least(
             format!("{system}-delivered"),
             format!("delivered at the highest offered rate: {system} over embedded"),
-            over(last(system, None), last("ni-lrp", None)),
+            over(last(system, None), last("tidewall", None)),
             delivered,
         ));
         claims.push(Claim::at_least(
@@ -171,18 +171,18 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             format!(
                 "echoes/s beside a blast of {BESIDE} of bare's capacity: {system} over embedded"
             ),
-            over(echoes(system, BESIDE), echoes("ni-lrp", BESIDE)),
+            over(echoes(system, BESIDE), echoes("tidewall", BESIDE)),
             beside,
         ));
         claims.push(Claim::new(
             format!("{system}-echoes-idle"),
             format!("echoes/s beside nothing: {system} over embedded"),
-            over(echoes(system, 0.0), echoes("ni-lrp", 0.0)),
+            over(echoes(system, 0.0), echoes("tidewall", 0.0)),
         ));
         claims.push(Claim::at_least(
             format!("{system}-requests"),
             format!("requests/s over 32 kept connections: {system} over embedded"),
-            over(last(system, Some(KEPT)), last("ni-lrp", Some(KEPT))),
+            over(last(system, Some(KEPT)), last("tidewall", Some(KEPT))),
             requests,
         ));
     }
@@ -216,7 +216,7 @@ mod tests {
                 curve(system, Some(KEPT), &[(0.0, 6e4 * scale)]),
             ]
         };
-        let systems = [("ni-lrp", 1.0), ("direct", 0.98), ("private", 0.84)];
+        let systems = [("tidewall", 1.0), ("direct", 0.98), ("private", 0.84)];
         systems
             .into_iter()
             .flat_map(|(system, scale)| of(system, scale))

@@ -418,7 +418,7 @@ fn waited(measured: &Measured) -> (String, f64) {
 }
 
 /// Of the loads up to `share` of `bare`'s capacity, the largest part of what was
-/// offered that died in ni-lrp's device rings, with everybody else's. A load of which
+/// offered that died in tidewall's device rings, with everybody else's. A load of which
 /// `bare` lost some there itself was beyond what the bed took by then.
 fn ring_losses(series: &[Series], settings: &[Option<&str>], share: f64) -> Option<f64> {
     let lost = |point: &Point| {
@@ -427,7 +427,7 @@ fn ring_losses(series: &[Series], settings: &[Option<&str>], share: f64) -> Opti
     };
     let of = |&setting: &Option<&str>| {
         let bare = result::find(series, "bare", setting);
-        let ours = result::find(series, "ni-lrp", setting)?;
+        let ours = result::find(series, "tidewall", setting)?;
         let points = ours.points.iter();
         let counts = points.filter(|point| {
             let takes = |share| Some(lost(bare?.offered(share)?) <= RING_LOSS);

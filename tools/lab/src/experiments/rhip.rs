@@ -92,7 +92,7 @@ impl Place {
     pub(super) fn system(self) -> System {
         match self {
             Place::Softirq => System::Softirq,
-            Place::Receiver => System::NiLrp,
+            Place::Receiver => System::Tidewall,
         }
     }
 

@@ -123,7 +123,7 @@ fn curves(config: Config) -> Vec<Curve> {
     };
     let classed = Curve {
         classes: vec![class(ECHO_PORT), class(DISCARD_PORT)],
-        ..curve(System::NiLrp, CLASSES, DISCARD_QUEUE)
+        ..curve(System::Tidewall, CLASSES, DISCARD_QUEUE)
     };
     vec![
         classed.clone(),
@@ -132,8 +132,8 @@ fn curves(config: Config) -> Vec<Curve> {
             spin: None,
             ..classed
         },
-        curve(System::NiLrp, EQUALS, DISCARD_QUEUE),
-        curve(System::NiLrp, ONE_QUEUE, ECHO_QUEUE),
+        curve(System::Tidewall, EQUALS, DISCARD_QUEUE),
+        curve(System::Tidewall, ONE_QUEUE, ECHO_QUEUE),
         curve(System::LinuxBusy, EQUALS, DISCARD_QUEUE),
     ]
 }
@@ -182,7 +182,7 @@ fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let classed = find(series, "ni-lrp", Some(CLASSES));
+    let classed = find(series, "tidewall", Some(CLASSES));
     let at = |series: Option<&Series>, x: f64| {
         series?
             .points
@@ -220,12 +220,12 @@ mod tests {
         let points = |beside| [(ALONE, 200.0), (CONTROL, 100.0), (BESIDE, beside)];
         vec![
             with(
-                curve("ni-lrp", Some(CLASSES), &points(beside)),
+                curve("tidewall", Some(CLASSES), &points(beside)),
                 DISCARDED,
                 &[0.0, 0.0, discarded],
             ),
             with(
-                curve("ni-lrp", Some(ONE_QUEUE), &points(1.0)),
+                curve("tidewall", Some(ONE_QUEUE), &points(1.0)),
                 DISCARDED,
                 &[0.0, 0.0, 9.0],
             ),

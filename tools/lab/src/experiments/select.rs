@@ -91,7 +91,7 @@ impl Contestant {
     /// one connection a request best.
     fn system(self) -> System {
         match self {
-            Contestant::Tidewall(_) => System::NiLrp,
+            Contestant::Tidewall(_) => System::Tidewall,
             Contestant::Linux(_) | Contestant::Program => System::LinuxRps,
         }
     }

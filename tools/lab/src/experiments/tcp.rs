@@ -38,7 +38,7 @@ const WINDOW: Duration = Duration::from_millis(700);
 
 /// What an expert has to choose from, and the stack.
 pub(super) const SYSTEMS: [System; 4] = [
-    System::NiLrp,
+    System::Tidewall,
     System::LinuxRps,
     System::LinuxTimer,
     System::LinuxBusy,

@@ -47,7 +47,7 @@ const RECEIVES: &str = "server receives";
 const SENDS: &str = "server sends";
 const DIRECTIONS: [(&str, Way); 2] = [(RECEIVES, Way::Give), (SENDS, Way::Fetch)];
 /// Linux with its receive work on the sender's processor and on the receiver's.
-const SYSTEMS: [System; 3] = [System::NiLrp, System::LinuxPlain, System::LinuxRps];
+const SYSTEMS: [System; 3] = [System::Tidewall, System::LinuxPlain, System::LinuxRps];
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let options = run.options;
@@ -82,7 +82,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
             }),
     );
     run.note(
-        "ni-lrp here is a stack at the far end of a tap in the client's namespace: one read or \
+        "tidewall here is a stack at the far end of a tap in the client's namespace: one read or \
          write system call a segment of up to 64 KiB. Linux has the veth pair as it \
          comes: checksum and segmentation offload at both ends, nothing deferred.",
     );
@@ -204,7 +204,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
                     "bulk transfer, {setting}: Tidewall over a tap, 64 KiB segments, over the \
                      best Linux mode over veth"
                 ),
-                ratio(of("ni-lrp", setting), best(setting)),
+                ratio(of("tidewall", setting), best(setting)),
             )
         })
         .collect()
@@ -219,10 +219,10 @@ mod tests {
     fn claims_compare_with_the_fastest_linux() {
         let x = CHUNK as f64;
         let series = [
-            curve("ni-lrp", Some(RECEIVES), &[(x, 10.0)]),
+            curve("tidewall", Some(RECEIVES), &[(x, 10.0)]),
             curve("linux-rps", Some(RECEIVES), &[(x, 12.5)]),
             curve("linux-plain", Some(RECEIVES), &[(x, 20.0)]),
-            curve("ni-lrp", Some(SENDS), &[(x, 10.0)]),
+            curve("tidewall", Some(SENDS), &[(x, 10.0)]),
         ];
         let claims = claims(&series);
         assert_eq!(claims[0].measured, Some(0.5));

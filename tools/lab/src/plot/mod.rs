@@ -25,7 +25,7 @@ pub(crate) struct Look {
 pub(crate) fn look(system: &str) -> Look {
     let (colour, letter) = match system {
         "bare" => ((0x66, 0x66, 0x66), '='),
-        "ni-lrp" => ((0x00, 0x72, 0xb2), 'N'),
+        "tidewall" => ((0x00, 0x72, 0xb2), 'T'),
         "soft-lrp" => ((0x00, 0x9e, 0x73), 'S'),
         "early-demux" => ((0xe6, 0x9f, 0x00), 'E'),
         "bsd" => ((0xd5, 0x5e, 0x00), 'B'),
@@ -40,7 +40,6 @@ pub(crate) fn look(system: &str) -> Look {
         "aic" => ((0x00, 0x9e, 0x73), 'C'),
         "qapolling" => ((0x88, 0x55, 0xaa), 'Q'),
         "model" => ((0x00, 0x00, 0x00), 'M'),
-        "tidewall" => ((0x00, 0x72, 0xb2), 'T'),
         "linux-cubic" => ((0xd5, 0x5e, 0x00), 'C'),
         "linux-cubic-twice" => ((0xe6, 0x9f, 0x00), '2'),
         // Ways of waiting, which are drawn together with none of these.
@@ -224,7 +223,7 @@ mod tests {
     fn systems_look_different() {
         let names = [
             "bare",
-            "ni-lrp",
+            "tidewall",
             "soft-lrp",
             "early-demux",
             "bsd",

@@ -332,7 +332,7 @@ mod tests {
         assert!(drawn.starts_with("<svg"));
         assert_eq!(drawn, svg(&result).unwrap());
         for name in [
-            "ni-lrp",
+            "tidewall",
             "linux-rps",
             "offered packets/s",
             "200 multiplications",

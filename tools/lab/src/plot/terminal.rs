@@ -239,12 +239,12 @@ mod tests {
         // 1.2 M of 1.32 M is a tenth below the top; 5 k is the bottom.
         assert_eq!(
             last_column,
-            format!("  N{}r", " ".repeat(HEIGHT - 4)),
+            format!("  T{}r", " ".repeat(HEIGHT - 4)),
             "{text}"
         );
-        assert!(text.contains("N ni-lrp   r linux-rps"), "{text}");
+        assert!(text.contains("T tidewall   r linux-rps"), "{text}");
         assert!(!text.contains('\x1b'));
-        assert!(terminal(&sample(), true).contains("\x1b[38;2;0;114;178mN\x1b[0m"));
+        assert!(terminal(&sample(), true).contains("\x1b[38;2;0;114;178mT\x1b[0m"));
     }
 
     #[test]

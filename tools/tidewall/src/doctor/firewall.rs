@@ -185,7 +185,7 @@ pub mod tests {
     }
 
     fn port() -> Vec<Owned> {
-        owned(&[stack(42, "ni-lrp", "0.0.0.0:7")])
+        owned(&[stack(42, "tidewall", "0.0.0.0:7")])
     }
 
     #[test]

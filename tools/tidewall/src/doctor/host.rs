@@ -206,7 +206,7 @@ fn throttling(value: Option<&str>, live: &[StackSnapshot]) -> Finding {
     const CHECK: &str = "real-time throttling";
     let threads: Vec<&str> = live
         .iter()
-        .filter(|stack| stack.architecture != "ni-lrp")
+        .filter(|stack| stack.architecture != "tidewall")
         .map(|stack| stack.architecture.as_str())
         .collect();
     match (value, threads.as_slice()) {

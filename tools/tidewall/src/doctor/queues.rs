@@ -91,7 +91,7 @@ fn deferral(
     };
     match owner {
         // The timeout is the stack's: zero while a thread sleeps.
-        Some(stack) if defer == 0 && stack.architecture == "ni-lrp" && stack.deferred => {
+        Some(stack) if defer == 0 && stack.architecture == "tidewall" && stack.deferred => {
             Finding::problem(
                 CHECK,
                 format!(
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_stack_must_have_every_queue_and_a_deferred_interrupt() {
-        let mut owner = stack(7, "ni-lrp", "0.0.0.0:7");
+        let mut owner = stack(7, "tidewall", "0.0.0.0:7");
         assert_eq!(
             queue_layout("x", "", 0, Some(&owner)).severity,
             Severity::Ok

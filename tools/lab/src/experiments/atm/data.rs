@@ -75,12 +75,12 @@ fn curves((config, capacity): Bed) -> Vec<Curve> {
     let mut curves = Vec::new();
     for what in [DATAGRAMS, PDUS] {
         curves.push(delivered(System::Bare, what, &LOADS));
-        curves.push(delivered(System::NiLrp, what, &LOADS));
+        curves.push(delivered(System::Tidewall, what, &LOADS));
     }
     for what in [LONG_DATAGRAMS, LONG_PDUS] {
-        curves.push(delivered(System::NiLrp, what, &[None]));
+        curves.push(delivered(System::Tidewall, what, &[None]));
     }
-    for system in [System::Bare, System::NiLrp] {
+    for system in [System::Bare, System::Tidewall] {
         curves.push(delivered(system, PARTS, &[None]));
         let echo = |share| {
             let mut load = blast(PDUS, Some(share));
@@ -154,7 +154,7 @@ fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
 fn claims(series: &[Series]) -> Vec<Claim> {
     let of = |system: &str, (setting, ..): Blasted| find(series, system, Some(setting));
     let last = |system: &str, what| of(system, what)?.last().map(|point| point.y);
-    let ours = |what| last("ni-lrp", what);
+    let ours = |what| last("tidewall", what);
     let echoes = |system: &str| {
         let curve = find(series, system, Some(ECHOES))?;
         let at = |share| Some(curve.offered(share)?.y);
@@ -180,16 +180,16 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::at_least(
             "flat",
             "40 bytes: PDUs/s at the highest offered rate over the peak",
-            ratio(ours(PDUS), of("ni-lrp", PDUS).and_then(Series::peak)),
+            ratio(ours(PDUS), of("tidewall", PDUS).and_then(Series::peak)),
             0.95,
         ),
         Claim::at_least(
             "echo",
             format!(
                 "echoes/s on a circuit beside a blast of {BESIDE} of bare's capacity on another, over \
-                 those beside nothing: ni-lrp over bare"
+                 those beside nothing: tidewall over bare"
             ),
-            ratio(echoes("ni-lrp"), echoes("bare")),
+            ratio(echoes("tidewall"), echoes("bare")),
             0.8,
         ),
         Claim::at_least(
@@ -266,15 +266,15 @@ mod tests {
         };
         let of = |system, what: Blasted, y| curve(system, Some(what.0), &[(1e6, y)]);
         let series = [
-            of("ni-lrp", DATAGRAMS, 1e6),
-            curve("ni-lrp", Some(PDUS.0), &[(9e5, 9.6e5), (1e6, 9.5e5)]),
+            of("tidewall", DATAGRAMS, 1e6),
+            curve("tidewall", Some(PDUS.0), &[(9e5, 9.6e5), (1e6, 9.5e5)]),
             of("bare", PDUS, 1.9e6),
-            of("ni-lrp", LONG_DATAGRAMS, 5e5),
-            of("ni-lrp", LONG_PDUS, 4.75e5),
+            of("tidewall", LONG_DATAGRAMS, 5e5),
+            of("tidewall", LONG_PDUS, 4.75e5),
             of("bare", PARTS, 6e5),
-            of("ni-lrp", PARTS, 8e4),
+            of("tidewall", PARTS, 8e4),
             echoes("bare", 1e5, 5e4),
-            echoes("ni-lrp", 5e4, 2.25e4),
+            echoes("tidewall", 5e4, 2.25e4),
             curve(through::BARE, Some(through::FRAMES), &[(0.0, 2e7)]),
             curve(through::SWITCH, Some(through::FRAMES), &[(0.0, 1.5e7)]),
             curve(through::SWITCH, Some(through::CELLS), &[(0.0, 1e7)]),

@@ -157,7 +157,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         [
             (
                 Peer::Tidewall,
-                "AF_XDP, ni-lrp, the stack's defaults, one thread",
+                "AF_XDP, tidewall, the stack's defaults, one thread",
             ),
             (
                 Peer::Linux,

@@ -22,7 +22,7 @@ fn ethtool_s_listing_is_read() {
 /// Two containers may have an `eth0` each.
 #[test]
 fn a_stack_of_another_namespace_owns_no_interface_here() {
-    let live = [1, 2].map(|process| stack(process, "ni-lrp", "0.0.0.0:7"));
+    let live = [1, 2].map(|process| stack(process, "tidewall", "0.0.0.0:7"));
     let of = |name: &str, here: u32| {
         let (owner, elsewhere) = stacks_of(name, &live, |process| process == here);
         (owner.map(|stack| stack.process), elsewhere)
@@ -54,7 +54,7 @@ fn the_link_s_state_and_program_are_read_from_ip() {
             .mend
             .is_some_and(|mend| mend.contains("bpftool prog show id 42"))
     );
-    let owner = stack(7, "ni-lrp", "0.0.0.0:7");
+    let owner = stack(7, "tidewall", "0.0.0.0:7");
     assert_eq!(
         attached("tw-b", &all[0], Some(&owner)).severity,
         Severity::Ok
@@ -122,7 +122,7 @@ fn the_device_of_a_stack_is_that_of_its_snapshot() {
     );
     let finding = device("x", Some("veth"), None, None, None);
     assert!(finding.text.contains("copy mode"), "{}", finding.text);
-    let mut owner = stack(7, "ni-lrp", "0.0.0.0:7");
+    let mut owner = stack(7, "tidewall", "0.0.0.0:7");
     owner.device = Some({
         let mut device = DeviceSnapshot::default();
         device.driver = "igb".to_owned();
@@ -156,7 +156,7 @@ fn shared_transmit_queues_are_said_in_dmesg_s_words() {
 
 #[test]
 fn packets_that_the_program_does_not_see_are_a_problem() {
-    let owner = stack(7, "ni-lrp", "0.0.0.0:7");
+    let owner = stack(7, "tidewall", "0.0.0.0:7");
     let mut pair = Pair::new(owner.clone(), Some(owner));
     assert_eq!(unseen(&pair), None);
     pair.received = Some(40);
@@ -172,7 +172,7 @@ fn packets_that_the_program_does_not_see_are_a_problem() {
 
 #[test]
 fn frames_past_tidewall_are_a_warning() {
-    let mut owner = stack(7, "ni-lrp", "0.0.0.0:7");
+    let mut owner = stack(7, "tidewall", "0.0.0.0:7");
     assert_eq!(past_tidewall(&owner), None);
     owner.queues.push(serde_json::from_value(serde_json::json!({
         "driver": {"no-metadata": 62}, "kernel": {}, "delivered": 0, "stale": 0,

@@ -12,7 +12,7 @@ pub fn stack(seconds: u64, frames: u64, full: u64) -> StackSnapshot {
     ];
     let mut stack = StackSnapshot::default();
     stack.interface = "tw-x".to_owned();
-    stack.architecture = "ni-lrp".to_owned();
+    stack.architecture = "tidewall".to_owned();
     stack.deferred = true;
     stack.microseconds = seconds * 1_000_000;
     stack.queues = vec![{
@@ -246,8 +246,8 @@ fn what_changes_is_above_the_counters_of_all_stacks() {
             .unwrap_or_else(|| panic!("no {word:?} in\n{text}"))
     };
     assert_eq!(place("the stack of process 9 on tw-z has ended\n"), 0);
-    assert!(place("ni-lrp on tw-x") < place("ni-lrp on tw-y"));
-    assert!(place("ni-lrp on tw-y") < place("\nprocess 0 on tw-x\nqueue 0"));
+    assert!(place("tidewall on tw-x") < place("tidewall on tw-y"));
+    assert!(place("tidewall on tw-y") < place("\nprocess 0 on tw-x\nqueue 0"));
     assert_eq!(text.matches("exhausted/s").count(), 2, "{text}");
     assert_eq!(text.matches("driver: frames").count(), 2, "{text}");
     // One stack needs no name above its counters.
