@@ -10,7 +10,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket as KernelSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,36 +25,6 @@ const ONCE: Duration = Duration::from_millis(900);
 const CLOSED: u16 = 9_999;
 const SSH: u16 = 22;
 const RESOLVER: u16 = 53;
-
-/// Something that goes on in the peer's namespace until it is finished.
-struct Going<T> {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<T>,
-}
-
-impl<T: Send + 'static> Going<T> {
-    /// Calls `step` again and again with what `start` made.
-    fn in_peer(
-        start: impl FnOnce() -> T + Send + 'static,
-        step: impl Fn(&mut T) + Send + 'static,
-    ) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let thread = spawn_in_peer(move || {
-            let mut state = start();
-            while !stopped.load(Ordering::Relaxed) {
-                step(&mut state);
-            }
-            state
-        });
-        Going { stop, thread }
-    }
-
-    fn finish(self) -> T {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
-}
 
 /// Sends these frames from the peer in turn, so many a second or as fast as
 /// goes, and counts them.

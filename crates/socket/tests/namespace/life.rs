@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket as KernelSocket};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -135,20 +135,23 @@ fn driven(stack: &Stack) -> u64 {
 }
 
 /// Sends until `condition` holds, without waiting for answers, to a socket that
-/// is received from without sleeping.
+/// is received from without sleeping: a load that persists, so that the device is polled.
 fn sends_until(stack: &Stack, address: Ipv4Addr, condition: impl Fn() -> bool) -> bool {
     let socket = bind(stack, at(Ipv6Addr::UNSPECIFIED, SERVICE));
     socket.set_nonblocking(true).unwrap();
-    let client = peer_socket(PEER4);
+    let sender = Going::in_peer(
+        || KernelSocket::bind(at(PEER4, 0)).unwrap(),
+        move |client| drop(client.send_to(b"here", at(address, SERVICE))),
+    );
     let mut buffer = [0; 64];
-    wait_until(|| {
-        // So many at once that the device is polled.
+    let holds = wait_until(|| {
         for _ in 0..POLL_MAX {
-            let _ = client.send_to(b"here", at(address, SERVICE));
+            let _ = socket.recv_from(&mut buffer);
         }
-        while socket.recv_from(&mut buffer).is_ok() {}
         condition()
-    })
+    });
+    drop(sender.finish());
+    holds
 }
 
 /// NAPI ids that polls use.

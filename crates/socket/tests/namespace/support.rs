@@ -293,3 +293,33 @@ pub fn wait_until(mut done: impl FnMut() -> bool) -> bool {
 pub fn figures() -> bool {
     std::env::var_os("TIDEWALL_FIGURES").is_some()
 }
+
+/// Something that goes on in the peer's namespace until it is finished.
+pub struct Going<T> {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<T>,
+}
+
+impl<T: Send + 'static> Going<T> {
+    /// Calls `step` again and again with what `start` made.
+    pub fn in_peer(
+        start: impl FnOnce() -> T + Send + 'static,
+        step: impl Fn(&mut T) + Send + 'static,
+    ) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = spawn_in_peer(move || {
+            let mut state = start();
+            while !stopped.load(Ordering::Relaxed) {
+                step(&mut state);
+            }
+            state
+        });
+        Going { stop, thread }
+    }
+
+    pub fn finish(self) -> T {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
