@@ -69,6 +69,10 @@ pub(crate) fn confine(
     if !waiting.is_empty() || sockets.is_none() {
         complete();
     }
+    if making.is_some() && process::posix().is_none() {
+        // It would be made again once a manager is there.
+        set_over(true);
+    }
     if let Some(call) = sockets {
         for fd in waiting {
             let _ = attended_to(fd, Attention::Last);

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{OFlags, fcntl_getfl};
 use tidewall_device::forked;
@@ -65,13 +65,40 @@ struct Source {
 
 /// Unset: nowhere, so nothing is promoted.
 static SOURCE: OnceLock<Source> = OnceLock::new();
-/// Why no stack could be made.
-static REFUSED: OnceLock<String> = OnceLock::new();
+/// When a stack, or a listener's port, is asked for again: none could be had.
+static AGAIN: Mutex<Option<Again>> = Mutex::new(None);
+/// How long until it is asked for again, at first and at most: a manager may be away for a
+/// moment, and one that refuses is asked a few times an hour.
+const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(600)];
 /// The program was started under a filter of system calls that refuses one of the stack's.
 static FILTERED: AtomicBool = AtomicBool::new(false);
 /// The program has put itself under a filter of system calls under which no more sockets
 /// become the stack's.
 static OVER: AtomicBool = AtomicBool::new(false);
+
+/// See [`AGAIN`].
+struct Again {
+    at: Instant,
+    after: Duration,
+}
+
+fn again() -> MutexGuard<'static, Option<Again>> {
+    AGAIN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Something was refused: nothing is asked for a while, and longer each time.
+fn wait_to_ask() {
+    let mut again = again();
+    let [first, most] = AGAIN_AFTER;
+    let after = again.as_ref().map_or(first, |it| (it.after * 2).min(most));
+    let at = Instant::now() + after;
+    *again = Some(Again { at, after });
+}
+
+/// True while nothing is asked.
+fn waits_to_ask() -> bool {
+    again().as_ref().is_some_and(|it| Instant::now() < it.at)
+}
 
 impl Source {
     fn of_environment() -> Option<Self> {
@@ -109,7 +136,6 @@ pub(crate) fn refuse(call: &str) {
         interface().map_or("", |it| it.0),
         &why,
     );
-    let _ = REFUSED.set(why);
 }
 
 /// Makes the stack now, on this interface or that of the environment (`tidewall.h`).
@@ -217,10 +243,7 @@ pub(crate) fn is_confined() -> bool {
 /// No socket becomes the stack's any more.
 pub(crate) fn is_over() -> bool {
     let is_lost = |posix: &Posix| posix.stack().interface_is_gone();
-    OVER.load(Ordering::Acquire)
-        || source().is_none()
-        || REFUSED.get().is_some()
-        || process::posix().is_some_and(is_lost)
+    is_confined() || source().is_none() || process::posix().is_some_and(is_lost)
 }
 
 #[cold]
@@ -231,6 +254,9 @@ fn promote(fd: i32, kind: Kind, attention: Attention) -> Option<&'static Posix> 
     if is_over() {
         candidates::forget(fd);
         return ours(fd);
+    }
+    if kind == Kind::Stream && waits_to_ask() {
+        return None;
     }
     raw::with_room(|| {
         promoting(|| match kind {
@@ -319,7 +345,7 @@ fn adopt(
     adopt: impl FnOnce(&'static Posix, OwnedFd) -> io::Result<()>,
 ) {
     let Some(posix) = stack() else {
-        return keep(fd, what, address, "there is no stack");
+        return not_now(fd, what, address, "there is no stack");
     };
     if what == "listener" {
         start_helper(posix);
@@ -331,8 +357,23 @@ fn adopt(
             candidates::forget(fd);
             take_copies(posix, fd, socket);
             record(Verdict::Promoted, what, address, "");
+            *again() = None;
         }
-        Err(why) => keep(fd, what, address, why),
+        Err(why) => {
+            if what == "listener" {
+                wait_to_ask();
+            }
+            not_now(fd, what, address, why);
+        }
+    }
+}
+
+/// It stays the kernel's: a listener for now, whose next accept may be after the manager is there
+/// again.
+fn not_now(fd: i32, what: &str, address: impl Display, why: impl Display) {
+    match what {
+        "listener" => record(Verdict::Kernel, what, address, why),
+        _ => keep(fd, what, address, why),
     }
 }
 
@@ -603,9 +644,10 @@ pub(crate) fn stack() -> Option<&'static Posix> {
     if let Some(posix) = process::posix() {
         return Some(posix);
     }
-    let made = make(source()?);
-    made.inspect_err(|error| drop(REFUSED.set(error.to_string())))
-        .ok()
+    if waits_to_ask() {
+        return None;
+    }
+    make(source()?).inspect_err(|_| wait_to_ask()).ok()
 }
 
 fn make(source: &Source) -> io::Result<&'static Posix> {

@@ -141,6 +141,7 @@ pub(crate) fn attend(fd: i32, attention: Attention) -> bool {
             false
         }
         LISTENER if attention == Attention::Last => true,
+        LISTENER if is_at_once() => inside(|| is_alone(fd)),
         LISTENER => {
             let served = word & SERVED != 0;
             if served && !is_of_now(word) {

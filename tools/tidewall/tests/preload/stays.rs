@@ -73,6 +73,35 @@ fn what_a_manager_refuses_is_as_before() {
     assert!(record[3].contains("port"), "{record:?}");
 }
 
+#[test]
+fn a_listener_is_the_stacks_once_its_manager_is_there() {
+    let test = "a_listener_is_the_stacks_once_its_manager_is_there";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "sh") else {
+        return;
+    };
+    let manager = format!("/run/tidewall/{}.manager", host.bed.interface);
+    let script = "mv $TIDEWALL_MANAGER $TIDEWALL_MANAGER.away && exec python3 -c \"$0\" \"$@\"";
+    let program = ["sh", "-c", script, SERVER, "8261", "8262", "epoll"];
+    let server = Preloaded::start(host, &program);
+    let asked = || {
+        let said = server.answered("python3", &["-c", CLIENT, HERE, "8261", "8262"]);
+        assert!(said.starts_with("listens 1 hello"), "{said}");
+    };
+    asked();
+    server.until_listener("kernel", "0.0.0.0:8261");
+    let away = format!("{manager}.away");
+    server.host.output("mv", &[&away, &manager]);
+    let end = Instant::now() + Duration::from_secs(30);
+    while !server.has(["promoted", "listener", "0.0.0.0:8261"]) {
+        assert!(Instant::now() < end, "{:?}", server.records());
+        asked();
+    }
+    asked();
+}
+
 /// Workers that share a listener, each with an epoll set of its own.
 const WORKERS: &str = r#"
 import os, select, socket
