@@ -10,6 +10,7 @@ mod messages;
 mod names;
 mod options;
 mod order;
+mod reach;
 mod stays;
 
 use std::time::{Duration, Instant};
