@@ -292,6 +292,7 @@ fn other_users_roots_capabilities_and_limits() {
     let no_manager = [
         ["no-stack", "", "No such file or directory (os error 2)"],
         ["kernel", "listener", "there is no stack"],
+        ["kernel", "datagrams", "there is no stack"],
     ];
     let cases: [(_, _, _, &[_]); 10] = [
         (new("first", "chroot"), "0 0", false, &no_manager),
