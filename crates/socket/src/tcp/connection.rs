@@ -22,6 +22,7 @@ use tidewall_protocol::tcp::{Connection, Errno, FourTuple, Segment, State as Pha
 use tidewall_receive::poller::Done;
 use tidewall_wire::ethernet::MacAddress;
 
+use self::output::nanoseconds;
 use super::Tcp;
 use super::channels::{Part, SHARED_MOST};
 use super::frames::{Content, Deferred};
@@ -38,7 +39,7 @@ pub(crate) use waiting::Waiting;
 /// for one of its own.
 const BUSY: u8 = 16;
 /// [`State::armed`] of a connection whose timer is not.
-const NEVER: Duration = Duration::MAX;
+const NEVER: u64 = u64::MAX;
 
 /// One connection.
 pub(crate) struct ConnectionInner {
@@ -67,8 +68,8 @@ pub(crate) struct State {
     pub(super) charged: u32,
     /// Its own channel; without one its frames come through the shared one.
     channel: Option<ChannelSet>,
-    /// When its timer is to expire.
-    armed: Duration,
+    /// When its timer is to expire, ns.
+    armed: u64,
     /// It was armed for something in flight.
     armed_in_flight: bool,
     pub(crate) path: Path,
@@ -369,7 +370,7 @@ impl ConnectionInner {
         let in_flight = state.connection.awaits_acknowledgment();
         if state.armed_in_flight && !in_flight && !state.held_up && !state.orphan {
             state.armed_in_flight = false;
-            if due.is_none_or(|due| due > state.armed) {
+            if due.is_none_or(|due| nanoseconds(due) > state.armed) {
                 state.armed = NEVER;
                 if due.is_none() {
                     core.tcp.timers.disarm(self.timer);
@@ -377,7 +378,7 @@ impl ConnectionInner {
             }
         }
         if let Some(due) = due
-            && due < state.armed
+            && nanoseconds(due) < state.armed
         {
             state.armed_in_flight = in_flight;
             self.arm(core, state, due);
@@ -385,7 +386,7 @@ impl ConnectionInner {
     }
 
     pub(super) fn arm(&self, core: &Core, state: &mut State, due: Duration) {
-        if due < state.armed {
+        if nanoseconds(due) < state.armed {
             // Keepalive probes of many connections go together.
             let due = if state.connection.is_idle() {
                 Duration::from_secs(due.as_secs() + 1)
@@ -393,7 +394,7 @@ impl ConnectionInner {
                 due
             };
             // Not the exact time: what is due between the two is not armed otherwise.
-            state.armed = due;
+            state.armed = nanoseconds(due);
             core.tcp.arm(self.timer, due);
         }
     }

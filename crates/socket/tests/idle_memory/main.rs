@@ -20,7 +20,7 @@ const LIMIT: usize = 2048;
 /// TCP connections before counting begins, and as many are counted.
 const CONNECTIONS: usize = 5000;
 /// Most bytes an idle TCP connection may take.
-const TCP_LIMIT: usize = 1600;
+const TCP_LIMIT: usize = 1536;
 
 fn stack(queues: u32) -> Stack {
     let (_, _, end) = pair(LinkConfig {

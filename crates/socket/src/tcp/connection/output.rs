@@ -22,7 +22,7 @@ const RESOLVING: Duration = Duration::from_millis(10);
 /// before it goes where those before it went.
 const QUESTIONS: u8 = 5;
 /// A time of the stack's, half as large: there are many connections.
-fn nanoseconds(time: Duration) -> u64 {
+pub(super) fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 

@@ -118,13 +118,13 @@ fn a_timer_for_what_is_acknowledged_wakes_nobody() {
         selectors[0]
             .wait(&mut Vec::new(), Some(Duration::ZERO))
             .unwrap();
-        let armed = connection.look().armed;
+        let armed = Duration::from_nanos(connection.look().armed);
         assert!(connection.look().connection.awaits_acknowledgment());
         assert!(armed < core.now() + Duration::from_millis(500), "{armed:?}");
         (0..3).for_each(|_| turn());
         client.read_exact(&mut [0; ANSWER]).unwrap();
         assert!(!connection.look().connection.awaits_acknowledgment());
-        let armed = connection.look().armed;
+        let armed = Duration::from_nanos(connection.look().armed);
         assert!(armed > core.now() + Duration::from_millis(500), "{armed:?}");
     }
 }
