@@ -294,12 +294,12 @@ impl Load {
             || self.frames.load(Ordering::Relaxed) >= LOADED_FRAMES
     }
 
-    /// Notes a poll that had the driver process so many frames.
-    fn note(&self, driven: u64) {
+    /// Notes a poll that found so many frames, delivered before it or by it.
+    fn note(&self, frames: u64) {
         if self.persists() {
             return;
         }
-        if driven == 0 {
+        if frames == 0 {
             return self.end();
         }
         let add = |counter: &AtomicU32, more: u32| {
@@ -307,7 +307,7 @@ impl Load {
             counter.store(before.saturating_add(more), Ordering::Relaxed);
         };
         add(&self.polls, 1);
-        add(&self.frames, u32::try_from(driven).unwrap_or(u32::MAX));
+        add(&self.frames, u32::try_from(frames).unwrap_or(u32::MAX));
     }
 
     /// A thread is about to sleep on the device.

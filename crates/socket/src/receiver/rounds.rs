@@ -423,7 +423,7 @@ impl Receiver {
                 };
             }
         }
-        queue.load.note(round.driven);
+        queue.load.note(round.driven.max(round.frames as u64));
         let ended = core.now();
         let due = poller.polled(nanoseconds(began), nanoseconds(ended), &round);
         queue.due.store(due, Ordering::Relaxed);
