@@ -220,14 +220,15 @@ impl Connection {
         self.update_mss();
     }
 
-    /// What was reduced is acknowledged. If smaller copies of the same were lost as well,
-    /// the path was down, and is not narrow: the size is what it was before, unless a probe
-    /// can say so at once.
+    /// Ends a stall once everything outstanding then is acknowledged. The path was down, not
+    /// narrow, if smaller copies were lost as well. One reduction alone may be either: the
+    /// first time the path counts as down. The size from before comes back, unless a probe
+    /// can try it at once.
     fn end_stall(&mut self, now: Time) {
         if self.path.reductions == 0 || before(self.send.una, self.path.stalled_to) {
             return;
         }
-        let was_down = self.path.reductions > 1;
+        let was_down = self.path.reductions > 1 || self.path.passed == 0;
         self.path.reductions = 0;
         self.path.passed = if was_down { self.path.low } else { 0 };
         let size = self.path.size_before.min(self.most());
@@ -262,6 +263,7 @@ impl Connection {
         }
         let size = self.path.limit().min(self.most());
         self.path.icmp_limit = u16::MAX;
+        self.path.passed = 0;
         if self.config.mtu_probing == MtuProbing::Off {
             self.path = PathMtu::new();
         } else {

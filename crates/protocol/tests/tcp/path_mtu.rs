@@ -110,7 +110,8 @@ fn an_outage_costs_the_size_for_a_moment_only() {
 #[test]
 fn after_an_outage_messages_are_whole_segments_again() {
     for length in [300, 900, 1400] {
-        for outage in [Duration::from_millis(4800), Duration::from_millis(19_200)] {
+        // One reduction, two, and more.
+        for outage in [2400, 4800, 19_200].map(Duration::from_millis) {
             let mut link = link(Config::default(), length);
             link.hosts[0].closes = false;
             link.run_for(Duration::from_secs(1));
@@ -139,18 +140,21 @@ fn after_an_outage_messages_are_whole_segments_again() {
 /// One whose messages do not fit goes back to the size that got through, and stays there.
 #[test]
 fn a_black_hole_stalls_messages_twice_at_most() {
-    let mut link = link(Config::default(), 1400);
-    link.hosts[0].closes = false;
-    link.run_for(Duration::from_secs(1));
-    link.weather[0].payload_max = 400;
-    for _ in 0..5 {
-        more(&mut link, 1400);
-        link.run_for(Duration::from_secs(30));
+    // Found after several reductions, and after one.
+    for payload in [400, 1100] {
+        let mut link = link(Config::default(), 1400);
+        link.hosts[0].closes = false;
+        link.run_for(Duration::from_secs(1));
+        link.weather[0].payload_max = payload;
+        for _ in 0..5 {
+            more(&mut link, 1400);
+            link.run_for(Duration::from_secs(30));
+        }
+        assert!(info(&mut link).timeouts <= 12, "{:?}", info(&mut link));
+        link.hosts[0].closes = true;
+        link.run(MINUTE);
+        link.assert_delivered();
     }
-    assert!(info(&mut link).timeouts <= 12, "{:?}", info(&mut link));
-    link.hosts[0].closes = true;
-    link.run(MINUTE);
-    link.assert_delivered();
 }
 
 #[test]
