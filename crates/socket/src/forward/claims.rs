@@ -30,6 +30,11 @@ pub(super) struct Claims {
 }
 
 impl Claims {
+    /// Strangers' segments come to a port of an address.
+    pub(super) fn is_open(&self) -> bool {
+        self.ports.iter().any(|(address, _)| address.is_some())
+    }
+
     /// The kernel gets everything again.
     pub(super) fn release(&mut self, core: &Core) {
         for (address, port) in self.ports.drain(..) {

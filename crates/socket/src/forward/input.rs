@@ -15,6 +15,18 @@ use crate::stack::Stack;
 
 /// Frames taken out of one channel before those of the next interface.
 const BATCH: usize = 64;
+/// Frames taken out of a channel in which strangers' frames wait, before the connections'
+/// frames are looked for again.
+const STRANGERS: usize = 4;
+
+/// Which frames to take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All but those of [`Part::Strangers`].
+    Connections,
+    /// Frames to a claimed address, where connections have a channel of their own.
+    Strangers,
+}
 
 /// What comes from one interface.
 pub(super) struct Input {
@@ -23,6 +35,9 @@ pub(super) struct Input {
     pub(super) sets: Vec<ChannelSet>,
     pub(super) endpoint: Arc<ForwardEndpoint>,
     pub(super) claims: Claims,
+    /// The channel of ports may hold earlier frames of a connection that was admitted since:
+    /// it goes first until it is empty.
+    admits: bool,
 }
 
 impl Input {
@@ -48,6 +63,7 @@ impl Input {
             sets,
             endpoint,
             claims: Claims::default(),
+            admits: false,
         })
     }
 
@@ -67,12 +83,22 @@ impl Input {
         self.sets.iter().any(|set| !set.looks_empty()) || self.endpoint.has_waiting()
     }
 
+    /// Strangers' frames wait, and connections' frames go before them.
+    pub(super) fn has_strangers(&self) -> bool {
+        let ports = self.sets.first();
+        !self.admits && self.claims.is_open() && ports.is_some_and(|set| !set.looks_empty())
+    }
+
     pub(super) fn receive(
         &mut self,
         interface: usize,
         output: &mut Output,
+        part: Part,
         each: &mut impl FnMut(&mut Output, &mut Arrived<'_>),
     ) -> usize {
+        let is_empty = self.sets.first().is_none_or(ChannelSet::looks_empty);
+        self.admits = (output.take_admission(interface) || self.admits) && !is_empty;
+        let strangers_last = self.has_strangers();
         let core = self.stack.core();
         let mut count = 0;
         let mut hand = |content: Content<'_>| {
@@ -90,21 +116,30 @@ impl Input {
                 Content::Bytes { .. } => None,
             }
         };
-        for (from, bytes) in self.endpoint.take_all() {
-            let bytes = &bytes;
-            hand(Content::Bytes { from, bytes });
+        if part == Part::Connections {
+            for (from, bytes) in self.endpoint.take_all() {
+                let bytes = &bytes;
+                hand(Content::Bytes { from, bytes });
+            }
         }
         let of_admitted = self.admitted();
+        // Frames of a connection may wait in front of those of its own channel.
+        let mut is_behind = false;
         let sets = self.sets.iter_mut();
         for (id, channel) in sets.flat_map(|set| set.channels.iter_mut().map(|it| (set.id, it))) {
             let admitted = Some(id) == of_admitted;
-            if channel.looks_empty() {
+            let of_strangers = strangers_last && !admitted;
+            if channel.looks_empty() || of_strangers != (part == Part::Strangers) {
+                continue;
+            }
+            let most = if of_strangers { STRANGERS } else { BATCH };
+            if admitted && is_behind {
                 continue;
             }
             let shared = channel.shared().clone();
             let mut done = Done::default();
             let mut forwarded = 0;
-            for _ in 0..BATCH {
+            for _ in 0..most {
                 let Some(frame) = channel.remove() else {
                     break;
                 };
@@ -133,6 +168,7 @@ impl Input {
                     None => forwarded += 1,
                 }
             }
+            is_behind |= self.admits && !channel.looks_empty();
             shared.give_back(id, done);
             if forwarded > 0 {
                 shared.give_credit(id, forwarded);

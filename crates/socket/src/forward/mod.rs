@@ -12,6 +12,7 @@
 //!
 //! Connections that are known to be some are admitted to a channel of their own
 //! ([`Output::admit`]), so that a flood of SYNs at a port keeps none of their segments out.
+//! They are served first, and looked for again after every few segments of strangers.
 //!
 //! Frames of virtual circuits come here, too, where their labels were claimed
 //! ([`Forwarder::claim_label`], [`Arrived::labelled`]), and leave with another label where
@@ -50,7 +51,7 @@ use crate::receiver::{Spin, Wait, wait_for_frames};
 use crate::stack::{Core, EmbeddedConfig, Stack};
 pub use arrived::Arrived;
 use arrived::Content;
-use input::Input;
+use input::{Input, Part};
 pub use labelled::Labelled;
 pub use output::{Heading, Output, OutputCounters};
 pub(crate) use status::Answer;
@@ -273,8 +274,9 @@ impl Forwarder {
         input.ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Gives `each` every segment that has come, in order of its queue, and sends what
-    /// that has put out. Segments that are damaged, and frames that are none, are dropped
+    /// Gives `each` every segment that has come, in order of its queue and connection, and
+    /// sends what that has put out. Segments of admitted connections go before those of
+    /// strangers. Segments that are damaged, and frames that are none, are dropped
     /// and counted by cause. Returns how many segments there were; never waits.
     pub fn receive(&mut self, mut each: impl FnMut(&mut Output, &mut Arrived<'_>)) -> usize {
         self.receive_batch(|output, arrived| {
@@ -284,8 +286,8 @@ impl Forwarder {
         })
     }
 
-    /// As [`Forwarder::receive`]; with `None` behind the last segment, before devices send:
-    /// what it puts out then shares the call with what it has put out for each.
+    /// As [`Forwarder::receive`]; with `None` before each time that devices send: what it
+    /// puts out then shares the call with what it has put out for each.
     pub fn receive_batch(
         &mut self,
         mut each: impl FnMut(&mut Output, Option<&mut Arrived<'_>>),
@@ -294,15 +296,19 @@ impl Forwarder {
         self.output.begin(Instant::now());
         loop {
             let before = count;
-            for (interface, input) in self.inputs.iter_mut().enumerate() {
-                let mut one = |output: &mut Output, arrived: &mut Arrived<'_>| {
-                    each(output, Some(arrived));
-                };
-                count += input.receive(interface, &mut self.output, &mut one);
+            count += self.take(Part::Connections, &mut each);
+            if self.inputs.iter().any(Input::has_strangers) {
+                // What connections sent leaves before a stranger's frame is looked at.
+                if count > before {
+                    each(&mut self.output, None);
+                    self.output.flush();
+                }
+                count += self.take(Part::Strangers, &mut each);
             }
             // What has come meanwhile shares the call that has a device send.
             let more = count > before && count < BURST as usize;
-            if !(more && self.inputs.iter().any(Input::has_come)) {
+            let come = |any, input: &Input| input.has_come() || any;
+            if !(more && self.inputs.iter().fold(false, come)) {
                 break;
             }
         }
@@ -311,6 +317,19 @@ impl Forwarder {
         }
         self.output.flush();
         count
+    }
+
+    /// Takes part of what each interface has, and returns how much that was.
+    fn take(
+        &mut self,
+        part: Part,
+        each: &mut impl FnMut(&mut Output, Option<&mut Arrived<'_>>),
+    ) -> usize {
+        let mut one = |output: &mut Output, arrived: &mut Arrived<'_>| each(output, Some(arrived));
+        let inputs = self.inputs.iter_mut().enumerate();
+        inputs
+            .map(|(number, input)| input.receive(number, &mut self.output, part, &mut one))
+            .sum()
     }
 
     /// Polls every interface and sorts what has come; when that is nothing, sleeps until

@@ -99,6 +99,8 @@ pub(super) struct Interface {
     /// The channel of admitted connections, and those.
     channel: Option<ChannelId>,
     admitted: HashSet<FourTuple>,
+    /// One was admitted since it was last asked.
+    has_admitted: bool,
     /// Its frames are of a memory of their own.
     apart: bool,
 }
@@ -341,7 +343,14 @@ impl Output {
         let entered = tables.connect(Protocol::Tcp, flow.local, flow.remote, channel);
         if entered.is_ok() {
             interface.admitted.insert(*flow);
+            interface.has_admitted = true;
         }
+    }
+
+    /// Whether a connection was admitted since the last call.
+    pub(super) fn take_admission(&mut self, interface: usize) -> bool {
+        let interface = self.interfaces.get_mut(interface);
+        interface.is_some_and(|it| std::mem::take(&mut it.has_admitted))
     }
 
     /// How many connections of an interface are admitted.
@@ -460,6 +469,7 @@ impl Interface {
             queued: vec![false; stack.core().receiver.queues.len()],
             channel,
             admitted: HashSet::new(),
+            has_admitted: false,
             apart,
         }
     }

@@ -364,21 +364,19 @@ fn a_link_that_is_down_keeps_nobody_from_the_others() {
     assert_eq!(bed.sent(2).len(), 3);
 }
 
+/// Of the peer at the first link, as [`from_host`] writes it.
+fn peer_flow() -> FourTuple {
+    FourTuple {
+        local: SocketAddr::new(ends(0, false).0, SERVICE),
+        remote: SocketAddr::new(ends(0, false).1, 40_000),
+    }
+}
+
 #[test]
 fn a_flood_at_a_port_keeps_out_nothing_of_connections_that_were_admitted() {
     // The memory holds more frames than a channel.
     let mut bed = bed_of(2, &LinkConfig::default(), 4096);
-    let flow = |link: usize| FourTuple {
-        local: SocketAddr::new(ends(link, false).0, SERVICE),
-        remote: SocketAddr::new(ends(link, false).1, 40_000),
-    };
     let segment = from_host(0, false, 7, b"of a connection", Checksum::Software);
-    let flood = || {
-        let mut frame = from_host(0, false, 7, b"a flood", Checksum::Software);
-        // From another port each time; its checksum is not looked at before there is room.
-        frame[34..36].copy_from_slice(&1000u16.to_be_bytes());
-        vec![frame; 128]
-    };
     let received = |bed: &mut Bed| {
         let mut kept = 0;
         while bed.forwarder.receive(|_, arrived| {
@@ -389,12 +387,12 @@ fn a_flood_at_a_port_keeps_out_nothing_of_connections_that_were_admitted() {
     };
     for (admitted, wanted) in [(false, 0), (true, 1), (false, 0)] {
         match admitted {
-            true => bed.forwarder.output().admit(0, &flow(0)),
+            true => bed.forwarder.output().admit(0, &peer_flow()),
             false => bed.forwarder.output().retain(0, |_| false),
         }
         assert_eq!(bed.forwarder.output().admitted(0), wanted);
         for _ in 0..6 {
-            bed.links[0].0.inject_burst(Side::A, flood());
+            bed.links[0].0.inject_burst(Side::A, vec![stranger(); 128]);
             bed.poll();
         }
         bed.links[0].0.inject(Side::A, &segment);
@@ -403,15 +401,62 @@ fn a_flood_at_a_port_keeps_out_nothing_of_connections_that_were_admitted() {
     }
 }
 
+fn stranger() -> Vec<u8> {
+    let mut frame = from_host(0, false, 7, b"a flood", Checksum::Software);
+    // From another port; its checksum is wrong then.
+    frame[34..36].copy_from_slice(&1000u16.to_be_bytes());
+    frame
+}
+
+fn of_connection(sequences: std::ops::Range<u32>) -> Vec<Vec<u8>> {
+    let frame = |sequence| from_host(0, false, sequence, b"of one", Checksum::Software);
+    sequences.map(frame).collect()
+}
+
+#[test]
+fn admitted_connections_go_before_strangers() {
+    let mut bed = bed_of(2, &LinkConfig::default(), 4096);
+    bed.forwarder.output().admit(0, &peer_flow());
+    // Nothing of the connection waits from before.
+    assert_eq!(bed.forwarder.receive(|_, _| ()), 0);
+    let mut waiting = vec![stranger(); 40];
+    waiting.extend(of_connection(1..2));
+    let link = &bed.links[0].0;
+    link.inject_burst(Side::A, waiting);
+    bed.forwarder.wait(Some(Duration::ZERO)).unwrap();
+    let mut order = Vec::new();
+    bed.forwarder
+        .receive(|_, arrived| order.push(arrived.segment().map(|it| it.header.sequence)));
+    assert_eq!(order.len(), 41);
+    assert_eq!(order.iter().position(Option::is_some), Some(0));
+}
+
+/// The driver gives a connection's frames another channel in the middle of a burst.
+#[test]
+fn frames_of_a_connection_stay_in_order_while_it_is_admitted() {
+    let mut bed = bed_of(2, &LinkConfig::default(), 4096);
+    let link = &bed.links[0].0;
+    link.inject_burst(Side::A, of_connection(1..101));
+    bed.forwarder.wait(Some(Duration::ZERO)).unwrap();
+    let mut order = Vec::new();
+    for _ in 0..4 {
+        bed.forwarder.receive(|output, arrived| {
+            order.push(arrived.segment().unwrap().header.sequence);
+            if order.len() == 1 {
+                output.admit(0, &peer_flow());
+                link.inject_burst(Side::A, of_connection(101..151));
+            }
+        });
+        bed.forwarder.wait(Some(Duration::ZERO)).unwrap();
+    }
+    assert_eq!(order, (1..151).collect::<Vec<_>>());
+}
+
 /// Connections of which each keeps within its window fill no channel together.
 #[test]
 fn windows_of_several_connections_find_room() {
     let mut bed = bed_of(2, &LinkConfig::default(), 8192);
-    let flow = FourTuple {
-        local: SocketAddr::new(ends(0, false).0, SERVICE),
-        remote: SocketAddr::new(ends(0, false).1, 40_000),
-    };
-    bed.forwarder.output().admit(0, &flow);
+    bed.forwarder.output().admit(0, &peer_flow());
     let segment = from_host(0, false, 7, b"of a window", Checksum::Software);
     for _ in 0..15 {
         bed.links[0]

@@ -137,12 +137,14 @@ fn end_member() {
     println!("listens");
     for stream in listener.incoming() {
         let stream = stream.unwrap();
-        stream.set_nodelay(true).unwrap();
-        let mut input = BufReader::new(stream.try_clone().unwrap());
-        while let Some(mut frame) = receive_frame(&mut input) {
-            frame[4] = tag;
-            send_frame(&stream, &frame);
-        }
+        std::thread::spawn(move || {
+            stream.set_nodelay(true).unwrap();
+            let mut input = BufReader::new(stream.try_clone().unwrap());
+            while let Some(mut frame) = receive_frame(&mut input) {
+                frame[4] = tag;
+                send_frame(&stream, &frame);
+            }
+        });
     }
 }
 
