@@ -101,10 +101,11 @@ impl SpinTrial {
     /// to begin with that.
     pub(super) fn time(&self, sent: u64, now: impl FnOnce() -> Duration, spin: &Spin) -> Duration {
         let mut state = lock(&self.state);
-        if sent != state.sent {
+        // Another thread may have begun a wait since the frames were counted.
+        let frames = sent.wrapping_sub(state.sent);
+        if frames != 0 && frames <= u64::MAX / 2 {
             let now = now();
             let since = now.saturating_sub(state.at);
-            let frames = sent.wrapping_sub(state.sent);
             (state.sent, state.at) = (sent, now);
             let place = usize::from(state.long);
             if since < self.pause {
@@ -127,6 +128,16 @@ mod tests {
     const WORK: Duration = Duration::from_micros(4);
     const LATE: Duration = Duration::from_micros(16);
     const SERVICE: Duration = Duration::from_micros(5);
+
+    #[test]
+    fn a_thread_that_counted_before_another_adds_nothing() {
+        let trial = trial();
+        let spin = Spin::new(WORK);
+        for (sent, at) in [(5, 1), (7, 2), (6, 3), (8, 4)] {
+            trial.time(sent, || Duration::from_micros(at), &spin);
+        }
+        assert_eq!(lock(&trial.state).frames.iter().sum::<u64>(), 8);
+    }
 
     /// Runs a server on virtual time; `next`: when the next question comes, by when the last
     /// one was answered. Returns questions that were answered, and the part of the time for
