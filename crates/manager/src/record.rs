@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Variable with the path that records go to: a file, or the socket of a `tidewall run`.
 pub const VARIABLE: &str = "TIDEWALL_REPORT";
 
@@ -14,7 +16,8 @@ pub const KEY_VARIABLE: &str = "TIDEWALL_REPORT_KEY";
 pub const LINE_BYTES: usize = 4096;
 
 /// What became of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// A stack was made.
     Stack,
@@ -54,7 +57,7 @@ impl Verdict {
 }
 
 /// One line.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Record {
     /// The process that sends it.
     pub process: u32,
@@ -110,6 +113,11 @@ impl Record {
             "connection" | "datagrams" => "",
             _ => &self.address,
         }
+    }
+
+    /// Whether it is of the same socket, or of the same that is of no socket.
+    pub fn is_of_same(&self, other: &Record) -> bool {
+        (&self.what, &self.address) == (&other.what, &other.address)
     }
 
     /// Whether it is of something that Tidewall does not protect.

@@ -26,7 +26,7 @@ use crate::process::{self, inside, is_inside, ours};
 use crate::protected::{has_ring, protecting};
 use crate::raw;
 use crate::registered;
-use crate::report::{Verdict, record};
+use crate::report::{self, Verdict, record};
 use crate::watch::{self, Attention};
 
 /// Interface of a stack of the process's own, where there is no manager.
@@ -673,6 +673,7 @@ fn make(source: &Source) -> io::Result<&'static Posix> {
     });
     let posix = process::set(Posix::new(&stack, config));
     record(Verdict::Stack, "", &source.interface, "");
+    stack.answer_unprotected(report::unprotected);
     stack.when_interface_is_gone(|interface| inside(|| lost(interface)));
     Ok(posix)
 }

@@ -25,12 +25,22 @@ use crate::protected::out_of_the_way;
 const DEBUG: &str = "TIDEWALL_DEBUG";
 /// Most records of a process; a program that connects all day does not fill the disk.
 const RECORDS_MAX: usize = 256;
+/// Records that are shown to one who asks the stack.
+const SHOWN_MAX: usize = 32;
 
 struct Report {
     to: Channel,
     debug: bool,
     program: String,
-    said: Mutex<Vec<String>>,
+    said: Mutex<Said>,
+}
+
+/// The records so far.
+#[derive(Default)]
+pub(crate) struct Said {
+    records: Vec<Record>,
+    /// Of unprotected sockets beyond [`RECORDS_MAX`].
+    more: u64,
 }
 
 /// The way of a record.
@@ -106,7 +116,7 @@ fn id(file: impl AsFd) -> Option<FileId> {
 }
 
 impl Report {
-    fn said(&self) -> MutexGuard<'_, Vec<String>> {
+    fn said(&self) -> MutexGuard<'_, Said> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -154,7 +164,7 @@ fn say(text: &str) {
 }
 
 /// Nobody says anything meanwhile.
-pub(crate) fn hold() -> Option<MutexGuard<'static, Vec<String>>> {
+pub(crate) fn hold() -> Option<MutexGuard<'static, Said>> {
     REPORT.get().map(Report::said)
 }
 
@@ -162,9 +172,6 @@ pub(crate) fn hold() -> Option<MutexGuard<'static, Vec<String>>> {
 pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: impl Display) {
     let Some(report) = REPORT.get() else { return };
     let mut said = report.said();
-    if said.len() >= RECORDS_MAX {
-        return;
-    }
     let record = Record {
         process: std::process::id(),
         program: report.program.clone(),
@@ -173,23 +180,50 @@ pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: i
         address: address.to_string(),
         why: why.to_string(),
     };
-    // Without the process, which is the same in all.
-    let words = format!(
-        "{}\t{what}\t{}\t{}",
-        verdict.name(),
-        record.address,
-        record.why
-    );
-    let of_same = format!("\t{what}\t{}\t", record.address);
-    if said.iter().rfind(|it| it.contains(&of_same)) == Some(&words) {
+    let before = said.records.iter().rfind(|it| it.is_of_same(&record));
+    if before.is_some_and(|it| (it.verdict, &it.why) == (verdict, &record.why)) {
         return;
     }
-    let cause = [verdict.name(), what, &record.why];
-    let is_same = |it: &String| {
-        let mut fields = it.split('\t');
-        [fields.next(), fields.next(), fields.nth(1)] == cause.map(Some)
-    };
-    let again = record.repeated_address().is_empty() && said.iter().any(is_same);
-    said.push(words);
+    if said.records.len() >= RECORDS_MAX {
+        said.more += u64::from(record.is_unprotected());
+        return;
+    }
+    let cause = |it: &Record| (it.verdict, it.what.clone(), it.why.clone());
+    let is_same = |it: &Record| cause(it) == cause(&record);
+    let again = record.repeated_address().is_empty() && said.records.iter().any(is_same);
     report.send(&record, again);
+    said.records.push(record);
+}
+
+/// What stays with the kernel, as it was last said of each socket, for who asks the stack. What a
+/// `tidewall run` hears, that shows.
+pub(crate) fn unprotected() -> Vec<Record> {
+    let report = REPORT.get();
+    let Some(report) = report.filter(|it| !matches!(it.to, Channel::Run(_))) else {
+        return Vec::new();
+    };
+    let said = report.said();
+    let mut last: Vec<&Record> = Vec::new();
+    for record in said.records.iter().rev() {
+        if !last.iter().any(|it| it.is_of_same(record)) {
+            last.push(record);
+        }
+    }
+    let last = last.into_iter().rev().filter(|it| it.is_unprotected());
+    let more = said.more + last.clone().skip(SHOWN_MAX).count() as u64;
+    // A child has its parent's.
+    let process = std::process::id();
+    let of_this = |record: &Record| Record {
+        process,
+        ..record.clone()
+    };
+    let more = (more > 0).then(|| Record {
+        process,
+        program: report.program.clone(),
+        verdict: Verdict::Kernel,
+        what: format!("{more} more sockets"),
+        address: String::new(),
+        why: String::new(),
+    });
+    last.take(SHOWN_MAX).map(of_this).chain(more).collect()
 }

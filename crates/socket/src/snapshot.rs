@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tidewall_device::demux::layout::{Class, Counter};
 use tidewall_manager::AfXdp;
 use tidewall_manager::client::Application;
+use tidewall_manager::record::Record;
 use tidewall_protocol::tcp::State;
 use tidewall_receive::poller::Shared;
 
@@ -72,6 +73,10 @@ pub struct StackSnapshot {
     /// What does not work as it should ([`crate::Stack::warnings`]).
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// What stays with the kernel of the sockets of a program that has the stack without knowing
+    /// it ([`crate::Stack::answer_unprotected`]).
+    #[serde(default)]
+    pub unprotected: Vec<Record>,
 }
 
 /// Frames that an interface's device has lost, as the kernel counts them.
@@ -622,6 +627,7 @@ impl StackSnapshot {
             cell_switch,
             counters: StackCounters::take(core),
             warnings: core.netdev.warnings(&core.receiver.queues),
+            unprotected: core.unprotected.get().map_or_else(Vec::new, |list| list()),
         };
         if core.netdev.owner.has_driver() {
             snapshot.received = received(&core.netdev.name);

@@ -12,14 +12,14 @@ use crate::candidates;
 use crate::process;
 use crate::promote;
 use crate::registered::{self, Entry};
-use crate::report;
+use crate::report::{self, Said};
 use crate::watch;
 
 /// The locks that a child may take whose parent has no stack, in the order that they are
 /// taken in.
 type Guards = (
     Option<MutexGuard<'static, ()>>,
-    Option<MutexGuard<'static, Vec<String>>>,
+    Option<MutexGuard<'static, Said>>,
     MutexGuard<'static, Vec<Entry>>,
     MutexGuard<'static, Vec<(c_int, usize)>>,
 );

@@ -15,6 +15,7 @@ use tidewall_device::frame::Frame;
 use tidewall_device::interface::{forwards, queue_count};
 use tidewall_device::queue::{KernelDelivered, Queue};
 use tidewall_manager::ethtool::NtupleRule;
+use tidewall_manager::record::Record;
 use tidewall_manager::{AfXdp, Config, XdpMode};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{Errno, Sysctl};
@@ -105,6 +106,8 @@ pub(crate) struct Core {
     pub(crate) netdev: NetDevice,
     /// Who forwards what comes to its ports.
     pub(crate) forward: OnceLock<Arc<ForwardEndpoint>>,
+    /// Lists what stays with the kernel.
+    pub(crate) unprotected: OnceLock<fn() -> Vec<Record>>,
 }
 
 impl Stack {
@@ -298,6 +301,7 @@ impl Stack {
             binding: Mutex::new(()),
             clock,
             forward: OnceLock::new(),
+            unprotected: OnceLock::new(),
             netdev: NetDevice::new(
                 parts.name,
                 parts.has_kernel,
@@ -409,6 +413,12 @@ impl Stack {
     /// that; connections end with ETIMEDOUT.
     pub fn when_interface_is_gone(&self, say: fn(&str)) {
         let _ = self.core().netdev.when_gone.set(say);
+    }
+
+    /// Has a function answer which of the process's sockets stay with the kernel, and why: for
+    /// `tidewall stat`, `top` and `doctor`. A thread of the stack calls it.
+    pub fn answer_unprotected(&self, list: fn() -> Vec<Record>) {
+        let _ = self.core().unprotected.set(list);
     }
 
     /// True once the interface is no more.

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tidewall_socket::snapshot::StackSnapshot;
 
 use crate::end::{Failure, Outcome, check_interface, say, say_json};
-use crate::run::report;
+use crate::run::{report, unreached};
 use crate::stat::{Pair, pairs};
 use crate::table::wrap;
 
@@ -144,7 +144,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mut interfaces: BTreeSet<&str> =
         live.iter().map(|stack| stack.interface.as_str()).collect();
     interfaces.extend(arguments.interface.as_deref());
-    let unprotected = report::live().into_iter();
+    let with_stack = live.iter().map(|stack| stack.process).collect();
+    let unprotected = report::of_all(&live).into_iter();
+    let unprotected = unprotected.chain(unreached::without_stack(&with_stack));
     all.extend(unprotected.map(|it| Finding::unknown("unprotected", it.to_string())));
     all.extend(manager::check(interfaces.iter().copied()));
     for interface in &interfaces {

@@ -14,7 +14,7 @@ use super::executable;
 use crate::end::{Failure, check_interface};
 
 /// Its file's name.
-const NAME: &str = "libtidewall.so";
+pub const NAME: &str = "libtidewall.so";
 /// Variable with its path; empty for none.
 const VARIABLE: &str = "TIDEWALL_LIBRARY";
 /// The loader's variable; names are separated by colons and blanks (ld.so(8)).

@@ -4,7 +4,7 @@ mod executable;
 mod library;
 mod program;
 pub mod report;
-mod unreached;
+pub mod unreached;
 
 use std::ffi::OsString;
 use std::fs;

@@ -18,6 +18,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::places;
 use tidewall_manager::record::{self, LINE_BYTES, Record, Verdict};
+use tidewall_socket::snapshot::StackSnapshot;
 
 use super::unreached::Unreached;
 use crate::end::warn;
@@ -379,6 +380,16 @@ pub fn live() -> Vec<Record> {
         name.is_some_and(|name| name.starts_with(NAME.0) && name.ends_with(NAME.1))
     });
     paths.flat_map(|path| ask(&path)).collect()
+}
+
+/// The same, and what these stacks say of their programs.
+pub fn of_all<'a>(stacks: impl IntoIterator<Item = &'a StackSnapshot>) -> Vec<Record> {
+    let said = stacks.into_iter().flat_map(|stack| &stack.unprotected);
+    let mut records: Vec<Record> = live().into_iter().chain(said.cloned()).collect();
+    // A process may have several stacks.
+    let mut known = BTreeSet::new();
+    records.retain(|record| known.insert(record.clone()));
+    records
 }
 
 /// Records as a list with a title; empty if there are none.

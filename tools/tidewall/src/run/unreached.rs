@@ -1,15 +1,15 @@
 //! Processes of a run's program that the library is not in, and what they serve: nothing else
 //! would say that their sockets are the kernel's.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process;
 
-use tidewall_manager::record::{Record, Verdict};
+use tidewall_manager::record::{Record, VARIABLE, Verdict};
 
-use super::executable;
+use super::{executable, library};
 
 /// Files of a process's network namespace that list sockets, and the state of those that wait
 /// for anybody: TCP_LISTEN, and TCP_CLOSE of UDP sockets without a peer (`net/tcp_states.h`).
@@ -55,7 +55,7 @@ impl Unreached {
                 || fs::read_to_string(root.join("maps"))
                     .is_ok_and(|maps| maps.contains(&self.library));
             if before.is_some() && !has_library {
-                found.extend(sockets(number, &root));
+                found.extend(sockets(number, &root, &inodes(&root), || reason(&root)));
             }
             now.insert(number, (program, has_library));
         }
@@ -75,18 +75,58 @@ fn descendants(process: u32) -> Vec<u32> {
     all
 }
 
-fn sockets(number: u32, root: &Path) -> Vec<Record> {
-    let descriptors = fs::read_dir(root.join("fd"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    let inodes: HashSet<String> = descriptors
-        .filter_map(|descriptor| {
-            let file = fs::read_link(descriptor.path()).ok()?;
-            let name = file.to_str()?.strip_prefix("socket:[")?;
-            Some(name.strip_suffix(']')?.to_owned())
-        })
-        .collect();
+/// The sockets that wait for anybody in processes that have the library and no stack to ask, by
+/// whose records no run is. `with`: the processes that have one.
+pub fn without_stack(with: &BTreeSet<u32>) -> Vec<Record> {
+    let root = |number: u32| PathBuf::from(format!("/proc/{number}"));
+    // What workers have the stack serve, their parent has open.
+    let served: HashSet<String> = with.iter().flat_map(|&it| inodes(&root(it))).collect();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut found = Vec::new();
+    for number in processes.filter(|number| !with.contains(number)) {
+        let root = root(number);
+        let maps = fs::read_to_string(root.join("maps")).unwrap_or_default();
+        let is_reported = || {
+            let environment = fs::read(root.join("environ")).unwrap_or_default();
+            let mut variables = environment.split(|&byte| byte == 0);
+            variables.any(|it| it.starts_with(format!("{VARIABLE}=").as_bytes()))
+        };
+        if maps.contains(&format!("/{}", library::NAME)) && !is_reported() {
+            let mut inodes = inodes(&root);
+            inodes.retain(|inode| !served.contains(inode));
+            let why = || {
+                format!(
+                    "it has no stack that would say why; its standard error does (journalctl \
+                     _PID={number})"
+                )
+            };
+            found.extend(sockets(number, &root, &inodes, why));
+        }
+    }
+    found
+}
+
+/// Of a process's open sockets.
+fn inodes(root: &Path) -> HashSet<String> {
+    let descriptors = fs::read_dir(root.join("fd"));
+    let descriptors = descriptors.into_iter().flatten().flatten();
+    let inode = |file: &Path| {
+        let name = file.to_str()?.strip_prefix("socket:[")?;
+        Some(name.strip_suffix(']')?.to_owned())
+    };
+    descriptors
+        .filter_map(|descriptor| inode(&fs::read_link(descriptor.path()).ok()?))
+        .collect()
+}
+
+/// Of these sockets those that wait for anybody.
+fn sockets(
+    number: u32,
+    root: &Path,
+    inodes: &HashSet<String>,
+    why: impl FnOnce() -> String,
+) -> Vec<Record> {
     if inodes.is_empty() {
         return Vec::new();
     }
@@ -117,7 +157,7 @@ fn sockets(number: u32, root: &Path) -> Vec<Record> {
         }
     }
     if !records.is_empty() {
-        let why = reason(root);
+        let why = why();
         records
             .iter_mut()
             .for_each(|record| record.why.clone_from(&why));
@@ -203,7 +243,8 @@ mod tests {
         // As of one that is started without it, which this one is.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let local = listener.local_addr().unwrap().to_string();
-        let records = sockets(process::id(), Path::new("/proc/self"));
+        let root = Path::new("/proc/self");
+        let records = sockets(process::id(), root, &inodes(root), || reason(root));
         let record = records
             .iter()
             .find(|record| record.address == local)

@@ -309,9 +309,10 @@ pub fn pairs() -> Vec<Pair> {
         .collect()
 }
 
-/// What the kernel has of programs under `tidewall run`, or of one process.
-fn unprotected(process: Option<u32>) -> Vec<Record> {
-    let mut records = report::live();
+/// What the kernel has of programs under `tidewall run` and of those with these stacks, or of one
+/// process.
+fn unprotected(process: Option<u32>, stacks: &[(PathBuf, StackSnapshot)]) -> Vec<Record> {
+    let mut records = report::of_all(stacks.iter().map(|(_, stack)| stack));
     records.retain(|record| process.is_none_or(|process| process == record.process));
     records
 }
@@ -324,7 +325,7 @@ struct Line<'a> {
     /// Stacks that have ended since the last one.
     ended: &'a [String],
     stacks: Vec<LineStack<'a>>,
-    /// What the kernel has of programs under `tidewall run`, in words.
+    /// What the kernel has of unmodified programs, in words.
     unprotected: Vec<String>,
 }
 
@@ -403,7 +404,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Ok(look) if !look.found.is_empty() => look.found,
         found => {
             // All of a program may be on the kernel's sockets.
-            say(&report::listed(&unprotected(arguments.process)))?;
+            say(&report::listed(&unprotected(arguments.process, &[])))?;
             return Err(found.err().unwrap_or_else(none_live));
         }
     };
@@ -432,7 +433,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             })
             .collect();
         let silent = now.silent.iter().map(|(_, failure)| failure.to_string());
-        let unprotected = unprotected(arguments.process);
+        let unprotected = unprotected(arguments.process, &now.found);
         if arguments.json {
             say_json(&line(period, &looks, &ended, &unprotected))?;
         } else if arguments.watch.is_some() {

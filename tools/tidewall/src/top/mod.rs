@@ -123,7 +123,7 @@ pub struct Shown {
     seconds: f64,
     applications: Vec<Row>,
     devices: Vec<DeviceRow>,
-    /// What the kernel has of programs under `tidewall run`, in words.
+    /// What the kernel has of unmodified programs, in words.
     unprotected: Vec<String>,
 }
 
@@ -144,13 +144,14 @@ fn ask(path: &Path, interface: String) -> Option<Managed> {
 
 fn look() -> Look {
     let asked = places::managers().into_iter();
+    let stacks = live();
     Look {
         at: Instant::now(),
         managers: asked
             .filter_map(|(path, interface)| ask(&path, interface))
             .collect(),
-        stacks: live(),
-        unprotected: report::live(),
+        unprotected: report::of_all(stacks.iter().map(|(_, stack)| stack)),
+        stacks,
     }
 }
 

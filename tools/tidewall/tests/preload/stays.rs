@@ -5,7 +5,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::Preloaded;
-use super::common::host::Host;
+use super::common::host::{Host, library};
+use super::common::{PROGRAM, Running};
 
 /// Answers connections and datagrams, each once a descriptor is ready; says of a datagram which
 /// control messages came with it, and of the listener whether it listens.
@@ -386,5 +387,87 @@ fn a_connection_from_a_chosen_port_that_a_manager_refuses_is_the_kernels() {
         let is_kept = |it: &&[String; 4]| it[..2] == ["kernel", "connection"];
         let mut kept = records.iter().filter(is_kept);
         assert!(kept.any(|it| it[3].contains(why)), "{records:?}");
+    }
+}
+
+/// Listens where the stack can serve, and often where it cannot.
+const LOOPBACK: &str = r#"
+import select, socket
+waits = select.poll()
+listeners = [socket.create_server(('0.0.0.0', 8271))]
+listeners += [socket.create_server(('127.0.0.1', 8300 + number)) for number in range(40)]
+for listener in listeners: waits.register(listener, select.POLLIN)
+waits.poll()
+"#;
+
+#[test]
+fn what_stays_is_shown_by_stat_top_and_doctor() {
+    let test = "what_stays_is_shown_by_stat_top_and_doctor";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "st") else {
+        return;
+    };
+    // Its records go to a file, so that the run knows none.
+    let server = Preloaded::start(host, &["python3", "-c", LOOPBACK]);
+    server.until_listener("promoted", "0.0.0.0:8271");
+    server.until_listener("kernel", "127.0.0.1:8339");
+    let process = server.recording_process();
+    let words = |port| {
+        format!("python3 (process {process}): listener 127.0.0.1:{port} stays with the kernel: ")
+    };
+    let more = format!("python3 (process {process}): 8 more sockets stay with the kernel");
+    for command in [
+        &["stat"][..],
+        &["stat", "--json"],
+        &["top", "--once"],
+        &["top", "--once", "--json"],
+        &["doctor"],
+        &["doctor", "--json"],
+    ] {
+        let said = server.host.output(PROGRAM, command);
+        // `doctor` wraps its lines.
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        for wanted in [&words(8300), &words(8331), &more] {
+            assert!(
+                said.contains(wanted.trim()),
+                "{command:?}: {wanted}: {said}"
+            );
+        }
+        assert!(!said.contains(&words(8332)), "{command:?}: {said}");
+        assert!(!said.contains("listener 0.0.0.0:8271 stays"), "{said}");
+    }
+    let other = server.host.output(PROGRAM, &["stat", "4194999", "--json"]);
+    assert!(!other.contains("stays with the kernel"), "{other}");
+}
+
+#[test]
+fn what_has_no_stack_is_found_by_doctor() {
+    let test = "what_has_no_stack_is_found_by_doctor";
+    if !tidewall_skip::has_programs(test, &["python3"]) {
+        return;
+    }
+    let Some(host) = Host::or_skip(test, "sn") else {
+        return;
+    };
+    // As a program of tidewalld's: no run hears its records.
+    let script = LOOPBACK.replace("'0.0.0.0'", "'127.0.0.1'");
+    let preload = format!("LD_PRELOAD={}", library().display());
+    let mut server = host.command("env", &[&preload, "python3", "-c", &script]);
+    let server = Running(server.stderr(Stdio::null()).spawn().unwrap());
+    let wanted = format!(
+        "python3 (process {}): listener 127.0.0.1:8271 stays with the kernel: it has no stack",
+        server.0.id()
+    );
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let said = host.output(PROGRAM, &["doctor"]);
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        if said.contains(&wanted) {
+            break;
+        }
+        assert!(Instant::now() < end, "{said}");
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
