@@ -10,7 +10,8 @@ use std::process::{ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use common::bed::Bed;
-use common::{PROGRAM, Running, Service, program, signal, tidewall};
+use common::host::library;
+use common::{PROGRAM, Place, Running, Service, program, signal, tidewall};
 use serde_json::Value;
 
 fn serve(bed: &Bed, options: &[&str]) -> Service {
@@ -314,4 +315,82 @@ fn receive_control_is_watched_until_the_stack_ends() {
             bed.interface
         )
     );
+}
+
+#[test]
+fn doctor_says_beforehand_whether_a_program_can_be_served() {
+    let test = "doctor_says_beforehand_whether_a_program_can_be_served";
+    if !tidewall_skip::has_programs(test, &["python3", "ldconfig"]) {
+        return;
+    }
+    let Some(bed) = Bed::or_skip(test, "d") else {
+        return;
+    };
+    library();
+    let place = Place::new("foreseen");
+    let place = place.with("no-program", "hello");
+    let setuid = place.name("setuid");
+    fs::copy("/bin/true", &setuid).unwrap();
+    std::os::unix::fs::chown(&setuid, Some(12345), Some(12345)).unwrap();
+    let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+    fs::set_permissions(&setuid, mode(0o4755)).unwrap();
+    let text = place.name("no-program");
+    let command = |words: &[&str]| Bed::command(&bed.server, words).output().unwrap();
+    let found = |output: &Output| {
+        let findings = json(output);
+        let of = |it: &&Value| it["check"] == "program";
+        let found = findings.as_array().unwrap().iter().find(of).unwrap();
+        let text = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
+        (text("severity"), text("text"))
+    };
+    let ask = |words: &[&str]| {
+        let doctor = ["doctor", "--interface", &bed.interface, "--json", "--"];
+        command(&[&doctor, words].concat())
+    };
+    let (severity, said) = found(&ask(&["python3", "-c", "pass"]));
+    let served = format!(
+        "`tidewall run --interface {}` can serve python3",
+        bed.interface
+    );
+    assert_eq!(severity, "ok", "{said}");
+    assert!(said.starts_with(&served), "{said}");
+    for (program, why, code) in [
+        // ldconfig(8) is static.
+        ("ldconfig", "linked statically", 2),
+        (&setuid, "it is setuid or setgid", 2),
+        ("tw-no-such", "there is no program tw-no-such in PATH", 127),
+        ("./tw-no-such", "No such file", 127),
+        (&text, "Permission denied", 126),
+        ("/", "", 126),
+    ] {
+        let output = ask(&[program]);
+        let (severity, said) = found(&output);
+        assert_eq!(severity, "problem", "{program}: {said}");
+        assert!(said.contains(why), "{program}: {said}");
+        assert_eq!(output.status.code(), Some(1));
+        // As it is when it is to start.
+        let run = ["run", "--interface", &bed.interface, "--", program];
+        let run = command(&run);
+        let error = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(run.status.code(), Some(code), "{program}: {error}");
+        let reason = said.split_once(": ").unwrap().1;
+        assert!(code != 2 || error.contains(reason), "{error}: {said}");
+    }
+    fs::set_permissions(&text, mode(0o755)).unwrap();
+    let (_, said) = found(&ask(&[&text]));
+    assert!(said.contains("neither an ELF file nor a script"), "{said}");
+    let mut without = Bed::command(
+        &bed.server,
+        &[
+            "doctor",
+            "--interface",
+            &bed.interface,
+            "--json",
+            "--",
+            "python3",
+        ],
+    );
+    let (severity, said) = found(&without.env("TIDEWALL_LIBRARY", "/none").output().unwrap());
+    assert_eq!(severity, "problem");
+    assert!(said.contains("no such file is there"), "{said}");
 }

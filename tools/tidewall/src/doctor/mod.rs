@@ -10,13 +10,14 @@ mod manager;
 mod queues;
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::process::{Command, Stdio};
 
 use serde::Serialize;
 use tidewall_socket::snapshot::StackSnapshot;
 
 use crate::end::{Failure, Outcome, check_interface, say, say_json};
-use crate::run::{report, unreached};
+use crate::run::{self, report, unreached};
 use crate::stat::{Pair, pairs};
 use crate::table::wrap;
 
@@ -27,9 +28,10 @@ use crate::table::wrap;
 /// and ip; without them they say so.
 #[derive(clap::Args)]
 #[command(
-    override_usage = "tidewall doctor [--interface IF] [--json | --mend]",
+    override_usage = "tidewall doctor [--interface IF] [--json | --mend] [-- PROGRAM [ARGUMENT]...]",
     after_help = "Examples:\n  tidewall doctor                     this host and the interfaces of live stacks\n  \
     tidewall doctor --interface eth1    and whether eth1 suits\n  \
+    tidewall doctor -- redis-server     and whether Tidewall would have that program's sockets\n  \
     tidewall doctor --mend              what stacks left that were killed with their tw-restorer (docker\n                                      \
     kill, a cgroup out of memory): put back, and nothing else; for a\n                                      \
     service, ExecStopPost=tidewall doctor --mend --interface eth1\n  \
@@ -48,6 +50,10 @@ pub struct Arguments {
     /// and look at nothing else
     #[arg(long, conflicts_with = "json")]
     mend: bool,
+    /// Program that `tidewall run` would start: whether Tidewall would have its sockets, and
+    /// otherwise why not. It is not started
+    #[arg(value_name = "PROGRAM", last = true, conflicts_with = "mend")]
+    program: Vec<OsString>,
 }
 
 /// How bad a finding is.
@@ -156,6 +162,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let unseen = |pair: &Pair| Some(interface::unseen(pair)?.of(&pair.now.interface));
     all.extend(pairs.iter().filter_map(unseen));
+    if !arguments.program.is_empty() {
+        all.push(program(&arguments.program, arguments.interface.as_deref()));
+    }
     if arguments.json {
         say_json(&all)?;
     } else {
@@ -173,6 +182,28 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Err(Failure::said())
     } else {
         Ok(())
+    }
+}
+
+/// What `tidewall run` would make of it.
+fn program(words: &[OsString], interface: Option<&str>) -> Finding {
+    const CHECK: &str = "program";
+    let name = words.first().map(|name| name.display());
+    let name = name.map_or_else(String::new, |name| name.to_string());
+    match run::foresee(words, interface) {
+        Ok(interface) => Finding::ok(
+            CHECK,
+            format!(
+                "`tidewall run --interface {interface}` can serve {name}; it names single sockets \
+                 that stay with the kernel when it does"
+            ),
+        )
+        .of(&interface),
+        Err(why) => Finding::new(
+            CHECK,
+            Severity::Problem,
+            format!("`tidewall run` would not serve {name}: {why}"),
+        ),
     }
 }
 

@@ -5,14 +5,15 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{self, File, Metadata};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
-use object::{Endianness, ReadCache, ReadRef, elf};
+use object::{Endianness, FileKind, ReadCache, ReadRef, elf};
+use rustix::fs::Access;
 use rustix::process::{geteuid, getgid, getuid};
 
 /// Interpreters that follow each other, as `execve(2)` allows them.
@@ -74,6 +75,35 @@ pub fn obstacle(words: &[OsString]) -> Option<(PathBuf, Obstacle)> {
     // An interpreter's rights count, not the script's.
     let found = rights(&path, &file.metadata().ok()?).or_else(|| of_elf(file))?;
     Some((path, found))
+}
+
+/// Why these words start no program, in words.
+pub fn no_program(words: &[OsString]) -> Option<String> {
+    let program = words.first()?;
+    let Some(path) = find(program) else {
+        return Some(format!("there is no program {} in PATH", program.display()));
+    };
+    let kind = fs::metadata(&path).map(|found| found.is_file());
+    let executes = rustix::fs::access(&path, Access::EXEC_OK).map_err(io::Error::from);
+    let why = match (
+        kind.and_then(|is_file| executes.map(|()| is_file)),
+        loaded(words),
+    ) {
+        (Err(error), _) => error.to_string(),
+        (Ok(false), _) => "it is no file".to_owned(),
+        (_, None) => "it, or what its first line names, cannot be found or read".to_owned(),
+        (_, Some((_, file))) => {
+            let kind = FileKind::parse(&ReadCache::new(file));
+            let is_elf = matches!(kind, Ok(FileKind::Elf32 | FileKind::Elf64));
+            return (!is_elf).then(|| {
+                format!(
+                    "{}: it is neither an ELF file nor a script with an interpreter",
+                    path.display()
+                )
+            });
+        }
+    };
+    Some(format!("{}: {why}", path.display()))
 }
 
 /// The obstacle in a program's file itself.
@@ -194,8 +224,8 @@ fn rights(path: &Path, metadata: &Metadata) -> Option<Obstacle> {
 /// `None` of what is no ELF file, or a broken one: it does not start.
 fn of_elf(file: File) -> Option<Obstacle> {
     let data = ReadCache::new(file);
-    let kind = object::FileKind::parse(&data).ok()?;
-    if kind == object::FileKind::Elf32 {
+    let kind = FileKind::parse(&data).ok()?;
+    if kind == FileKind::Elf32 {
         return Some(Obstacle::OtherMachine);
     }
     let header = FileHeader64::<Endianness>::parse(&data).ok()?;

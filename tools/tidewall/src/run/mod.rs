@@ -111,21 +111,63 @@ pub struct Arguments {
     program: Vec<OsString>,
 }
 
+/// What there is for a program, before anything is changed.
+struct Plan {
+    library: Library,
+    interface: String,
+    socket: PathBuf,
+    /// Why all sockets stay with the kernel.
+    obstacle: Option<String>,
+}
+
+impl Plan {
+    fn of(program: &[OsString], interface: Option<&str>) -> Result<Self, Failure> {
+        let library = library::find()?;
+        let (socket, interface) = match interface {
+            Some(interface) => (places::socket(interface), interface.to_owned()),
+            None => default_interface()?,
+        };
+        let obstacle = match &library {
+            Library::At(_) => elsewhere(&socket).or_else(|| library::obstacle(program, &interface)),
+            // The program is written for Tidewall, so only the interface counts.
+            Library::NotWanted => library::no_interface(&interface),
+            Library::Missing(why) => Some(why.clone()),
+        };
+        Ok(Plan {
+            library,
+            interface,
+            socket,
+            obstacle,
+        })
+    }
+}
+
+/// The interface on which Tidewall would have a program's sockets.
+///
+/// # Errors
+/// Why it would have none, or the program would not start.
+pub fn foresee(program: &[OsString], interface: Option<&str>) -> Result<String, Failure> {
+    if let Some(why) = executable::no_program(program) {
+        return Err(Failure::usage(why));
+    }
+    let plan = Plan::of(program, interface)?;
+    let refused = match plan.obstacle {
+        Some(why) => Some(Failure::usage(why)),
+        None => another_run(&plan.socket, &plan.interface),
+    };
+    let has_manager = || View::connect(&plan.socket).is_ok();
+    let refused = refused.or_else(|| missing_privileges().filter(|_| !has_manager()));
+    refused.map_or(Ok(plan.interface), Err)
+}
+
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
-    let library = library::find()?;
-    let (socket, interface) = match &arguments.interface {
-        Some(interface) => (places::socket(interface), interface.clone()),
-        None => default_interface()?,
-    };
-    let obstacle = match &library {
-        Library::At(_) => {
-            elsewhere(&socket).or_else(|| library::obstacle(&arguments.program, &interface))
-        }
-        // The program is written for Tidewall, so only the interface counts.
-        Library::NotWanted => library::no_interface(&interface),
-        Library::Missing(why) => Some(why.clone()),
-    };
+    let Plan {
+        library,
+        interface,
+        socket,
+        obstacle,
+    } = Plan::of(&arguments.program, arguments.interface.as_deref())?;
     let mut launch = Launch::new(arguments, &socket);
     match (library, obstacle) {
         (Library::At(library), None) => launch.library = Some(library),
@@ -158,10 +200,7 @@ fn launch_on(arguments: &Arguments, launch: Launch, interface: &str, socket: &Pa
     if check_interface(interface).is_err() {
         return launch.supervise();
     }
-    if let Some(process) = another_run(socket) {
-        let why = Failure::usage(format!(
-            "another `tidewall run` (process {process}) has {interface} until its program ends"
-        ));
+    if let Some(why) = another_run(socket, interface) {
         if launch.obstacle.is_none() {
             arguments.refuse(&why)?;
         }
@@ -228,12 +267,17 @@ fn elsewhere(socket: &Path) -> Option<String> {
     })
 }
 
-/// The `tidewall run` whose manager listens, unless this process belongs to its program.
-fn another_run(socket: &Path) -> Option<u32> {
+/// That the manager that listens is a `tidewall run`, unless this process belongs to its program.
+fn another_run(socket: &Path, interface: &str) -> Option<Failure> {
     let peer = Connection::connect(socket).and_then(|it| it.peer()).ok()?;
     let name = fs::read_to_string(format!("/proc/{}/comm", peer.pid)).ok()?;
     let is_other = name.trim() == RUN && !ancestors(std::process::id()).contains(&peer.pid);
-    is_other.then_some(peer.pid)
+    is_other.then(|| {
+        Failure::usage(format!(
+            "another `tidewall run` (process {}) has {interface} until its program ends",
+            peer.pid
+        ))
+    })
 }
 
 fn ended(code: u8) -> Outcome {
