@@ -17,6 +17,11 @@ use crate::end::{Failure, Outcome, say};
 use crate::table::{Table, wrap};
 use crate::units::{self, Rate, nanoseconds, per_second};
 
+/// What no setting of receive control mends.
+const QUEUE: &str = "A veth's ring has 256 places: what its peer sends without a queueing discipline while they are \
+                     full is lost, whatever Bp and T are. At the peer: tc qdisc replace dev PEER root pfifo \
+                     limit 1000 (Linux 6.16 and later). `tidewall doctor --interface IF` says whether it has one.";
+
 /// Measure what receiving costs on this machine, and predict the best Bp and T; or set a live stack's.
 ///
 /// Bp is how many frames a round takes from the device, T how far apart the
@@ -193,6 +198,7 @@ fn text_of(options: &Options, tuned: &Tuned) -> String {
         0,
         80,
     );
+    text += &wrap(QUEUE, 0, 80);
     for shortcoming in &tuned.shortcomings {
         let _ = writeln!(text, "could not be had: {shortcoming}");
     }

@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
+use common::bed::Bed;
 use common::{Running, fails, program, signal, tcp_port, text, tidewall};
 
 #[test]
@@ -121,4 +122,18 @@ fn a_load_ends_with_what_it_has_when_interrupted() {
     let _ = rest.join();
     assert_eq!(load.0.wait().unwrap().code(), Some(0));
     assert!(report.contains("stopped early"), "{report}");
+}
+
+#[test]
+fn tune_says_what_no_setting_mends() {
+    let test = "tune_says_what_no_setting_mends";
+    if Bed::or_skip(test, "t").is_none() {
+        return;
+    }
+    let output = tidewall(&["tune", "--seconds", "3", "--rate", "10k"]);
+    let said = text(&output.stdout);
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    let errors = text(&output.stderr);
+    let wanted = "tc qdisc replace dev PEER root pfifo limit 1000";
+    assert!(said.contains(wanted), "{said}{errors}");
 }
