@@ -107,6 +107,18 @@ pub fn refusal(wanted: &[Capability]) -> (String, String) {
     )
 }
 
+/// Whether this process is in a user namespace, in which capabilities do not count for the whole
+/// host.
+pub fn are_confined() -> bool {
+    is_user_namespace(&read_to_string("/proc/self/uid_map").unwrap_or_default())
+}
+
+/// The first user namespace maps every number to itself.
+fn is_user_namespace(user_map: &str) -> bool {
+    let first: Vec<&str> = user_map.split_whitespace().collect();
+    !first.is_empty() && first != ["0", "0", "4294967295"]
+}
+
 /// Files that show what else refuses.
 struct Surroundings {
     status: String,
@@ -124,9 +136,7 @@ fn explain(effective: Set, wanted: &[Capability], around: &Surroundings) -> (Str
     }
     let names: Vec<&str> = wanted.iter().map(|each| each.name()).collect();
     let cause = format!("refused although {} are there", names.join(", "));
-    // The first user namespace maps every number to itself.
-    let first: Vec<&str> = around.user_map.split_whitespace().collect();
-    if !first.is_empty() && first != ["0", "0", "4294967295"] {
+    if is_user_namespace(&around.user_map) {
         return (
             format!(
                 "{cause}: this is a user namespace, in which they do not count for the whole host"

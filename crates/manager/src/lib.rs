@@ -46,5 +46,5 @@ pub mod view;
 
 pub use device::{AfXdp, Config, XdpMode};
 pub use program::{Program, TestResult, Traces};
-pub use refusal::{KERNEL_MINIMUM, Refused, check_generic, version};
+pub use refusal::{KERNEL_MINIMUM, Refused, check_generic, lower_interfaces, version};
 pub use syn_limit::SynLimit;

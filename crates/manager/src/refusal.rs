@@ -165,7 +165,9 @@ pub fn check_generic(interface: &str) -> io::Result<()> {
     let lower = lower_interfaces(interface);
     let text = if lower.is_empty() {
         format!(
-            "the driver of {interface} has no native XDP, and generic XDP protects only a network card"
+            "{interface} cannot be taken over: its driver has no native XDP, and generic XDP would see frames \
+             of a virtual interface only after the kernel has worked on them; take a network card or a veth \
+             instead"
         )
     } else {
         format!(
@@ -178,7 +180,7 @@ pub fn check_generic(interface: &str) -> io::Result<()> {
 }
 
 /// What a VLAN, a bond or a bridge stands on: its parent or its ports.
-fn lower_interfaces(interface: &str) -> Vec<String> {
+pub fn lower_interfaces(interface: &str) -> Vec<String> {
     let entries = fs::read_dir(format!("/sys/class/net/{interface}"));
     let names = entries.into_iter().flatten().flatten().filter_map(|entry| {
         let name = entry.file_name();

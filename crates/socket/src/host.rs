@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 
 use tidewall_protocol::tcp::Sysctl;
+use tidewall_sys::interface;
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::kernel_calls::local_addresses;
@@ -29,7 +30,15 @@ impl Interface {
                 .map_err(|error| match error.kind() {
                     io::ErrorKind::NotFound => io::Error::new(
                         io::ErrorKind::NotFound,
-                        format!("no interface {name} in this network namespace (see: ip link)"),
+                        match interface::index(name) {
+                            Ok(_) => format!(
+                                "/sys is of another network namespace, so that nothing can be read of {name}: \
+                                 mount -t sysfs sysfs /sys (`ip netns exec` does that)"
+                            ),
+                            Err(_) => format!(
+                                "no interface {name} in this network namespace (see: ip link)"
+                            ),
+                        },
                     ),
                     _ => error,
                 })

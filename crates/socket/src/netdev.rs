@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use tidewall_device::afxdp::HELPER_PORTS;
+use tidewall_sys::interface;
 
 use crate::device_owner::DeviceOwner;
 use crate::link::LinkState;
@@ -82,6 +83,9 @@ impl NetDevice {
     pub(crate) fn warnings(&self, queues: &[QueueHandle]) -> Vec<String> {
         let mut warnings = lock(&self.warnings).clone();
         warnings.extend(self.owner.warning());
+        if self.snapshot.is_some() {
+            warnings.extend(interface::down(&self.name));
+        }
         let blocked = |queue: &&QueueHandle| queue.poller.lock().napi().blocked;
         if queues.iter().any(|queue| blocked(&queue)) {
             let (name, ports) = (&self.name, HELPER_PORTS);

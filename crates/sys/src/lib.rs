@@ -21,6 +21,17 @@ pub mod bpf {
 pub mod interface {
     //! ioctls that take a `struct ifreq`.
     pub use crate::raw_interface::*;
+
+    /// That an interface is down, and what helps, in words; `None` where it is up or not there.
+    pub fn down(name: &str) -> Option<String> {
+        let link = crate::netlink::Rtnetlink::open()
+            .ok()?
+            .link(index(name).ok()?)
+            .ok()?;
+        (!link.up).then(|| {
+            format!("{name} is down: no frame comes or leaves (ip link set dev {name} up)")
+        })
+    }
 }
 mod address;
 mod ancillary;

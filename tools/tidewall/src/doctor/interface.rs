@@ -7,7 +7,7 @@ use serde_json::Value;
 use tidewall_device::afxdp::Checksums;
 use tidewall_device::interface::{driver, queue_count, transmit_queue_count};
 use tidewall_manager::ethtool;
-use tidewall_manager::{XdpMode, check_generic};
+use tidewall_manager::{XdpMode, check_generic, lower_interfaces};
 use tidewall_socket::snapshot::StackSnapshot;
 use tidewall_sys::netlink::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM};
 
@@ -220,7 +220,14 @@ fn native(
     let mend = "use another interface, such as a veth; see: ethtool -i";
     match features {
         Some(features) if features & XDP_BASIC == 0 => match generic {
-            Some(refusal) => Finding::problem(CHECK, refusal, mend),
+            Some(refusal) => match lower_interfaces(name).first() {
+                Some(lower) => Finding::problem(
+                    CHECK,
+                    refusal,
+                    format!("tidewall doctor --interface {lower}"),
+                ),
+                None => Finding::problem(CHECK, refusal, mend),
+            },
             None => Finding::warning(
                 CHECK,
                 format!(

@@ -29,7 +29,7 @@ use tidewall_manager::places;
 use tidewall_manager::view::View;
 use tidewall_socket::control;
 use tidewall_socket::tuning::PolicyKind;
-use tidewall_sys::interface;
+use tidewall_sys::interface::{self, down};
 use tidewall_sys::netlink::Rtnetlink;
 
 use crate::end::{Failure, Outcome, check_interface, warn};
@@ -200,6 +200,9 @@ fn launch_on(arguments: &Arguments, launch: Launch, interface: &str, socket: &Pa
     if check_interface(interface).is_err() {
         return launch.supervise();
     }
+    if let Some(why) = down(interface) {
+        warn(&why);
+    }
     if let Some(why) = another_run(socket, interface) {
         if launch.obstacle.is_none() {
             arguments.refuse(&why)?;
@@ -243,12 +246,14 @@ fn launch_on(arguments: &Arguments, launch: Launch, interface: &str, socket: &Pa
 /// What a manager needs beyond this process's capabilities, with the cure.
 fn missing_privileges() -> Option<Failure> {
     let needed = [NET_ADMIN, NET_RAW, BPF, PERFMON];
-    if Set::effective().missing(&needed).is_empty() {
+    let lacks = !Set::effective().missing(&needed).is_empty();
+    if !lacks && !capabilities::are_confined() {
         return None;
     }
-    let (cause, _) = capabilities::refusal(&needed);
+    let (cause, remedy) = capabilities::refusal(&needed);
+    let remedy = if lacks { "run it as root" } else { &remedy };
     Some(Failure::usage(format!(
-        "{cause}: run it as root, or have a tidewalld let this user join (docs/manager.md)"
+        "{cause}: {remedy}, or have a tidewalld let this user join (docs/manager.md)"
     )))
 }
 
