@@ -46,7 +46,7 @@ pub use capacity::Capacity;
 pub use demo::demo;
 pub use interrupt::Interrupted;
 pub use report::{Comparison, against, html, markdown, report};
-pub use runner::{Options, Outcome, exit_code, list, run};
+pub use runner::{Options, Outcome, exit_code, list, no_experiment, run};
 pub use system::System;
 pub use testbed::privilege::Missing;
 pub use worker::worker_main;

@@ -67,6 +67,28 @@ pub fn list() -> String {
         .collect()
 }
 
+/// That there is no experiment of a name, and which is: the nearest one, or all.
+pub fn no_experiment(name: &str) -> String {
+    let likeness = |it: &&Experiment| strsim::jaro(name, it.name);
+    let nearest = EXPERIMENTS
+        .iter()
+        .filter(|it| likeness(it) > LIKE)
+        .max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    match nearest {
+        Some(nearest) => format!(
+            "there is no experiment {name:?}: is {} meant? All: tidewall lab list",
+            nearest.name
+        ),
+        None => format!(
+            "there is no experiment {name:?}; there are:\n{}",
+            list().trim_end()
+        ),
+    }
+}
+
+/// How like a name must be to be meant, of 1: as clap has it for options.
+const LIKE: f64 = 0.7;
+
 /// Runs experiments one after the other, prints tables and claims to standard
 /// output and writes what `options` asks for. Ctrl-C ends it in order; calls
 /// of this and of [`demo`](fn@crate::demo) must come from the main thread.
@@ -120,10 +142,7 @@ fn choose(names: &[String]) -> anyhow::Result<Vec<&'static Experiment>> {
     }
     names
         .iter()
-        .map(|name| {
-            experiments::find(name)
-                .with_context(|| format!("there is no experiment {name:?}; there are:\n{}", list()))
-        })
+        .map(|name| experiments::find(name).with_context(|| no_experiment(name)))
         .collect()
 }
 

@@ -160,10 +160,7 @@ fn list_json() -> Outcome {
 fn experiments(arguments: RunArguments) -> Outcome {
     for name in &arguments.names {
         if !EXPERIMENTS.iter().any(|experiment| experiment.name == name) {
-            return Err(Failure::usage(format!(
-                "there is no experiment {name:?}; there are:\n{}",
-                tidewall_lab::list().trim_end()
-            )));
+            return Err(Failure::usage(tidewall_lab::no_experiment(name)));
         }
     }
     let options = Options {

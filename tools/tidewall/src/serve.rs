@@ -75,7 +75,7 @@ pub struct Arguments {
     port: Option<u16>,
     /// Local address to listen at; :: takes IPv6 and IPv4 [default: 0.0.0.0; 127.0.0.1 for a proxy
     /// without --origin and without --allow-client]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = units::address::<IpAddr>)]
     address: Option<IpAddr>,
     /// Receive queues to take, 1 to 8; a stack takes all that the interface has [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+use crate::units::with_form;
+
 /// Where in a text something is wrong, and what.
 pub type Wrong = (usize, String);
 
@@ -45,20 +47,6 @@ pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Wrong> {
         let place = error.span().map_or(0, |span| span.start);
         (place, with_form(error.message()))
     })
-}
-
-/// What the standard library says of an address, with the form that is wanted.
-fn with_form(message: &str) -> String {
-    let form = match message {
-        message if message.contains("invalid socket address syntax") => {
-            ": ADDRESS:PORT is wanted, such as 10.0.0.1:80; names are not looked up"
-        }
-        message if message.contains("invalid IP address syntax") => {
-            ": an address is wanted, such as 10.0.0.1; names are not looked up"
-        }
-        _ => "",
-    };
-    format!("{message}{form}")
 }
 
 /// The number of the line that a place is in.

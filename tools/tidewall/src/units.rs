@@ -1,5 +1,7 @@
 //! Quantities as people write and read them.
 
+use std::net::AddrParseError;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// Reads a duration: `10s`, `1.5s`, `200ms`, `20us`, `20µs`, `2m`, `1h`. A bare
@@ -11,6 +13,26 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// As [`duration`], a bare number being in microseconds.
 pub fn microseconds(text: &str) -> Result<Duration, String> {
     in_units(text, 1e-6)
+}
+
+/// Reads an address, with a port where the type has one.
+pub fn address<T: FromStr<Err = AddrParseError>>(text: &str) -> Result<T, String> {
+    text.parse()
+        .map_err(|error: AddrParseError| with_form(&error.to_string()))
+}
+
+/// What the standard library says of an address, with the form that is wanted.
+pub fn with_form(message: &str) -> String {
+    let form = match message {
+        message if message.contains("invalid socket address syntax") => {
+            ": ADDRESS:PORT is wanted, such as 10.0.0.1:80; names are not looked up"
+        }
+        message if message.contains("invalid IP address syntax") => {
+            ": an address is wanted, such as 10.0.0.1; names are not looked up"
+        }
+        _ => "",
+    };
+    format!("{message}{form}")
 }
 
 fn in_units(text: &str, bare: f64) -> Result<Duration, String> {

@@ -451,3 +451,54 @@ fn a_port_in_use_is_said_before_a_service_has_totals() {
         "{said}"
     );
 }
+
+#[test]
+fn names_for_addresses_are_answered_with_the_form() {
+    for arguments in [
+        &["serve", "echo", "--on", "linux", "--address", "localhost"][..],
+        &["blast", "--to", "localhost:9"],
+        &["load", "udp", "--to", "10.0.0.1:9", "--source", "localhost"],
+        &["load", "rpc", "--to", "localhost:7"],
+        &[
+            "load",
+            "http",
+            "--proxy",
+            "localhost:3128",
+            "http://10.0.0.2/",
+        ],
+        &[
+            "acp-bridge",
+            "client",
+            "--listen",
+            "localhost:1",
+            "--to",
+            "10.0.0.1:1",
+        ],
+        &[
+            "acp-bridge",
+            "client",
+            "--listen",
+            "10.0.0.1:1",
+            "--to",
+            "localhost:1",
+        ],
+        &["atm", "ping", "--interface", "x", "--next-hop", "localhost"],
+    ] {
+        let error = fails(arguments, 2);
+        assert!(
+            error.contains("names are not looked up"),
+            "{arguments:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn the_nearest_experiment_is_named() {
+    let error = fails(&["lab", "run", "lrp-overlaod"], 2);
+    let said = error.lines().next().unwrap();
+    assert!(said.contains("is lrp-overload meant?"), "{error}");
+    assert!(error.lines().count() < 4, "{error}");
+    let error = fails(&["lab", "run", "zzz"], 2);
+    assert!(!error.contains("meant"), "{error}");
+    assert!(error.contains("\nlrp-overload "), "{error}");
+}

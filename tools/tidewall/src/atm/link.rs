@@ -11,6 +11,7 @@ use tidewall_socket::{
 
 use super::circuit;
 use crate::end::{Failure, Outcome, check_interface, say_json, say_line};
+use crate::units;
 
 /// An interface of ATM.
 #[derive(clap::Args)]
@@ -19,7 +20,7 @@ pub struct Link {
     #[arg(long, value_name = "IF")]
     pub interface: String,
     /// Address of the neighbour that the circuit leads to: a host, or a switch of cells
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = units::address::<IpAddr>)]
     pub next_hop: IpAddr,
     /// This host's ATM address, for calls (signalling on circuit 0.5, UNI 3.1)
     #[arg(long, value_name = "NSAP")]

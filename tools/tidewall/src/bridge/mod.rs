@@ -37,7 +37,7 @@ use rustix::net::{
 use tidewall_acp::limit_segments;
 
 use crate::end::{Failure, Outcome, say_line, stop_flag};
-use crate::units::count;
+use crate::units::{self, count};
 pub use ends::is_connected;
 use ends::{Event, Next};
 use pair::Pair;
@@ -83,7 +83,7 @@ pub struct Arguments {
     #[arg(value_name = "client|member", value_enum)]
     side: Side,
     /// Where it listens
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = units::address::<SocketAddr>)]
     listen: SocketAddr,
     /// The switch's virtual address, or the member's server
     #[arg(long, value_name = "ADDRESS:PORT|unix:PATH")]
@@ -123,10 +123,9 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("unix:") {
             Some(path) => Ok(Self::Unix(path.into())),
-            None => text
-                .parse()
-                .map(Self::Tcp)
-                .map_err(|_| "neither ADDRESS:PORT nor unix:PATH".to_owned()),
+            None => text.parse().map(Self::Tcp).map_err(|_| {
+                "neither ADDRESS:PORT nor unix:PATH; names are not looked up".to_owned()
+            }),
         }
     }
 }

@@ -16,7 +16,7 @@ pub struct Packets {
     #[arg(short = 'I', long, value_name = "IF")]
     interface: Option<String>,
     /// Destination address and port
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = units::address::<SocketAddr>)]
     pub to: SocketAddr,
     /// Packets a second: 300000, 300k, 1.2M, or max
     #[arg(short = 'R', long, value_name = "N", default_value = "1000", value_parser = units::rate)]
@@ -31,7 +31,7 @@ pub struct Packets {
     #[arg(long, requires = "spoof")]
     in_order: bool,
     /// Source address [default: the kernel's choice]
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "IP", value_parser = units::address::<IpAddr>)]
     source: Option<IpAddr>,
     /// Number of flows, distinguished by source port, 1 to 4096
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -17,7 +17,7 @@ struct Target {
     #[arg(value_name = "URL")]
     url: Url,
     /// Ask this proxy for the document, by its whole URL, instead of the URL's host
-    #[arg(short = 'x', long, value_name = "IP:PORT")]
+    #[arg(short = 'x', long, value_name = "IP:PORT", value_parser = units::address::<SocketAddr>)]
     proxy: Option<SocketAddr>,
     /// Value of the Host field, and with --proxy of the URL's host [default: as the URL says]
     #[arg(short = 'H', long, value_name = "HOST")]

@@ -60,9 +60,9 @@ impl FromStr for Service {
             None => (text, None),
         };
         Ok(Service {
-            address: address
-                .parse()
-                .map_err(|_| "not an address and port such as 10.77.0.2:7".to_owned())?,
+            address: address.parse().map_err(|_| {
+                "not an address and port such as 10.77.0.2:7; names are not looked up".to_owned()
+            })?,
             rate,
         })
     }
