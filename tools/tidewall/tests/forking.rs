@@ -40,6 +40,12 @@ const PLAIN: Program = Program {
     wants: b"pong ping",
 };
 
+/// One with two listeners.
+const TWO: Program = Program {
+    ports: &[8201, 8202],
+    ..PLAIN
+};
+
 const PROGRAMS: [Program; 16] = [
     Program {
         name: "sshd",
@@ -55,8 +61,7 @@ const PROGRAMS: [Program; 16] = [
     Program {
         name: "postgres' way",
         server: "exec $RUN python3 $DIR/servers.py postmaster 8201 8202",
-        ports: &[8201, 8202],
-        ..PLAIN
+        ..TWO
     },
     Program {
         name: "socat fork",
@@ -107,15 +112,13 @@ const PROGRAMS: [Program; 16] = [
         name: "Apache prefork, two Listen",
         needs: &["apache2"],
         server: "exec $RUN apache2 -d $DIR -f $DIR/apache.conf -DFOREGROUND",
-        ports: &[8201, 8202],
         asks: b"GET /answer HTTP/1.0\r\n\r\n",
-        wants: b"pong ping",
+        ..TWO
     },
     Program {
         name: "prefork by turns, two listeners",
         server: "exec $RUN python3 $DIR/servers.py prefork_by_turns 8201 8202",
-        ports: &[8201, 8202],
-        ..PLAIN
+        ..TWO
     },
     Program {
         name: "three with SO_REUSEPORT",
@@ -319,10 +322,9 @@ fn serve(place: &Place, server: &Preloaded, clients: usize) {
 
 const LISTENER: &str = "0.0.0.0:8201";
 
-#[test]
-fn a_program_that_serves_by_itself_is_the_stacks_after_its_first_client() {
-    let test = "a_program_that_serves_by_itself_is_the_stacks_after_its_first_client";
-    let Some((place, server)) = started(test, "fa", "", "alone") else {
+/// That a program of `servers.py` that one process serves is the stack's after its first client.
+fn is_the_stacks_after_its_first_client(test: &str, name: &str, kind: &str) {
+    let Some((place, server)) = started(test, name, "", kind) else {
         return;
     };
     server.until_listener("watched", LISTENER);
@@ -333,16 +335,15 @@ fn a_program_that_serves_by_itself_is_the_stacks_after_its_first_client() {
 }
 
 #[test]
+fn a_program_that_serves_by_itself_is_the_stacks_after_its_first_client() {
+    let test = "a_program_that_serves_by_itself_is_the_stacks_after_its_first_client";
+    is_the_stacks_after_its_first_client(test, "fa", "alone");
+}
+
+#[test]
 fn a_program_in_the_background_is_the_stacks_too() {
     let test = "a_program_in_the_background_is_the_stacks_too";
-    let Some((place, server)) = started(test, "fd", "", "daemon") else {
-        return;
-    };
-    server.until_listener("watched", LISTENER);
-    serve(&place, &server, 1);
-    server.until_listener("promoted", LISTENER);
-    serve(&place, &server, 24);
-    assert_eq!(server.accepted(), 24);
+    is_the_stacks_after_its_first_client(test, "fd", "daemon");
 }
 
 #[test]
