@@ -598,7 +598,10 @@ mod inside {
                     self.count.owned += 1;
                     let after = self.owners(protocol, port);
                     for (place, of) in before.into_iter().enumerate() {
-                        if of.is_some() && after[place] != of {
+                        // Nobody's: the manager looked while another user could bind
+                        // there, too, and the kernel decides.
+                        let now = after[place];
+                        if of.is_some() && now.is_some() && now != of {
                             let at = LOCALS[place];
                             let text = format!("{other:?} beside application's {spec:?} at {at}");
                             self.count.stolen.push(text);
