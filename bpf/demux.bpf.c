@@ -254,7 +254,19 @@ owned:;
 		DATAGRAM_TO_KERNEL(TW_COUNT_UNOWNED);
 	}
 
-	__u32 credit = 0, probes = kind == TW_KIND_DATAGRAM;
+	/* Of a segment behind extension headers, the last of them would have to
+	 * change. A handshake's last segment would come behind those of later
+	 * connections, and its sender may wait for us to speak. */
+	if (unlikely(READ_ONCE(control->probe_port[index])) && kind == TW_KIND_DATAGRAM &&
+	    (protocol == UDP || version == 4 || transport == NETWORK + V6_HEADER)) {
+		if ((protocol == UDP || is_established(ctx, application, KEY, HERE)) && probe_napi(ctx, control, HERE)) {
+			count(queue, TW_COUNT_NAPI_PROBE);
+			*cause = TW_COUNT_NAPI_PROBE;
+			return XDP_PASS;
+		}
+	}
+
+	__u32 credit = 0;
 	struct tw_channel_driver *head = 0;
 	if (unlikely(READ_ONCE(control->raw))) {
 		kind = TW_KIND_RAW;
@@ -292,27 +304,10 @@ owned:;
 					DROP_OWNED(TW_COUNT_NO_CONNECTION);
 				if (found & REFUSED)
 					KERNEL(TW_COUNT_NO_CONNECTION, TW_CLASS_NO_CONNECTION, HERE);
-				/* A handshake's last segment would come behind those of later
-				 * connections, and its sender may wait for us to speak. */
-				if (found & (HANDSHAKE | COOKIE_VALID))
-					probes = 0;
 				channel = found;
 				kind |= ARRIVAL(found) << 8;
 			}
 		}
-	}
-	/* Of a segment behind extension headers, the last of them would have to
-	 * change. */
-	if (unlikely(READ_ONCE(control->probe_port[index])) && probes &&
-	    (protocol == UDP || version == 4 || transport == NETWORK + V6_HEADER)) {
-		if (probe_napi(ctx, control, HERE)) {
-			count(queue, TW_COUNT_NAPI_PROBE);
-			*cause = TW_COUNT_NAPI_PROBE;
-			return XDP_PASS;
-		}
-	}
-
-	if (likely(kind != TW_KIND_RAW)) {
 		if (!channel && kind != TW_KIND_FRAGMENT)
 			DATAGRAM_TO_KERNEL(TW_COUNT_UNOWNED);
 		*traced_channel = channel;

@@ -19,7 +19,6 @@
 #define IGNORED (1ULL << 34)        /* of no connection, and not to be reset */
 #define COOKIE_VALID (1ULL << 35)
 #define COOKIE_FAILED (1ULL << 36)
-#define HANDSHAKE (1ULL << 37)      /* of a connection that is not established */
 /* And ARRIVAL() of a segment that may wait. */
 
 /* Channel of a segment at a strict TCP port that is of no known flow; `channel` is
@@ -64,13 +63,21 @@ GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application
 	__u32 flags = READ_ONCE(listener->flags);
 	if (flags & TW_LISTEN_CONNECTED) {
 		__u64 found = find_flow(application, k0, k1, &ends);
-		if (unlikely(found & HALF_OPEN))
-			return HANDSHAKE | (__u32)found;
 		if (found)
 			return unlikely(found >> WAITS_SHIFT) ? may_wait(ctx, application, found, place) : found;
 	}
 	__u32 channel = listener_channel(application, k0, k1, &ends, listener);
 	return flags & TW_LISTEN_TCP_STRICT ? strict_channel(ctx, application, channel, &ends, place) : channel;
+}
+
+/* Whether a segment is of a connection that is past its handshake. */
+GLOBAL int is_established(struct xdp_md *ctx, struct tw_application *application, __u64 k0, __u64 k1, __u64 place)
+{
+	struct ends ends;
+	if (!application || !frame_ends(ctx, &ends, place))
+		return 0;
+	__u64 found = find_flow(application, k0, k1, &ends);
+	return found && !(found & HALF_OPEN);
 }
 
 #endif

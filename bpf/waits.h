@@ -38,6 +38,8 @@ GLOBAL __u64 may_wait(struct xdp_md *ctx, struct tw_application *application, __
 	const __u8 *data_end = (const __u8 *)(long)ctx->data_end;
 	if (!application || index >= TW_QUEUES || place & PLACE_FIRST || header + TCP_HEADER > data_end)
 		return channel;
+	if (found & HALF_OPEN)
+		return channel;
 	if (waits & TW_WAIT_ALL ? header[13] & TCP_SYN : !is_bare_acknowledgment(header, data_end, place))
 		return channel;
 	const struct tw_waiting *waiting = &application->waiting[index];
