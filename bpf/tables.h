@@ -378,7 +378,7 @@ struct tw_waiting {
 
 /* Application level, one per application, memory-mapped by it. */
 struct tw_application {
-	/* Of its flows, so that no other application can fill one of its buckets. Writer:
+	/* Key of its flows, so that no other application can fill one of its buckets. Writer:
 	 * application, before it has a port. */
 	struct tw_hash_key hash_key;
 	struct tw_listener listeners[2 * 65536];  /* by port: UDP, then TCP. Writer: application */

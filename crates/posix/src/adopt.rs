@@ -42,7 +42,7 @@ impl OptionsSet {
     /// Bits of [`OptionsSet::bits`].
     pub const BITS: u32 = TABLE.len() as u32;
 
-    /// What an option changes: the one of the table that it sets, or anything where it sets
+    /// The place that an option changes: the one of the table that it sets, or anything where it sets
     /// none of these.
     pub fn of(level: i32, name: i32) -> Self {
         let place = place_of((level, name));

@@ -368,8 +368,8 @@ fn adopt(
     }
 }
 
-/// It stays the kernel's: a listener for now, whose next accept may be after the manager is there
-/// again.
+/// The socket stays the kernel's. A listener is tried again at a later accept, when the manager
+/// may have returned.
 fn not_now(fd: i32, what: &str, address: impl Display, why: impl Display) {
     match what {
         "listener" => record(Verdict::Kernel, what, address, why),

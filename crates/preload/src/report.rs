@@ -39,7 +39,7 @@ struct Report {
 #[derive(Default)]
 pub(crate) struct Said {
     records: Vec<Record>,
-    /// Of unprotected sockets beyond [`RECORDS_MAX`].
+    /// Number of unprotected sockets beyond [`RECORDS_MAX`].
     more: u64,
 }
 
@@ -195,8 +195,8 @@ pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: i
     said.records.push(record);
 }
 
-/// What stays with the kernel, as it was last said of each socket, for who asks the stack. What a
-/// `tidewall run` hears, that shows.
+/// Sockets that stay with the kernel, as each was last reported, for a command that asks the
+/// stack. None where a `tidewall run` receives and shows them.
 pub(crate) fn unprotected() -> Vec<Record> {
     let report = REPORT.get();
     let Some(report) = report.filter(|it| !matches!(it.to, Channel::Run(_))) else {

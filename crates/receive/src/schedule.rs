@@ -9,8 +9,8 @@
 //! - *Isolation*: the ring is kept empty, so that a flood at one socket costs the others
 //!   nothing. Frames that come at rate R take a share R·p of the processor, where p is
 //!   what a poll takes for a frame that a full channel drops.
-//! - *A flat total*: no poll is for nothing. With a cost of d to deliver a frame, at most
-//!   1/(p + d) is delivered. Isolation leaves (1 − R·p)/d, which falls to nothing at
+//! - *A flat total*: no poll is for nothing. If an admitted frame costs d more until it is
+//!   delivered, at most 1/(p + d) is delivered. Isolation leaves (1 − R·p)/d, which falls to nothing at
 //!   R = 1/p.
 //!
 //! The rules:
@@ -21,7 +21,7 @@
 //! 2. It is due at once when the last poll left frames behind.
 //! 3. Delivering gets a sixteenth of the time whatever comes: no poll is due before a
 //!    sixteenth of what the last one took has passed.
-//! 4. Isolation costs no more than a third of the total. What it costs is the share of
+//! 4. Isolation costs no more than a third of the total. The cost is the share of
 //!    the time that went into polling frames that a full channel dropped: without, the
 //!    total would be larger by as much. Where rules 1 to 3 cost more, the queue takes
 //!    turns: a period by these rules, and then a period in which it is polled for what
@@ -55,9 +55,9 @@ const PERIOD: u32 = 1024;
 const COST: f64 = 1.0 / 3.0;
 /// Frames in a row of one socket, after which the queue is taken for its own.
 const ALONE: u64 = 1 << 18;
-/// What [`Schedule::polled`] returns where no poll is due.
+/// Returned by [`Schedule::polled`] where no poll is due.
 pub const NEVER: u64 = u64::MAX;
-/// What [`Schedule::polled`] returns where no poll is due before the frames that wait are
+/// Returned by [`Schedule::polled`] where no poll is due before the frames that wait are
 /// delivered.
 pub const DELIVER_FIRST: u64 = u64::MAX - 1;
 
@@ -70,9 +70,9 @@ pub struct Poll {
     pub ended: u64,
     /// Frames that the driver processed.
     pub driven: u64,
-    /// Of them, those that were sorted into channels.
+    /// Frames among them that were sorted into channels.
     pub sorted: u64,
-    /// Those that found their channel full.
+    /// Frames among them that found their channel full.
     pub dropped: u64,
     /// It used up its budget.
     pub more: bool,
@@ -146,8 +146,8 @@ impl Schedule {
             return DELIVER_FIRST;
         }
         let took = ended.saturating_sub(poll.began);
-        let for_nobody = poll.sorted.saturating_add(poll.dropped) < driven / 2;
-        let share = if self.behind >= OVERLOAD && for_nobody {
+        let is_unowned = poll.sorted.saturating_add(poll.dropped) < driven / 2;
+        let share = if self.behind >= OVERLOAD && is_unowned {
             took
         } else {
             took / DELIVERS
@@ -182,7 +182,7 @@ impl Schedule {
             return false;
         }
         let cost = period.wasted as f64 / lasted.max(1) as f64;
-        // Of both periods together COST is lost.
+        // Both periods together lose COST.
         self.begin(now, (lasted as f64 * (cost / COST - 1.0)).max(0.0) as u64)
     }
 

@@ -73,7 +73,7 @@ pub struct StackSnapshot {
     /// What does not work as it should ([`crate::Stack::warnings`]).
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// What stays with the kernel of the sockets of a program that has the stack without knowing
+    /// Sockets that stay with the kernel, of a program that has the stack without knowing
     /// it ([`crate::Stack::answer_unprotected`]).
     #[serde(default)]
     pub unprotected: Vec<Record>,

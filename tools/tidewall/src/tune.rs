@@ -17,7 +17,7 @@ use crate::end::{Failure, Outcome, say};
 use crate::table::{Table, wrap};
 use crate::units::{self, Rate, nanoseconds, per_second};
 
-/// What no setting of receive control mends.
+/// Losses that no setting of receive control mends.
 const QUEUE: &str = "A veth's ring has 256 places: what its peer sends without a queueing discipline while they are \
                      full is lost, whatever Bp and T are. At the peer: tc qdisc replace dev PEER root pfifo \
                      limit 1000 (Linux 6.16 and later). `tidewall doctor --interface IF` says whether it has one.";

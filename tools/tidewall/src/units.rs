@@ -21,7 +21,7 @@ pub fn address<T: FromStr<Err = AddrParseError>>(text: &str) -> Result<T, String
         .map_err(|error: AddrParseError| with_form(&error.to_string()))
 }
 
-/// What the standard library says of an address, with the form that is wanted.
+/// The standard library's error for an address, with the form that is wanted.
 pub fn with_form(message: &str) -> String {
     let form = match message {
         message if message.contains("invalid socket address syntax") => {

@@ -90,7 +90,7 @@ fn a_bridge_without_ports_is_refused_with_what_helps() {
     assert!(said.contains(&mend), "{said}");
 }
 
-/// What a program says of errors that runs beside a new veth in namespaces made by these options
+/// Standard error of a program that runs beside a new veth in namespaces made by these options
 /// of unshare(1).
 fn said_in(options: &[&str], program: &str) -> Option<String> {
     let script = format!(

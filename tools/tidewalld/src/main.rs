@@ -176,7 +176,7 @@ fn private(text: &str) -> Result<Option<Whom>, String> {
     }
 }
 
-/// What was said on the command line of users, units and ports.
+/// Users, units and ports of the command line.
 ///
 /// # Errors
 /// InvalidInput where any user may join, and no ports are named.

@@ -40,16 +40,16 @@ const PEERS: [&str; 2] = ["10.77.0.2", "fd77::2"];
 /// Ports of the peer that victims and thieves connect to, so that both may.
 const PORT_OF_VICTIM: u16 = 9;
 const PORT_OF_THIEF: u16 = 10;
-/// Of the datagrams that follow frames.
+/// Port of the datagrams that follow frames.
 const MARKER: u16 = 9_999;
-/// Of an application's table, by which it takes frames.
+/// Key of an application's table, by which it takes frames.
 const CHANNEL: u16 = 1;
 /// asm-generic/socket.h.
 const SO_BINDTOIFINDEX: i32 = 62;
 
 #[test]
-fn nobody_takes_a_port_of_another_user() {
-    run_with_peer("nobody_takes_a_port_of_another_user", 180);
+fn no_user_takes_a_port_of_another() {
+    run_with_peer("no_user_takes_a_port_of_another", 180);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -346,7 +346,7 @@ impl Peer {
                 loop {
                     match recv(&made.socket, &mut buffer[..], RecvFlags::empty()) {
                         Ok(_) => reached[usize::from(buffer[0])] = true,
-                        // What came back from a port that nobody has.
+                        // Answers from a port without an owner.
                         Err(Errno::CONNREFUSED) => {}
                         Err(_) => break,
                     }
@@ -444,7 +444,7 @@ impl Application {
         }
     }
 
-    /// Shows the manager a socket; whether it owns the port now. Of one that is refused the
+    /// Shows the manager a socket; whether it owns the port now. If it is refused, the
     /// manager's copy is closed when this returns.
     fn own(&self, protocol: Protocol, holder: &OwnedFd) -> bool {
         let at = local(holder);
@@ -478,7 +478,7 @@ impl Application {
     }
 }
 
-/// What became of the pairs.
+/// Results of the pairs.
 #[derive(Debug, Default)]
 struct Count {
     pairs: u32,
@@ -493,7 +493,7 @@ struct Count {
 }
 
 impl Count {
-    /// What was stolen.
+    /// Pairs in which a port was stolen.
     fn compare(&mut self, pair: &str, owned: [bool; 4], alone: [bool; 4]) -> Vec<String> {
         let mut stolen = Vec::new();
         for (place, (owned, alone)) in owned.into_iter().zip(alone).enumerate() {
@@ -555,6 +555,16 @@ mod inside {
             })
         }
 
+        /// A thief's socket that exists beside the victim's and owns the port.
+        fn owning_thief(&mut self, spec: &Spec, port: u16) -> Option<Made> {
+            self.count.pairs += 1;
+            let thief = self.peer.make(spec, THIEF, port).ok()?;
+            self.count.made += 1;
+            let owns = self.thief.own(spec.protocol, &thief.socket);
+            self.count.owned += u32::from(owns);
+            owns.then_some(thief)
+        }
+
         /// A victim on kernel sockets, then thieves; and the same with one of Tidewall.
         fn try_thieves_second(&mut self, protocol: Protocol) {
             let specs = specs(protocol);
@@ -564,15 +574,9 @@ mod inside {
                 let reached = self.peer.reaches(spec, &victim, None);
                 assert_eq!(reached, expected(spec), "{spec:?} alone");
                 for other in &specs {
-                    self.count.pairs += 1;
-                    let Ok(thief) = self.peer.make(other, THIEF, port) else {
+                    let Some(thief) = self.owning_thief(other, port) else {
                         continue;
                     };
-                    self.count.made += 1;
-                    if !self.thief.own(protocol, &thief.socket) {
-                        continue;
-                    }
-                    self.count.owned += 1;
                     let owned = self.peer.reaches(spec, &victim, Some(&thief));
                     self.thief.disown(&thief.socket);
                     let mut alone = self.peer.reaches(spec, &victim, Some(&thief));
@@ -587,19 +591,13 @@ mod inside {
                 }
                 let before = self.owners(protocol, port);
                 for other in &specs {
-                    self.count.pairs += 1;
-                    let Ok(thief) = self.peer.make(other, THIEF, port) else {
+                    let Some(thief) = self.owning_thief(other, port) else {
                         continue;
                     };
-                    self.count.made += 1;
-                    if !self.thief.own(protocol, &thief.socket) {
-                        continue;
-                    }
-                    self.count.owned += 1;
                     let after = self.owners(protocol, port);
                     for (place, of) in before.into_iter().enumerate() {
-                        // Nobody's: the manager looked while another user could bind
-                        // there, too, and the kernel decides.
+                        // Without an owner the kernel decides: the manager looked while
+                        // another user could bind there, too.
                         let now = after[place];
                         if of.is_some() && now.is_some() && now != of {
                             let at = LOCALS[place];
@@ -761,11 +759,11 @@ mod inside {
 
     #[test]
     #[ignore = "started by the test of this name"]
-    fn nobody_takes_a_port_of_another_user() {
+    fn no_user_takes_a_port_of_another() {
         ip(&format!("addr add 10.77.0.3/24 dev {INTERFACE}"));
         ip(&format!("addr add fd77::1/64 dev {INTERFACE} nodad"));
         at_peer(|| ip("addr add fd77::2/64 dev tw-peer nodad"));
-        // What follows on a ring has come later.
+        // A frame that follows on a ring has come later.
         for interface in [INTERFACE, "tw-peer"] {
             let on = || {
                 let mut ethtool = std::process::Command::new("ethtool");

@@ -63,7 +63,7 @@ impl Moderated {
             && let Some(answered) = client.moderated(question)
         {
             self.asked.pop_front();
-            // What a manager refuses it will refuse again.
+            // A manager that refused will refuse again.
             self.failed = answered.is_err_and(|error| is_gone(&error));
         }
     }

@@ -145,7 +145,7 @@ bodies! {
     Joined {
         /// By which it can present itself to a later run of the manager.
         token: [u8; 16],
-        /// Of the application's flow table, and no other's; zero where it presents itself.
+        /// Key of the application's flow table, and of no other; zero where it presents itself.
         hash_key: [u64; 2],
         /// Blocks leased so far, of UDP and of TCP.
         leases: [Blocks; 2],

@@ -45,7 +45,7 @@ pub struct FakeDevice {
     pub drawn: u8,
     /// Tokens of applications of which a process keeps a part when they end, and their users.
     pub kept: BTreeMap<[u8; 16], u32>,
-    /// What the steps since the last turn of the loop have taken.
+    /// Time that the steps since the last turn of the loop have taken.
     pub worked: Duration,
 }
 
@@ -55,7 +55,7 @@ const BYTES: u64 = 1 << 20;
 /// The longest that anything keeps the next client waiting, by [`FakeDevice::worked`].
 pub const TURN_MOST: Duration = Duration::from_millis(10);
 
-/// What steps take: a slow processor's system calls, whatever machine runs this.
+/// Time that steps take: a slow processor's system calls, whatever machine runs this.
 mod cost {
     use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What users who want all leave to others, and who is heard after a restart.
+//! Shares that greedy users leave to others, and the order in which clients are heard after a restart.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,7 +21,7 @@ struct Shared {
     manager: Manager,
     next: ClientId,
     longest: Duration,
-    /// Of the last application that has joined.
+    /// Number of the last application that has joined.
     key: [u64; 2],
 }
 
@@ -210,7 +210,7 @@ fn no_message_keeps_the_next_client_waiting() {
             let answer = shared.ask_beside(client, &owns, Some(facts));
             assert!(matches!(answer, Answer::Owned(_)), "{answer:?}");
         }
-        // Of each other block somebody has the last port.
+        // Another program has the last port of every second block.
         for last in (33_023..=60_999).step_by(512) {
             bind(&mut shared, Protocol::Tcp, last.into(), last);
         }

@@ -119,7 +119,7 @@ impl Posix {
         }
     }
 
-    /// What is read of a socket, and never set.
+    /// The options of a socket that are read and never set.
     fn fact(
         &self,
         fd: i32,

@@ -27,7 +27,7 @@ mod name {
     pub(super) const TCP_CC_INFO: i32 = 26;
     pub(super) const SO_MEMINFO: i32 = 55;
     pub(super) const SO_PREFER_BUSY_POLL: i32 = 69;
-    /// Of SO_BUF_LOCK (socket(7), of Linux 5.14): which buffers' sizes have been set.
+    /// Flags of SO_BUF_LOCK (socket(7), Linux 5.14): buffers whose sizes have been set.
     pub(super) const SOCK_SNDBUF_LOCK: i32 = 1;
     pub(super) const SOCK_RCVBUF_LOCK: i32 = 2;
     /// The length of a congestion control's name (`TCP_CA_NAME_MAX`).
@@ -173,7 +173,7 @@ impl Options {
         }
     }
 
-    /// What a stream is to note of times: SO_TIMESTAMPING's flags, and the one that the other
+    /// Times that a stream is to note: SO_TIMESTAMPING's flags, and the one that the other
     /// two options need.
     fn timestamping_flags(&self) -> u32 {
         match self.stamps {

@@ -16,7 +16,7 @@ use super::{Options, Rare, Stamps};
 use crate::datagram::{HOPS, hops_of};
 use crate::{Errno, Posix, Result, errno, message};
 
-/// What `setsockopt` is given.
+/// Argument of `setsockopt`.
 pub(crate) struct Given<'a> {
     pub(crate) file: &'a OpenFile,
     /// `tcp_fastopen` lets clients use Fast Open.
@@ -24,7 +24,7 @@ pub(crate) struct Given<'a> {
     pub(crate) value: &'a [u8],
 }
 
-/// What `getsockopt` asks of.
+/// Socket that `getsockopt` asks.
 pub(crate) struct Asked<'a> {
     pub(crate) options: &'a Options,
     pub(crate) stream: Option<&'a TcpStream>,
@@ -158,7 +158,7 @@ fn fresh(posix: &Posix) -> Config {
     posix.stack().sysctl().config()
 }
 
-/// What several options set together.
+/// Fields that several options set together.
 const KEEPALIVE: Apply =
     |stream, options, _| stream.set_keepalive(options.stream_options().keepalive);
 const RECEIVE_BUFFER: Apply = |stream, options, _| {
@@ -206,7 +206,7 @@ fn rare(options: &mut Options, change: impl FnOnce(&mut Rare)) -> Result<()> {
 }
 
 /// Other names by which a program with a capability sets options of the table, and none reads
-/// them. What the capability allows beside is allowed anyhow.
+/// them. Everything else that needs the capability is allowed.
 const FORCED: [((i32, i32), (i32, i32)); 2] = [
     ((SOCKET, libc::SO_SNDBUFFORCE), (SOCKET, libc::SO_SNDBUF)),
     ((SOCKET, libc::SO_RCVBUFFORCE), (SOCKET, libc::SO_RCVBUF)),

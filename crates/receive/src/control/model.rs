@@ -244,7 +244,7 @@ impl Machine {
         }
     }
 
-    /// What a receiver gives that polls for itself, as Tidewall does: it processes
+    /// Throughput of a receiver that polls for itself, as Tidewall does: it processes
     /// each round's frames to the end before it takes more, so nothing is lost
     /// after costing time, and a busy one is never interrupted:
     /// G = min(λ, 1/(Tp + Ta + Tc(k)/Bp)). Asleep it is woken by an interrupt.

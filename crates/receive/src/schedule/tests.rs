@@ -11,11 +11,11 @@ const BUDGET: usize = 128;
 /// Datagrams that the application takes a call, and between two looks at the clock.
 const BATCH: u32 = 64;
 const STEP: u32 = 8;
-/// What a client waits before it takes a question for lost, and between two questions.
+/// Time that a client waits before it takes a question for lost, and between two questions.
 const TIMEOUT: f64 = 20e6;
 const PAUSE: f64 = 8e3;
 
-/// What things cost, ns.
+/// Costs, ns.
 #[derive(Clone, Copy)]
 struct Machine {
     poll: f64,
@@ -46,7 +46,7 @@ impl Machine {
     }
 }
 
-/// What came of a run: frames, of the flooded sockets, and answers to the neighbour.
+/// Outcome of a run: frames, of the flooded sockets, and answers to the neighbour.
 #[derive(Debug, Default)]
 struct Outcome {
     came: f64,

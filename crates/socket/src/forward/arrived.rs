@@ -127,7 +127,7 @@ impl Arrived<'_> {
         )
     }
 
-    /// What the segment carries, its checks taken as made; nothing once it was forwarded.
+    /// Payload of the segment, its checks taken as made; nothing once it was forwarded.
     pub fn payload(&self) -> &[u8] {
         let checked = InputOptions {
             verified: true,

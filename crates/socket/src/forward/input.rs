@@ -1,4 +1,4 @@
-//! What comes from one interface, and in which order it is taken.
+//! Frames from one interface, and the order in which they are taken.
 
 use std::io;
 use std::sync::Arc;
@@ -28,10 +28,10 @@ pub(super) enum Part {
     Strangers,
 }
 
-/// What comes from one interface.
+/// Frames from one interface.
 pub(super) struct Input {
     pub(super) stack: Stack,
-    /// Of ports, then of connections that were admitted; none while it is dropped.
+    /// Channels of ports, then of admitted connections; empty while it is dropped.
     pub(super) sets: Vec<ChannelSet>,
     pub(super) endpoint: Arc<ForwardEndpoint>,
     pub(super) claims: Claims,

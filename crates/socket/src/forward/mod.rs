@@ -298,7 +298,7 @@ impl Forwarder {
             let before = count;
             count += self.take(Part::Connections, &mut each);
             if self.inputs.iter().any(Input::has_strangers) {
-                // What connections sent leaves before a stranger's frame is looked at.
+                // The output of connections leaves before a stranger's frame is looked at.
                 if count > before {
                     each(&mut self.output, None);
                     self.output.flush();

@@ -364,7 +364,7 @@ fn a_link_that_is_down_keeps_nobody_from_the_others() {
     assert_eq!(bed.sent(2).len(), 3);
 }
 
-/// Of the peer at the first link, as [`from_host`] writes it.
+/// Frame from the peer at the first link, as [`from_host`] writes it.
 fn peer_flow() -> FourTuple {
     FourTuple {
         local: SocketAddr::new(ends(0, false).0, SERVICE),

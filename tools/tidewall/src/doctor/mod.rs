@@ -185,7 +185,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// What `tidewall run` would make of it.
+/// Whether `tidewall run` would serve it.
 fn program(words: &[OsString], interface: Option<&str>) -> Finding {
     const CHECK: &str = "program";
     let name = words.first().map(|name| name.display());

@@ -111,7 +111,7 @@ pub struct Arguments {
     program: Vec<OsString>,
 }
 
-/// What there is for a program, before anything is changed.
+/// Library, interface and manager for a program, found before anything is changed.
 struct Plan {
     library: Library,
     interface: String,

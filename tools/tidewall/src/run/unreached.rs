@@ -79,7 +79,7 @@ fn descendants(process: u32) -> Vec<u32> {
 /// whose records no run is. `with`: the processes that have one.
 pub fn without_stack(with: &BTreeSet<u32>) -> Vec<Record> {
     let root = |number: u32| PathBuf::from(format!("/proc/{number}"));
-    // What workers have the stack serve, their parent has open.
+    // A parent has the sockets open that the stack serves for its workers.
     let served: HashSet<String> = with.iter().flat_map(|&it| inodes(&root(it))).collect();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -107,7 +107,7 @@ pub fn without_stack(with: &BTreeSet<u32>) -> Vec<Record> {
     found
 }
 
-/// Of a process's open sockets.
+/// Inodes of a process's open sockets.
 fn inodes(root: &Path) -> HashSet<String> {
     let descriptors = fs::read_dir(root.join("fd"));
     let descriptors = descriptors.into_iter().flatten().flatten();
@@ -120,7 +120,7 @@ fn inodes(root: &Path) -> HashSet<String> {
         .collect()
 }
 
-/// Of these sockets those that wait for anybody.
+/// Those of these sockets that wait for a client.
 fn sockets(
     number: u32,
     root: &Path,

@@ -309,7 +309,7 @@ pub fn pairs() -> Vec<Pair> {
         .collect()
 }
 
-/// What the kernel has of programs under `tidewall run` and of those with these stacks, or of one
+/// Sockets of the kernel, of programs under `tidewall run` and of those with these stacks, or of one
 /// process.
 fn unprotected(process: Option<u32>, stacks: &[(PathBuf, StackSnapshot)]) -> Vec<Record> {
     let mut records = report::of_all(stacks.iter().map(|(_, stack)| stack));
@@ -325,7 +325,7 @@ struct Line<'a> {
     /// Stacks that have ended since the last one.
     ended: &'a [String],
     stacks: Vec<LineStack<'a>>,
-    /// What the kernel has of unmodified programs, in words.
+    /// Kernel sockets of unmodified programs, in words.
     unprotected: Vec<String>,
 }
 

@@ -123,7 +123,7 @@ pub struct Shown {
     seconds: f64,
     applications: Vec<Row>,
     devices: Vec<DeviceRow>,
-    /// What the kernel has of unmodified programs, in words.
+    /// Kernel sockets of unmodified programs, in words.
     unprotected: Vec<String>,
 }
 

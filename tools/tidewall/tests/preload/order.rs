@@ -56,7 +56,7 @@ print(wrong)
 
 /// `when`: the listener is the stack's before the first connection, or once one was served.
 ///
-/// What comes at once by several queues has no order.
+/// Connections that come at once by several queues have no order.
 fn are_in_order(test: &str, name: &str, when: &str, queues: &str) {
     let ways = if queues == "1" { "3" } else { "2" };
     if !tidewall_skip::has_programs(test, &["python3"]) {

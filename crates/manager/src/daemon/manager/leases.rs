@@ -128,7 +128,7 @@ impl Manager {
         let own = all.iter().flatten();
         let own = own.filter(|&&owner| domain_of(owner) == domain).count();
         let left = all.iter().filter(|owner| owner.is_none()).count();
-        // A program's manager has nobody to share with.
+        // A program's manager serves no other domain.
         own == 0 || self.limits.program.is_some() || (own <= left && left > all.len() / 8)
     }
 

@@ -44,7 +44,7 @@ pub enum Sharer {
     Address,
 }
 
-/// What the owner of adopted listeners is asked and hears of other processes.
+/// Callbacks of the owner of adopted listeners, about other processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Watcher {
     /// A listener's new connections go to the kernel because of another process, or come to

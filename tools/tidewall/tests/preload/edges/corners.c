@@ -203,7 +203,7 @@ static int asks(int fd, int level, int name)
 	return getsockopt(fd, level, name, &value, &length) ? -errno : value;
 }
 
-// What is set by another name than it is read by.
+// Options that have one name to set and another to read.
 static void forced(void)
 {
 	int bytes = 50000, s = socket(AF_INET, SOCK_STREAM, 0), usual;
@@ -707,7 +707,7 @@ static void absent(void)
 	ended = accepted("end");
 	usleep(PAUSE);
 	SAY(recv(ended, NULL, 9, 0));
-	// What is disconnected.
+	// Disconnected sockets.
 	struct sockaddr none = { AF_UNSPEC };
 	s = asked("hold");
 	SAY(connect(s, &none, sizeof none));
