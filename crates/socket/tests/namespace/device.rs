@@ -71,7 +71,12 @@ pub fn checksums_are_proven_by_a_frame_that_no_peer_sees() {
 
 pub fn an_interface_that_is_down_gets_no_proof_and_loses_no_frame() {
     shell(&format!("ip link set {HERE} down"));
-    let stack = stack();
+    let stack = Stack::embedded(config()).unwrap();
+    let warnings = stack.snapshot().warnings;
+    assert!(
+        matches!(&*warnings, [warning] if warning.contains("is down")),
+        "{warnings:?}"
+    );
     let device = stack.snapshot().device.unwrap();
     assert!(device.checksums.starts_with("in software ("), "{device}");
     shell(&format!("ip link set {HERE} up"));
