@@ -61,7 +61,7 @@ mod wake;
 pub use address::RawAddress;
 pub use ancillary::Ancillary;
 pub use raw_bpf::{Attach, attach_xdp};
-pub use raw_epoll::busy_poll;
+pub use raw_epoll::{Epoll, busy_poll};
 pub use raw_lock::{byte_locker, lock_byte};
 pub use raw_mapping::{Mapping, SharedPage};
 pub use raw_message::{Message, MessageBatch, Received, receive_message, send_message};

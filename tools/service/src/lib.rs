@@ -5,7 +5,7 @@
 //! provides it ([`tidewall`], [`circuits`] and [`linux`], [`tidewall_stream`], [`linux_stream`]), the
 //! older ways to wait for connections ([`SelectHost`], [`PollHost`]), the
 //! event loop of echo, acknowledge and discard services over the one
-//! ([`serve`]), a web server and a forwarding proxy over the other ([`http`]), the loops of the transport switch
+//! ([`serve`], and [`serve_events`] as an ordinary program has it), a web server and a forwarding proxy over the other ([`http`]), the loops of the transport switch
 //! ([`switch`]) and of a switch of cells ([`cell_switch`]), IP over ATM ([`ip_over_atm`]), and
 //! the shared page in which they count ([`counters`]). Does not live here: load, test beds
 //! and anything that measures. A comparison is honest only while the loop
@@ -27,6 +27,7 @@ pub mod circuits;
 pub mod counters;
 pub mod descriptor_host;
 pub mod descriptor_sockets;
+mod event_loop;
 mod host;
 pub mod http;
 pub mod ip_over_atm;
@@ -44,6 +45,7 @@ pub mod tidewall_stream;
 mod work;
 
 pub use counters::{Counters, Reader, ServiceCounts};
+pub use event_loop::serve_events;
 pub use host::{Datagrams, Host, Peer};
 pub use poll_host::{Entry, PollCall, PollHost};
 pub use select_host::{SelectCall, SelectHost};

@@ -161,7 +161,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 

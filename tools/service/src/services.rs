@@ -21,7 +21,7 @@ pub const STOP_WITHIN: Duration = Duration::from_millis(400);
 /// Bytes that an acknowledgement carries back: the number of the request.
 const ACKNOWLEDGE: usize = 8;
 /// This many errors in a row, with nothing received in between, will not pass.
-const ERRORS_MAX: u32 = 1000;
+pub(crate) const ERRORS_MAX: u32 = 1000;
 
 /// What a service does with a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,7 +134,7 @@ pub fn serve<H: Host>(
 }
 
 /// One service's turn; returns how many datagrams it took.
-fn turn<S: Datagrams>(
+pub(crate) fn turn<S: Datagrams>(
     socket: &S,
     service: &ServiceSpec,
     batch: usize,

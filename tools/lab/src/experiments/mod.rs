@@ -10,6 +10,7 @@ pub(crate) mod lrp_http_blast;
 mod lrp_latency;
 pub(crate) mod lrp_overload;
 mod lrp_rpc;
+mod lrp_sockets;
 mod lrp_syn_flood;
 mod manager_domains;
 mod manager_hostile;
@@ -320,10 +321,11 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 43] = [
+pub static EXPERIMENTS: [Experiment; 44] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
+    lrp_sockets::EXPERIMENT,
     lrp_rpc::EXPERIMENT,
     lrp_http_blast::EXPERIMENT,
     lrp_syn_flood::EXPERIMENT,

@@ -66,7 +66,7 @@ pub use hostile::HostileJob;
 pub(crate) use hostile::{Attacks, Seen};
 pub(crate) use manager::{Kills, program as manager_program};
 pub use manager::{Managed, ManagerAtm, ManagerJob};
-pub use program::Program;
+pub use program::{DatagramsJob, Program};
 pub(crate) use program::{KEY, NAME, VALUE};
 pub use segments::{SegmentCounts, SegmentJob};
 pub(crate) use service::{Account, Drops};
@@ -114,6 +114,8 @@ pub enum Job {
     Splice(SpliceJob),
     /// Run a program of somebody else's at a port.
     Program(Program, u16),
+    /// Be an ordinary program of datagram sockets.
+    Datagrams(DatagramsJob),
     /// Start a program and wait for what it says, and for its end.
     Start(StartJob),
     /// Call, or be called.
@@ -394,6 +396,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Split(job) => splitting::run(&job),
         Job::Splice(job) => splicing::run(&job),
         Job::Program(program, port) => program::run(&program, port),
+        Job::Datagrams(job) => job.run(),
         Job::Calls(job) => calls::run(&job),
         Job::Pipeline => pipeline(),
         Job::Own(arguments) => own::run(&arguments),

@@ -16,10 +16,13 @@ use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tidewall_manager::places;
+use tidewall_service::{Counters, ServiceSpec, linux};
 
+use super::Job;
 use super::child::scratch;
 use super::service::until_input_ends;
 use crate::command::{self, absolute};
+use crate::system::RECEIVE_BUFFER;
 
 /// What a cache has, and where.
 pub(crate) const KEY: &str = "key:0000001";
@@ -30,6 +33,8 @@ pub(crate) const VALUE: &str = "012345678901234567890123456789012345678901234567
 pub(crate) const NAME: &str = "cached.example.net";
 /// Variable that has the library say on standard error what it promotes.
 pub(super) const SAYS: &str = "TIDEWALL_DEBUG";
+/// What [`Program::Datagrams`] says on standard error once its sockets are bound.
+const READY: &str = "ready";
 /// Time for `tidewall run` to end.
 const END: Duration = Duration::from_secs(5);
 
@@ -78,6 +83,9 @@ pub enum Program {
     Memcached,
     /// Unbound with one thread, which has the address of `NAME` in its cache.
     Unbound,
+    /// An event loop over datagram sockets ([`tidewall_service::serve_events`]), a worker of
+    /// this very program.
+    Datagrams(DatagramsJob),
     /// `tidewall acp-bridge`, this very program.
     AcpBridge {
         /// Which of the bridge's sides: `client` or `member`.
@@ -85,6 +93,38 @@ pub enum Program {
         /// Where its connections go on to.
         to: SocketAddr,
     },
+}
+
+/// What an event loop over datagram sockets serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatagramsJob {
+    /// The services; the last one discards.
+    pub services: Vec<ServiceSpec>,
+    /// Sockets of the last one, at its port and those that follow.
+    pub sockets: u16,
+    /// Where they count: filled in by the worker that starts it.
+    #[serde(default)]
+    pub counters: PathBuf,
+}
+
+impl DatagramsJob {
+    /// Serves until a signal ends it.
+    pub(super) fn run(&self) -> anyhow::Result<()> {
+        let counters = Counters::create(&self.counters, self.services.len())?;
+        let options = linux::Options {
+            receive_buffer: Some(RECEIVE_BUFFER),
+            ..linux::Options::default()
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            signal_hook::flag::register(signal, stop.clone())?;
+        }
+        let ready = || eprintln!("{READY}");
+        let any = Ipv4Addr::UNSPECIFIED.into();
+        let (services, sockets) = (&self.services, self.sockets);
+        tidewall_service::serve_events(any, services, sockets, options, &counters, &stop, ready)?;
+        Ok(())
+    }
 }
 
 impl Program {
@@ -98,6 +138,7 @@ impl Program {
             Program::Redis => "redis",
             Program::Memcached => "memcached",
             Program::Unbound => "unbound",
+            Program::Datagrams(_) => "datagrams",
             Program::AcpBridge { .. } => "acp-bridge",
         }
     }
@@ -113,7 +154,7 @@ impl Program {
 
     /// Whether it is installed.
     pub fn is_there(&self) -> bool {
-        let own = matches!(self, Program::AcpBridge { .. });
+        let own = matches!(self, Program::AcpBridge { .. } | Program::Datagrams(_));
         (own || absolute(self.executable()).is_ok()) && absolute("setpriv").is_ok()
     }
 
@@ -222,7 +263,7 @@ impl Program {
                 "port {port}\nbind 0.0.0.0\nprotected-mode no\ntcp-backlog 4096\nsave \"\"\nappendonly no\n\
                  dir {directory}\nlogfile /dev/null\n"
             ),
-            Program::Memcached | Program::AcpBridge { .. } => String::new(),
+            Program::Memcached | Program::AcpBridge { .. } | Program::Datagrams(_) => String::new(),
         }
     }
 
@@ -273,6 +314,13 @@ impl Program {
             }
             Program::Unbound => {
                 command.arg(absolute("unbound")?).args(["-d", "-c"]);
+            }
+            Program::Datagrams(job) => {
+                let job = serde_json::to_string(&Job::Datagrams(job.clone()))?;
+                command
+                    .arg(std::env::current_exe()?)
+                    .args(["lab-worker", &job]);
+                return Ok(command);
             }
             Program::AcpBridge { side, to } => {
                 let listen = format!("0.0.0.0:{port}");
@@ -424,11 +472,17 @@ pub(super) fn serve(
         directory,
         in_order: interface.is_some() || matches!(program, Program::Squid { .. }),
     };
-    let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-    let connection = running.until(program, stop, "does not listen", |_| {
-        TcpStream::connect_timeout(&address, LOOK).ok()
-    })?;
-    program.fill(connection, &configuration)?;
+    if let Program::Datagrams(_) = program {
+        let bound =
+            |running: &Running| running.errors().lines().any(|it| it == READY).then_some(());
+        running.until(program, stop, "does not serve", bound)?;
+    } else {
+        let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+        let connection = running.until(program, stop, "does not listen", |_| {
+            TcpStream::connect_timeout(&address, LOOK).ok()
+        })?;
+        program.fill(connection, &configuration)?;
+    }
     if interface.is_some() {
         // What stays with the kernel would be measured in its place.
         let process = running.until(program, stop, "is not on Tidewall", Running::promoted)?;
@@ -477,7 +531,12 @@ impl Running {
     /// The process whose socket has become the stack's, as it says itself (docs/preload.md,
     /// "The report").
     fn promoted(&self) -> Option<u32> {
-        promoted(&fs::read_to_string(self.directory.join("errors")).ok()?)
+        promoted(&self.errors())
+    }
+
+    /// What it has written to standard error.
+    fn errors(&self) -> String {
+        fs::read_to_string(self.directory.join("errors")).unwrap_or_default()
     }
 
     fn check(&mut self, program: &Program) -> anyhow::Result<()> {
@@ -488,8 +547,7 @@ impl Running {
     }
 
     fn said(&self) -> String {
-        let text = fs::read_to_string(self.directory.join("errors")).unwrap_or_default();
-        match text.trim() {
+        match self.errors().trim() {
             "" => String::new(),
             text => format!(": {text}"),
         }

@@ -24,7 +24,7 @@ use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
 use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 
 use super::bare::Bare;
-use super::{ClassSpec, Cpu, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
+use super::{ClassSpec, Cpu, Program, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
 use crate::system::System;
 use crate::testbed::{CLIENT, SERVER_INTERFACE};
 
@@ -73,7 +73,11 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
         answer(job, &stop, account_of_linux, || None)?;
         let port = setup.tcp.as_ref().map_or(0, |tcp| tcp.port);
         let interface = (setup.system == System::Run).then_some(SERVER_INTERFACE);
-        return program::serve(program, port, interface, &SERVING, &stop, say_ready);
+        let mut program = program.clone();
+        if let Program::Datagrams(datagrams) = &mut program {
+            datagrams.counters.clone_from(&job.counters);
+        }
+        return program::serve(&program, port, interface, &SERVING, &stop, say_ready);
     }
     let Some(architecture) = setup.system.architecture() else {
         let options = setup.system.linux_options(setup.receive, setup.spin);

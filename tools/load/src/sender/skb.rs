@@ -52,6 +52,17 @@ impl SkbSender {
         let mut sources = Sources::new(spec, path);
         let (packets, rewrite) = match spec.content {
             Content::Pdus | Content::Cells => (circuit::frames(spec, path)?, None),
+            Content::Datagrams if !spec.ports.is_empty() => {
+                let packet = |&port: &u16| {
+                    let mut to_port = spec.clone();
+                    to_port.destination.set_port(port);
+                    Ok(template(&to_port, path, &sources)?.frame().to_vec())
+                };
+                (
+                    spec.ports.iter().map(packet).collect::<io::Result<_>>()?,
+                    None,
+                )
+            }
             Content::Datagrams | Content::Syn => {
                 let template = template(spec, path, &sources)?;
                 let flows = usize::from(spec.flows.max(1));
@@ -231,8 +242,16 @@ mod tests {
     }
 
     fn sender(flows: u16, room: usize) -> (SkbSender, Arc<Mutex<Vec<Vec<u8>>>>) {
+        sender_of(room, |spec| spec.flows = flows)
+    }
+
+    fn sender_of(
+        room: usize,
+        change: impl FnOnce(&mut BlastSpec),
+    ) -> (SkbSender, Arc<Mutex<Vec<Vec<u8>>>>) {
         let mut spec = BlastSpec::new(SenderKind::Skb, "10.0.0.2:9".parse().unwrap());
-        spec.flows = flows;
+        change(&mut spec);
+        spec.check().unwrap();
         let path = Path::of_tests();
         let (memory, frames) = raw_frames::memory();
         let packets = Arc::default();
@@ -279,6 +298,16 @@ mod tests {
             }
             assert_eq!(ports(&packets), expected, "{flows} flows");
         }
+    }
+
+    #[test]
+    fn destination_ports_take_turns() {
+        let (mut sender, packets) = sender_of(8, |spec| spec.ports = vec![9, 9, 700]);
+        sender.send(7).unwrap();
+        let packets = packets.lock().unwrap();
+        let to = |packet: &Vec<u8>| u16::from_be_bytes([packet[36], packet[37]]);
+        let ports: Vec<u16> = packets.iter().map(to).collect();
+        assert_eq!(ports, [9, 9, 700, 9, 9, 700, 9]);
     }
 
     #[test]

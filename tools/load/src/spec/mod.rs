@@ -36,6 +36,9 @@ pub const PAYLOAD_MAX: u16 = 1472;
 /// reaches; leave the rate out to go as fast as it goes.
 pub const RATE_MAX: u64 = 100_000_000;
 
+/// Most destination ports of a blast: a frame of the sender's for each.
+const PORTS_MAX: usize = 1024;
+
 /// Most changes of rate in a blast.
 pub const STEPS_MAX: usize = 64;
 
@@ -142,6 +145,10 @@ pub struct BlastSpec {
     /// Number of flows, distinguished by source port, 1…4096; taken in turn.
     #[serde(default = "one")]
     pub flows: u16,
+    /// Destination ports, a packet to each in turn, 0…1024 of them, one as often as it is to
+    /// have a share. Empty: the destination's own. [`SenderKind::Skb`], datagrams of one flow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
     /// Vary the source address within this prefix, with every packet; with
     /// every burst where a [`SenderKind::Frame`] sends datagrams or goes by
     /// [`SourceOrder::Ascending`]. Only over a veth in a network namespace or
@@ -197,6 +204,7 @@ impl BlastSpec {
             source: None,
             source_port: None,
             flows: 1,
+            ports: Vec::new(),
             spoof: None,
             order: SourceOrder::Scattered,
             payload: 14,
@@ -282,12 +290,28 @@ impl BlastSpec {
         }
         let families = [self.source, self.spoof.map(|prefix| prefix.address())];
         check_families(self.destination, families.into_iter().flatten())?;
+        if !self.ports.is_empty() {
+            self.check_ports()?;
+        }
         if self.spoof.is_some() && self.kind == SenderKind::Socket {
             return Err(invalid(
                 "a socket cannot vary its source address: use the skb or the frame sender",
             ));
         }
         check_port(self.destination)
+    }
+
+    fn check_ports(&self) -> io::Result<()> {
+        let plain = self.flows == 1 && self.spoof.is_none();
+        if self.kind != SenderKind::Skb || self.content != Content::Datagrams || !plain {
+            return Err(invalid(
+                "several destination ports: datagrams of one flow and source, by the skb sender",
+            ));
+        }
+        check_range("the number of ports", self.ports.len(), 1..=PORTS_MAX, "")?;
+        self.ports
+            .iter()
+            .try_for_each(|&port| check_port(SocketAddr::new(self.destination.ip(), port)))
     }
 
     fn check_circuit(&self) -> io::Result<()> {

@@ -58,7 +58,10 @@ fn ranges_are_checked() {
     assert!(steps.check().is_ok());
     steps.steps.push(step(20, 7));
     assert!(steps.check().is_err(), "two at one time");
-    let bad: [Change; 12] = [
+    let bad: [Change; 15] = [
+        |b| (b.kind, b.ports) = (SenderKind::Frame, vec![9]),
+        |b| (b.flows, b.ports) = (2, vec![9]),
+        |b| b.ports = vec![9, 0],
         |b| b.payload = 1473,
         |b| b.rate = Some(0),
         |b| b.burst = Some(257),
