@@ -31,8 +31,8 @@
 //!    processor can even poll. Isolation cannot be had, and the total is kept flat.
 //!    Another attempt follows after 31 times as long, and costs a thirty-second. Where most
 //!    frames are for no socket, delivering gets as much time as polling.
-//! 6. While all of the queue's frames are one socket's, no other socket loses any, and
-//!    nothing is due: it polls when its channel is empty.
+//! 6. While all of the queue's frames are one socket's, no other socket loses any, and no
+//!    poll is due before what waits is delivered.
 //!
 //! Each number is a share of the ring, of a poll or of the total, and what a poll takes
 //! is measured: a machine that is half as fast polls as often for the same frames.
@@ -139,10 +139,10 @@ impl Schedule {
         } else {
             0
         };
-        if driven == 0 || self.alone >= ALONE {
+        if driven == 0 {
             return NEVER;
         }
-        if self.is_flat(poll) {
+        if self.alone >= ALONE || self.is_flat(poll) {
             return DELIVER_FIRST;
         }
         let took = ended.saturating_sub(poll.began);

@@ -292,7 +292,7 @@ fn nothing_is_due_on_a_queue_that_is_empty() {
 }
 
 #[test]
-fn nothing_is_due_while_all_frames_are_for_one_socket() {
+fn what_waits_comes_first_while_all_frames_are_for_one_socket() {
     let mut schedule = Schedule::default();
     let mut polled = |channels: &[u16]| {
         schedule.sorted(channels, 128);
@@ -303,12 +303,12 @@ fn nothing_is_due_while_all_frames_are_for_one_socket() {
             ..Poll::default()
         })
     };
-    assert_ne!(polled(&[7]), NEVER);
-    while polled(&[7, 7]) != NEVER {}
-    assert_eq!(polled(&[7 | WAITED, 7]), NEVER);
+    assert_ne!(polled(&[7]), DELIVER_FIRST);
+    while polled(&[7, 7]) != DELIVER_FIRST {}
+    assert_eq!(polled(&[7 | WAITED, 7]), DELIVER_FIRST);
     assert_ne!(
         polled(&[7, 9, 7]),
-        NEVER,
+        DELIVER_FIRST,
         "another socket's frames may be lost"
     );
 }
