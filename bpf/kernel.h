@@ -153,18 +153,34 @@ static NOINLINE int has_token(struct tw_class_bucket *bucket, __u32 class, __u32
 	return !rate || has;
 }
 
+/* TW_USE_, of frames that are not for this host or may leave it. */
+INLINE __u32 kernel_uses(void)
+{
+	__u32 zero = 0;
+	const struct tw_device *state = bpf_map_lookup_elem(&device, &zero);
+	return state ? READ_ONCE(state->control.kernel_uses) : 0;
+}
+
+/* True for a datagram or SYN that a forwarding host may translate and forward, to a container. */
+INLINE int may_be_forwarded(__u32 class)
+{
+	return class != TW_CLASS_ESTABLISHED && kernel_uses() & TW_USE_FORWARDING;
+}
+
 /* Lets a frame of a limited class pass if that has a token, or the frame a share,
- * or the kernel a socket for it. */
+ * or the kernel a socket or another use for it. */
 GLOBAL int limited(struct xdp_md *ctx, struct tw_queue *queue, __u32 class, __u64 place)
 {
 	if (!queue || class >= TW_CLASSES)
 		return XDP_ABORTED;
 	struct tw_class_bucket *bucket = &queue->classes[class];
 	__u64 now = bpf_ktime_get_ns();
-	if (!has_token(bucket, class, ctx->rx_queue_index, now) && !has_share(ctx, class, place, now)) {
+	if (!(class == TW_CLASS_FORWARDED && kernel_uses()) && !has_token(bucket, class, ctx->rx_queue_index, now) &&
+	    !has_share(ctx, class, place, now)) {
 		struct tw_class_bucket *open = &queue->classes[TW_CLASS_OPEN];
 		if ((class != TW_CLASS_UDP && class != TW_CLASS_SYN && class != TW_CLASS_ESTABLISHED) ||
-		    !has_socket(ctx, class, place) || !has_token(open, TW_CLASS_OPEN, ctx->rx_queue_index, now)) {
+		    !(may_be_forwarded(class) || has_socket(ctx, class, place)) ||
+		    !has_token(open, TW_CLASS_OPEN, ctx->rx_queue_index, now)) {
 			bucket->dropped++;
 			return XDP_DROP;
 		}

@@ -105,8 +105,8 @@ enum tw_class {
 	 * -> Usually a flood at a closed port, and the bound is what protects you. Answers to the
 	 * kernel's own sockets are not in it. */
 	TW_CLASS_UDP,
-	/* Never: what the kernel has a socket for and its 200,000 a second do not suffice is
-	 * counted by its own class. (lost)
+	/* Never: what the kernel has a socket for, or may forward, and its 200,000 a second do
+	 * not suffice is counted by its own class. (lost)
 	 * -> Nothing to be done. */
 	TW_CLASS_OPEN,
 	/* IP datagrams to groups and to all beyond 10,000 a second and queue. (lost)
@@ -117,8 +117,10 @@ enum tw_class {
 	 * queue. (lost)
 	 * -> Take a tunnel with more traffic to another interface. */
 	TW_CLASS_OTHER,
-	/* Frames to other hosts, tagged or of unknown type; not limited unless asked for. (lost)
-	 * -> Nothing to be done. */
+	/* Frames to other hosts, tagged or of unknown type beyond 50,000 a second and queue, where
+	 * this host has no use for them. (lost)
+	 * -> Usually a flood, and the bound is what protects you. An interface above this one that
+	 * is in another network namespace may want them: `ip link set dev IF promisc on` lifts it. */
 	TW_CLASS_FORWARDED,
 	/* TCP segments of no connection to a listener's port, beyond 50 a second of one network
 	 * (/24, /48). (lost)
@@ -237,6 +239,9 @@ struct tw_hash_key {
 	__u64 words[2]; /* its halves */
 };
 
+#define TW_USE_FORWARDING 1u        /* the kernel forwards what comes in at the interface */
+#define TW_USE_NOT_FOR_HOST 2u      /* it has another use for frames that are not for this host */
+
 /* Device-wide state. Writer: manager, unless a field says otherwise. */
 struct tw_control {
 	struct tw_hash_key hash_key;   /* of places for shares */
@@ -256,7 +261,8 @@ struct tw_control {
 	__u32 interface;               /* index of the device, by which what private applications send leaves */
 	__u32 longest;                 /* bytes of the longest frame that it sends */
 	__u8 link[6];                  /* its link address, which such frames must come from, and those of circuits go to */
-	__u8 pad[2];                   /* zero */
+	__u8 kernel_uses;              /* TW_USE_. Writer: manager */
+	__u8 pad;                      /* zero */
 };
 
 /* What one receive queue counts, the value of the map `queues`. Writer: the driver

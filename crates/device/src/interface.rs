@@ -1,11 +1,16 @@
 //! What Linux says of an interface, without privileges.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
 use tidewall_sys::ethtool::{DRIVER_BYTES, GET_DRIVER, NAME_BYTES, call};
-use tidewall_sys::interface::any_socket;
+use tidewall_sys::interface::{self, any_socket};
+use tidewall_sys::netlink::{Change, Rtnetlink};
+
+use crate::demux::KernelUses;
+use crate::demux::layout::LOCALS;
 
 /// Receive queues of an interface, `None` where sysfs does not show it.
 pub fn queue_count(interface: &str) -> Option<u32> {
@@ -38,12 +43,93 @@ pub fn is_physical(interface: &str) -> bool {
 }
 
 /// True where the host forwards what comes in at an interface, of IPv4 or of IPv6.
-pub fn forwards(interface: &str) -> bool {
-    ["ipv4", "ipv6"].into_iter().any(|family| {
-        let path = format!("/proc/sys/net/{family}/conf/{interface}/forwarding");
-        // Without IPv6, or /proc, it does not.
-        std::fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
-    })
+fn forwards(interface: &str) -> bool {
+    has_set(interface, "ipv4", "forwarding") || has_set(interface, "ipv6", "forwarding")
+}
+
+/// Whether a setting of an interface is other than 0; not without the protocol, or /proc.
+fn has_set(interface: &str, protocol: &str, setting: &str) -> bool {
+    let path = format!("/proc/sys/net/{protocol}/conf/{interface}/{setting}");
+    std::fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
+}
+
+/// Routes that are looked through for those that this host takes. One that has more is a
+/// router, in whichever namespace.
+const MOST_ROUTES: usize = 16_384;
+
+/// Reads what the kernel does with an interface's frames that are not for this host.
+#[derive(Debug)]
+pub struct UsesReader {
+    index: u32,
+    /// Interfaces that lay on it when they were heard of last.
+    above: BTreeSet<u32>,
+    /// One of those went to another network namespace, where it lies on this one still.
+    has_moved: bool,
+    /// [`UsesReader::note`] was called.
+    is_followed: bool,
+}
+
+impl UsesReader {
+    /// One for the interface of this index, in the caller's network namespace.
+    pub fn new(index: u32) -> Self {
+        UsesReader {
+            index,
+            above: BTreeSet::new(),
+            has_moved: false,
+            is_followed: false,
+        }
+    }
+
+    /// Notes what has changed in the namespace. True where the uses are to be read again,
+    /// as at first: they may have changed before changes were followed.
+    pub fn note(&mut self, changes: &[Change]) -> bool {
+        for change in changes {
+            match change {
+                Change::Link(link) if link.is_above(self.index) => {
+                    self.above.insert(link.index);
+                }
+                Change::Moved(index) => self.has_moved |= self.above.remove(index),
+                Change::Gone(index) => {
+                    self.above.remove(index);
+                }
+                _ => {}
+            }
+        }
+        let counts = |change: &Change| !matches!(change, Change::NeighbourGone(..));
+        let is_first = !std::mem::replace(&mut self.is_followed, true);
+        is_first || changes.iter().any(counts)
+    }
+
+    /// What the kernel does with them now. Where it does not say, they are open to all.
+    pub fn read(&mut self) -> KernelUses {
+        let Ok(name) = interface::name(self.index) else {
+            return KernelUses::default();
+        };
+        let is_forwarding = forwards(&name);
+        // What forwards has many routes, and interfaces that come and go.
+        let is_open = is_forwarding || self.has_others(&name).unwrap_or(true);
+        KernelUses {
+            is_forwarding,
+            is_open,
+        }
+    }
+
+    fn has_others(&mut self, name: &str) -> io::Result<bool> {
+        let mut netlink = Rtnetlink::open()?;
+        let links = netlink.links()?;
+        let above = links.iter().filter(|link| link.is_above(self.index));
+        let above: Vec<u32> = above.map(|link| link.index).collect();
+        // Of one that is not there any more it has not been heard yet where it went.
+        self.above.extend(&above);
+        let own = links.iter().find(|link| link.index == self.index);
+        Ok(self.has_moved
+            || !above.is_empty()
+            || own.is_none_or(|link| link.controller != 0 || link.promiscuity > 0)
+            || has_set(name, "mpls", "input")
+            // The driver program takes those that it does not know for others'.
+            || netlink.addresses_at(self.index)?.len() > LOCALS
+            || netlink.has_local_routes(MOST_ROUTES)?)
+    }
 }
 
 /// Where `struct ethtool_drvinfo` holds the driver's name, and its length.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use demux_support::{HASH_KEY, Random};
 use emulator::Emulator;
 use tidewall_device::demux::layout::{Class, Protocol};
-use tidewall_device::demux::{ChannelId, CookieOffer, Tables, Verdict, drive};
+use tidewall_device::demux::{ChannelId, CookieOffer, KernelUses, Tables, Verdict, drive};
 
 const SECOND: u64 = 1_000_000_000;
 /// `enum xdp_action`.
@@ -80,7 +80,7 @@ fn tables() -> Tables {
     let tables = Tables::in_memory_with_key(HASH_KEY).unwrap();
     let locals = ["192.0.2.1", "2001:db8::1"].map(|address| address.parse().unwrap());
     tables.trusted.set_locals(&locals).unwrap();
-    tables.trusted.limit_kernel_frames(false);
+    tables.trusted.limit_kernel_frames();
     tables
 }
 
@@ -335,8 +335,8 @@ fn one_neighbour_does_not_take_the_others_neighbour_discovery() {
     hold(&[sender("blast", 100_000, flood), router], 4_000);
 }
 
-#[test]
-fn what_is_forwarded_or_tagged_or_unknown_is_not_limited() {
+/// Frames that are not for this host: forwarded, tagged, of unknown type.
+fn not_for_this_host() -> [Sender<'static>; 4] {
     let forwarded = |number: u64, _: &mut Random| match number % 2 {
         0 => ipv4(17, [203, 0, 113, 7], [203, 0, 113, 8], &[0; 8]),
         _ => ipv4(6, [203, 0, 113, 7], [203, 0, 113, 8], &[0; 20]),
@@ -344,14 +344,59 @@ fn what_is_forwarded_or_tagged_or_unknown_is_not_limited() {
     let of_type = |ethertype: u16, to: [u8; 6]| {
         move |_: u64, _: &mut Random| [&ethernet(to, ROUTER, ethertype)[..], &[0; 46]].concat()
     };
-    let senders = [
+    [
         sender("forwarded", 1_000_000, forwarded),
         sender("tagged", 200_000, of_type(0x8100, OUR_MAC)),
         sender("tagged to all", 200_000, of_type(0x8100, EVERYBODY)),
         sender("of unknown type", 200_000, of_type(0x88b5, OUR_MAC)),
-    ];
-    for (name, (passed, sent)) in play(&tables(), &senders, SECOND) {
-        assert_eq!(passed, sent, "{name}");
+    ]
+}
+
+const FORWARDING: KernelUses = KernelUses {
+    is_forwarding: true,
+    is_open: false,
+};
+const OPEN: KernelUses = KernelUses {
+    is_forwarding: false,
+    is_open: true,
+};
+
+#[test]
+fn what_is_forwarded_or_tagged_or_unknown_is_not_limited_where_the_kernel_has_a_use_for_it() {
+    for uses in [FORWARDING, OPEN] {
+        for time in [SECOND / 100, SECOND] {
+            let (ours, theirs) = (tables(), tables());
+            for tables in [&ours, &theirs] {
+                tables.trusted.set_kernel_uses(uses);
+            }
+            let passed = play(&ours, &not_for_this_host(), time);
+            if time < SECOND {
+                let driver = Emulator::driver(&theirs);
+                assert_eq!(play(driver, &not_for_this_host(), time), passed);
+            }
+            for (name, (passed, sent)) in passed {
+                assert_eq!(passed, sent, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_for_this_host_has_a_rate_and_leaves_protocols_of_the_link_theirs() {
+    for flood in not_for_this_host() {
+        let blast = Sender {
+            name: "blast",
+            ..flood
+        };
+        // LLDP, and a clock's PTP.
+        let to = |group: u8, ethertype: u16, from: [u8; 6]| {
+            let group = [0x01, 0x80, 0xc2, 0, 0, group];
+            move |_: u64, _: &mut Random| [&ethernet(group, from, ethertype)[..], &[0; 46]].concat()
+        };
+        let [bridge, clock] = [[2, 0, 0, 0, 0, 7], [2, 0, 0, 0, 0, 8]];
+        let lldp = sender("lldp", 10, to(0x0e, 0x88cc, bridge));
+        let ptp = sender("ptp", 128, to(0x0e, 0x88f7, clock));
+        hold(&[blast, lldp, ptp], 55_000);
     }
 }
 
@@ -360,13 +405,14 @@ fn a_forwarding_host_gets_what_may_go_on_to_a_container() {
     let offered = [sender("udp", 100_000, |_, _| {
         udp([10, 1, 2, 3], 4_000, 8_443)
     })];
-    let passed = |forwards| {
+    let passed = |uses| {
         let tables = tables();
-        tables.trusted.limit_kernel_frames(forwards);
+        tables.trusted.set_kernel_uses(uses);
         play(&tables, &offered, SECOND)["udp"]
     };
-    assert!(passed(false).0 < 20_000);
-    assert_eq!(passed(true), (100_000, 100_000));
+    assert!(passed(KernelUses::default()).0 < 20_000);
+    assert!(passed(OPEN).0 < 20_000);
+    assert_eq!(passed(FORWARDING), (100_000, 100_000));
 }
 
 /// Frames that pass of so many at once.

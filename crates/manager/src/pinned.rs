@@ -22,7 +22,6 @@ use tidewall_device::demux::layout::{
 };
 use tidewall_device::demux::{KernelMaps, TrustedTables, programs};
 use tidewall_device::forked::Unshared;
-use tidewall_device::interface::forwards;
 use tidewall_sys::bpf::{
     ArrayMap, create_array, delete_element, freeze, interface_of_link, pin, pinned, set_object,
 };
@@ -298,7 +297,7 @@ impl PinnedProgram {
             kernel_maps(&directory.path)?,
             hash_key,
         )?;
-        tables.limit_kernel_frames(forwards(interface));
+        tables.limit_kernel_frames();
         drop(tables);
         // So that applications can map what the driver counts.
         freeze(queues.as_fd())?;

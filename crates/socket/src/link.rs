@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::receivable;
 use tidewall_device::demux::layout::Counter;
+use tidewall_device::interface::UsesReader;
 use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink, SocketDiag};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -42,6 +43,7 @@ pub(crate) struct LinkWatch {
     check: Option<(Instant, bool)>,
     deferral: DeferralWatch,
     tables: TablesReader,
+    uses: UsesReader,
 }
 
 /// After a reset of the device: whether its frames meet the driver program.
@@ -76,6 +78,7 @@ impl LinkWatch {
             check: None,
             deferral: DeferralWatch::new(),
             tables: TablesReader::new(),
+            uses: UsesReader::new(index),
         })
     }
 
@@ -101,7 +104,9 @@ impl LinkWatch {
     /// Hands on what has changed, and looks at what is to be looked at.
     pub(crate) fn poll(&mut self, core: &Core) {
         let (mut addresses, mut gone, mut look) = (false, false, false);
-        for change in self.monitor.changes() {
+        let changes = self.monitor.changes();
+        let uses = self.uses.note(&changes);
+        for change in changes {
             // The routes of an interface that goes down go without a word.
             self.tables.change(core);
             match change {
@@ -109,7 +114,8 @@ impl LinkWatch {
                 Change::Gone(index) | Change::Moved(index) => gone |= index == self.link.index,
                 Change::Address => addresses = true,
                 Change::Missed => (addresses, look) = (true, true),
-                Change::Link(_) | Change::NeighbourGone(..) | Change::Routes => {}
+                Change::Link(_) | Change::NeighbourGone(..) | Change::Routes | Change::Settings => {
+                }
             }
         }
         if look {
@@ -125,6 +131,9 @@ impl LinkWatch {
         }
         if addresses {
             core.netdev.read_addresses();
+        }
+        if uses {
+            core.netdev.owner.set_kernel_uses(&mut self.uses);
         }
         if core.netdev.link.doubts.swap(false, Ordering::Relaxed) {
             self.check_napi(core, false);

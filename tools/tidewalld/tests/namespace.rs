@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -65,6 +66,11 @@ fn neighbours_of_the_administrator_are_left_alone() {
 #[test]
 fn neighbours_stay_resolved_as_long_as_their_application() {
     run("neighbours_stay_resolved_as_long_as_their_application");
+}
+
+#[test]
+fn it_is_followed_whether_the_kernel_has_a_use_for_others_frames() {
+    run("it_is_followed_whether_the_kernel_has_a_use_for_others_frames");
 }
 
 #[test]
@@ -517,6 +523,30 @@ mod inside {
             )
         };
         status.lines().find_map(of).unwrap()
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn it_is_followed_whether_the_kernel_has_a_use_for_others_frames() {
+        let (_daemon, _) = start();
+        let tables = trusted();
+        let has_use = || tables.map().control.kernel_uses.load(Ordering::Relaxed) != 0;
+        for (begin, end) in [
+            ("link set {IF} promisc on", "link set {IF} promisc off"),
+            (
+                "route add local 198.18.0.0/15 dev lo",
+                "route del local 198.18.0.0/15 dev lo",
+            ),
+        ] {
+            wait_until("none", || !has_use());
+            ip(&begin.replace("{IF}", INTERFACE));
+            wait_until(begin, has_use);
+            ip(&end.replace("{IF}", INTERFACE));
+        }
+        wait_until("none", || !has_use());
+        let setting = format!("/proc/sys/net/ipv6/conf/{INTERFACE}/forwarding");
+        std::fs::write(setting, "1").unwrap();
+        wait_until("it forwards", has_use);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::TrustedTables;
-use super::layout::{Class, ClassBucket, QUEUES};
+use super::layout::{Class, ClassBucket, QUEUES, USE_FORWARDING, USE_NOT_FOR_HOST};
 
 /// Most frames a second that a class may be given: keeps the bucket's
 /// arithmetic below 2^64.
@@ -59,7 +59,7 @@ const RESETS: ClassLimit = ClassLimit::of(1, 0).and_each(50, 50);
 /// rates bound what the kernel may cost a receiver that has excess frames
 /// dropped for the cost of the driver program; the shares are what one
 /// conversation needs under attack.
-const LIMITS: [(Class, ClassLimit); 9] = [
+const LIMITS: [(Class, ClassLimit); 10] = [
     (
         Class::Neighbour,
         ClassLimit::of(2_000, 200).and_each(50, 32),
@@ -81,9 +81,24 @@ const LIMITS: [(Class, ClassLimit); 9] = [
         Class::Other,
         ClassLimit::of(50_000, 2_048).and_each(100, 64),
     ),
+    // A share carries each control protocol of the link; PTP sends 128 frames/s.
+    (
+        Class::Forwarded,
+        ClassLimit::of(50_000, 2_048).and_each(400, 128),
+    ),
 ];
 /// Frames a second of which the kernel takes many for little.
 const FAST: u64 = 200_000;
+
+/// Uses that the kernel has for an interface's frames that are not for this host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelUses {
+    /// It forwards them. A datagram or SYN to a port of its own may be translated and
+    /// forwarded, too, to a container: such frames share the rate of what it has sockets for.
+    pub is_forwarding: bool,
+    /// Another use: an interface above this one, a capture, a transparent proxy.
+    pub is_open: bool,
+}
 
 /// What happened to kernel-bound frames of one class on one queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,19 +126,22 @@ impl TrustedTables {
         bucket.rate.store(limit.rate.min(MAXIMUM_RATE), Release);
     }
 
-    /// Sets on all queues the limits of a host's interface. Where the host
-    /// `forwards`, what comes to its own ports may be translated and go on, to a
-    /// container: such frames get the rate of established connections.
-    pub fn limit_kernel_frames(&self, forwards: bool) {
+    /// Sets on all queues the limits of a host's interface.
+    pub fn limit_kernel_frames(&self) {
         // Queues may be added later, too.
         for queue in 0..QUEUES as u32 {
-            for (class, mut limit) in LIMITS {
-                if forwards && matches!(class, Class::Syn | Class::Udp) {
-                    limit.rate = FAST;
-                }
+            for (class, limit) in LIMITS {
                 self.set_class(queue, class, limit);
             }
         }
+    }
+
+    /// Says which frames the kernel has a use for although they are not for this host.
+    /// Takes effect at once, on adopted tables, too.
+    pub fn set_kernel_uses(&self, uses: KernelUses) {
+        let bit = |is_used, bit: u32| if is_used { bit as u8 } else { 0 };
+        let bits = bit(uses.is_forwarding, USE_FORWARDING) | bit(uses.is_open, USE_NOT_FOR_HOST);
+        self.map().control.kernel_uses.store(bits, Release);
     }
 
     pub(super) fn limit_resets(&self) {

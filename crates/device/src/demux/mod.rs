@@ -38,7 +38,7 @@ mod waits;
 pub use application::ApplicationTables;
 pub use counters::DriverCounters;
 pub use drive::{Answer, Verdict, classify_host, drive};
-pub use kernel::{ClassCounts, ClassLimit};
+pub use kernel::{ClassCounts, ClassLimit, KernelUses};
 pub use listen::{CookieMode, CookieOffer, CookieParameters};
 pub use maps::KernelMaps;
 pub use tables::{EMBEDDED_APPLICATION, Tables};

@@ -18,7 +18,7 @@ use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{
     APPLICATIONS, Application, CLASSES, COUNTERS, Class, Counter, Protocol, QUEUES,
 };
-use tidewall_device::interface::{queue_count, queue_counts};
+use tidewall_device::interface::{UsesReader, queue_count, queue_counts};
 use tidewall_sys::interface;
 use tidewall_sys::netlink::Rtnetlink;
 use tidewall_wire::atm::pseudowire::Label;
@@ -77,6 +77,7 @@ pub struct DirectDevice {
     kept: Kept,
     looks: Vec<Look>,
     netlink: Rtnetlink,
+    uses: UsesReader,
     /// Of random bytes.
     random: File,
     reserved: Reserved,
@@ -185,6 +186,7 @@ impl DirectDevice {
             kept: Kept::new()?,
             looks: Vec::new(),
             netlink,
+            uses: UsesReader::new(index),
             random: File::open("/dev/urandom")?,
             reserved,
             neighbours,

@@ -120,6 +120,7 @@ impl Server {
         let manager = Manager::new(limits, recovered, monotonic(), &mut device);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let changes = Monitor::with_neighbours()?;
+        device.refresh_uses();
         let holders = device.holders();
         let foreign = ForeignThreads::new(move |socket, user| holders.facts(socket, user))?;
         let server = Server {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use tidewall_device::demux::layout::{LOCALS, Protocol, TraceRecord};
 use tidewall_device::demux::{Tables, TrustedTables};
+use tidewall_device::interface::UsesReader;
 use tidewall_manager::AfXdp;
 use tidewall_manager::client::{Client, Patience};
 use tidewall_manager::restore::Undo;
@@ -237,6 +238,14 @@ impl DeviceOwner {
                 ),
             )
         })
+    }
+
+    /// Says which frames the kernel has a use for although they are not for this host,
+    /// which a manager knows by itself.
+    pub(crate) fn set_kernel_uses(&self, reader: &mut UsesReader) {
+        if let DeviceOwner::Embedded(own) = self {
+            own.trusted.set_kernel_uses(reader.read());
+        }
     }
 
     /// Attaches the driver program anew.

@@ -12,7 +12,7 @@ use tidewall_device::demux::layout::{Metadata, Protocol};
 use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
-use tidewall_device::interface::{forwards, queue_count};
+use tidewall_device::interface::{UsesReader, queue_count};
 use tidewall_device::queue::{KernelDelivered, Queue};
 use tidewall_manager::ethtool::NtupleRule;
 use tidewall_manager::record::Record;
@@ -158,9 +158,9 @@ impl Stack {
         tables
             .embedded
             .set_cookie_redirect(device.checksum_offload_possible);
-        tables
-            .trusted
-            .limit_kernel_frames(forwards(&config.interface));
+        tables.trusted.limit_kernel_frames();
+        let uses = UsesReader::new(interface.index).read();
+        tables.trusted.set_kernel_uses(uses);
         for (queue, class) in classes.iter().enumerate() {
             for &port in &class.ports {
                 for protocol in [Protocol::Udp, Protocol::Tcp] {

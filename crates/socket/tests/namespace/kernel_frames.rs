@@ -237,6 +237,71 @@ pub fn neighbours_are_found_beside_floods_of_their_questions() {
     echo.finish();
 }
 
+pub fn what_is_not_for_this_host_is_limited_while_it_has_no_use_for_it() {
+    let stack = stack();
+    let mut frame = here_mac();
+    frame.extend([2, 0, 0, 0, 0, 9, 0x88, 0xb5]);
+    frame.extend([0; 46]);
+    let (blast, _) = blast(vec![frame; 64], Some(300_000));
+    // What passed and was dropped while so many came.
+    let share = || {
+        let (passed, dropped) = class(&stack, "forwarded");
+        let mut now = (0, 0);
+        wait_until(|| {
+            let (a, b) = class(&stack, "forwarded");
+            now = (a - passed, b - dropped);
+            now.0 + now.1 > 5_000
+        });
+        now
+    };
+    let becomes_limited = |why: &str| assert!(wait_until(|| share().1 > 1_000), "{why}");
+    let becomes_open = |why: &str| assert!(wait_until(|| share().1 == 0), "{why}");
+    becomes_limited("at first");
+    let forwarding = "/proc/sys/net/ipv4/conf";
+    for (begin, end) in [
+        (
+            "echo 1 > /proc/sys/net/ipv4/ip_forward".to_owned(),
+            "echo 0 > /proc/sys/net/ipv4/ip_forward".to_owned(),
+        ),
+        (
+            format!("echo 1 > {forwarding}/{HERE}/forwarding"),
+            format!("echo 0 > {forwarding}/{HERE}/forwarding"),
+        ),
+        (
+            "echo 1 > /proc/sys/net/ipv6/conf/all/forwarding".to_owned(),
+            "echo 0 > /proc/sys/net/ipv6/conf/all/forwarding".to_owned(),
+        ),
+        (
+            format!("ip link set {HERE} promisc on"),
+            format!("ip link set {HERE} promisc off"),
+        ),
+        (
+            "ip route add local 198.18.0.0/15 dev lo".to_owned(),
+            "ip route del local 198.18.0.0/15 dev lo".to_owned(),
+        ),
+        (
+            format!("ip link add link {HERE} name tw-mac type macvlan"),
+            "ip link del tw-mac".to_owned(),
+        ),
+        (
+            format!("ip link add tw-bridge type bridge; ip link set {HERE} master tw-bridge"),
+            format!("ip link set {HERE} nomaster; ip link del tw-bridge"),
+        ),
+    ] {
+        shell(&begin);
+        becomes_open(&begin);
+        shell(&end);
+        becomes_limited(&end);
+    }
+    // The end of one that went away is not announced here.
+    shell(&format!(
+        "ip link add link {HERE} name tw-mac type macvlan; ip link set tw-mac netns {}",
+        peer_namespace()
+    ));
+    becomes_open("a macvlan of another namespace");
+    blast.finish();
+}
+
 /// A third namespace, which goes when this does.
 struct Far(String);
 

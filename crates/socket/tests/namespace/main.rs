@@ -105,6 +105,7 @@ system_tests! {
     kernel_frames::a_blast_at_a_closed_port_leaves_syns_and_answers on 1,
     kernel_frames::neighbours_are_found_beside_floods_of_their_questions on 1,
     kernel_frames::a_router_forwards_as_without_a_stack on 1,
+    kernel_frames::what_is_not_for_this_host_is_limited_while_it_has_no_use_for_it on 1,
     life::a_killed_owner_leaves_nothing_behind on 1,
     life::stacks_can_follow_each_other_at_once on 2,
     life::an_interface_that_goes_down_comes_back on 1,

@@ -23,15 +23,22 @@ pub(super) const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
-/// RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR.
-const CHANGES: u32 = 0x1 | 0x10 | 0x100;
+const RTM_NEWNETCONF: u16 = 80;
+const RTM_DELNETCONF: u16 = 81;
+/// RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR, and the groups of
+/// RTNLGRP_IPV4_NETCONF, RTNLGRP_IPV6_NETCONF and RTNLGRP_MPLS_NETCONF.
+const CHANGES: u32 = 0x1 | 0x10 | 0x100 | 1 << 23 | 1 << 24 | 1 << 28;
 const IFLA_ADDRESS: u16 = 1;
 pub(super) const IFLA_IFNAME: u16 = 3;
 pub(super) const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
+const IFLA_MASTER: u16 = 10;
 pub(super) const IFLA_LINKINFO: u16 = 18;
 pub(super) const IFLA_INFO_KIND: u16 = 1;
 const IFLA_STATS64: u16 = 23;
+const IFLA_PROMISCUITY: u16 = 30;
+/// Kinds of interfaces whose IFLA_LINK is their other end.
+const PAIRS: [&str; 2] = ["veth", "netkit"];
 pub(super) const IFLA_XDP: u16 = 43;
 /// Of the one program; of the driver's and of the generic one where another is offloaded.
 const XDP_PROGRAMS: [u16; 3] = [4, 5, 6];
@@ -67,6 +74,8 @@ const RTAX_LOCK: u16 = 1;
 const RTAX_MTU: u16 = 2;
 pub(super) const RTN_UNICAST: u8 = 1;
 pub(super) const RTN_LOCAL: u8 = 2;
+/// `rtm_protocol` of routes that follow from an interface's addresses.
+const RTPROT_KERNEL: u8 = 2;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// linux/pkt_sched.h: the parent of a root queueing discipline.
@@ -183,6 +192,10 @@ pub struct Link {
     pub counters: Option<LinkCounters>,
     /// The kernel's number of its XDP program, where it has one; not of an offloaded one.
     pub xdp_program: Option<u32>,
+    /// Index of the bridge, bond or the like that it is a port of, 0 for none.
+    pub controller: u32,
+    /// How many ask for frames that are not for this host (`promiscuity` of `ip -d link`).
+    pub promiscuity: u32,
     /// The interface at its other end or below it, and the id of that one's network
     /// namespace where it is another.
     peer: (u32, Option<u32>),
@@ -209,6 +222,8 @@ impl Link {
             mac: None,
             counters: None,
             xdp_program: None,
+            controller: 0,
+            promiscuity: 0,
             peer: (0, None),
         };
         for (kind, value) in attributes(body.get(16..).unwrap_or_default()) {
@@ -224,12 +239,19 @@ impl Link {
                     let mut programs = XDP_PROGRAMS.iter();
                     link.xdp_program = programs.find_map(|&kind| find(value, kind)).map(word);
                 }
+                IFLA_MASTER => link.controller = word(value),
+                IFLA_PROMISCUITY => link.promiscuity = word(value),
                 IFLA_LINK => link.peer.0 = word(value),
                 IFLA_LINK_NETNSID => link.peer.1 = Some(word(value)),
                 _ => {}
             }
         }
         Some(link)
+    }
+
+    /// True for an interface that lies on that of index `below`, such as a VLAN or a macvlan.
+    pub fn is_above(&self, below: u32) -> bool {
+        self.peer == (below, None) && !PAIRS.contains(&self.kind.as_str())
     }
 }
 
@@ -251,6 +273,8 @@ pub enum Change {
     /// routes of an interface that goes down are not among them. For those who asked
     /// ([`Monitor::with_routes`]).
     Routes,
+    /// Whether some interface forwards, or another setting of the kind.
+    Settings,
     /// The kernel had more to say than there was room for.
     Missed,
 }
@@ -270,12 +294,12 @@ impl Monitor {
         Self::of(CHANGES)
     }
 
-    /// As [`Monitor::open`], and it hears of neighbours.
+    /// As [`Monitor::with_routes`], and it hears of neighbours.
     ///
     /// # Errors
     /// As there.
     pub fn with_neighbours() -> io::Result<Self> {
-        Self::of(CHANGES | NEIGHBOURS)
+        Self::of(CHANGES | ROUTES | NEIGHBOURS)
     }
 
     /// As [`Monitor::open`], with routes and policy rules.
@@ -324,6 +348,9 @@ impl Monitor {
                     RTM_NEWADDR | RTM_DELADDR => Some(Change::Address),
                     RTM_NEWROUTE | RTM_DELROUTE | RTM_NEWRULE | RTM_DELRULE => {
                         (changes.last() != Some(&Change::Routes)).then_some(Change::Routes)
+                    }
+                    RTM_NEWNETCONF | RTM_DELNETCONF => {
+                        (changes.last() != Some(&Change::Settings)).then_some(Change::Settings)
                     }
                     RTM_DELNEIGH => neighbour::fields(body)
                         .map(|(interface, address, _)| Change::NeighbourGone(interface, address)),
@@ -459,6 +486,43 @@ impl Rtnetlink {
         }
         let reply = self.0.first(RTM_GETLINK, 0, &body)?;
         Link::parse(&reply).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Every interface of the network namespace.
+    ///
+    /// # Errors
+    /// ENOBUFS, ENOMEM.
+    pub fn links(&mut self) -> io::Result<Vec<Link>> {
+        let answers = self.0.exchange(RTM_GETLINK, NLM_F_DUMP, &[0; 16])?;
+        Ok(answers
+            .iter()
+            .filter_map(|(_, body)| Link::parse(body))
+            .collect())
+    }
+
+    /// True where somebody has made routes by which this host takes what is sent to
+    /// addresses that no interface has (`ip route add local`).
+    ///
+    /// # Errors
+    /// ENOBUFS for more than `most` routes; what the kernel reports. This socket is of
+    /// no use after an error.
+    pub fn has_local_routes(&mut self, most: usize) -> io::Result<bool> {
+        let (mut routes, mut found) = (0, false);
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
+            let mut header = [0; 12];
+            header[0] = family as u8;
+            self.0
+                .each(RTM_GETROUTE, NLM_F_DUMP, &header, &mut |_, body| {
+                    routes += 1;
+                    found |= matches!(body.get(5..8), Some(&[protocol, _, RTN_LOCAL]) if protocol != RTPROT_KERNEL);
+                    match routes > most {
+                        true => Err(Errno::NOBUFS.into()),
+                        false => Ok(()),
+                    }
+                })?;
+        }
+        Ok(found)
     }
 
     /// Every address of the network namespace, with the index of its interface.

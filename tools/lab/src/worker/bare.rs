@@ -125,7 +125,7 @@ impl<'a> Bare<'a> {
         let trusted = &tables.trusted;
         trusted.set_locals(&[SERVER.0.into(), SERVER.1.into()])?;
         trusted.set_device(index(SERVER_INTERFACE)?, SERVER_MAC_ADDRESS, MTU);
-        trusted.limit_kernel_frames(false);
+        trusted.limit_kernel_frames();
         let serve = |(spec, number): (&'a ServiceSpec, u16)| Served {
             spec,
             channel: ChannelId::new(number, 1),

@@ -168,7 +168,7 @@ impl Side {
         device.warnings.iter().for_each(|it| eprintln!("{it}"));
         let tables = device.tables();
         tables.trusted.set_locals(&side.addresses)?;
-        tables.trusted.limit_kernel_frames(false);
+        tables.trusted.limit_kernel_frames();
         let queues = std::mem::take(&mut device.queues);
         for number in 0..queues.len() as u32 {
             tables.embedded.set_limit(number, channel().index(), LIMIT);

@@ -52,6 +52,12 @@ impl DirectDevice {
         self.program.trusted().set_locals(&addresses)
     }
 
+    /// Writes anew into the driver program's map for which frames the kernel has a use
+    /// although they are not for this host.
+    pub(in crate::daemon) fn refresh_uses(&mut self) {
+        self.program.trusted().set_kernel_uses(self.uses.read());
+    }
+
     /// Follows what has changed in the host: its addresses, the interface's own, and
     /// neighbours that are to be kept resolved.
     ///
@@ -60,6 +66,9 @@ impl DirectDevice {
     pub fn host_changed(&mut self, changes: &[Change]) -> io::Result<()> {
         self.neighbours
             .changed(&mut self.netlink, self.index, changes);
+        if self.uses.note(changes) {
+            self.refresh_uses();
+        }
         let index = self.index;
         let of_link = |change: &Change| match change {
             Change::Link(link) => link.index == index,
