@@ -100,13 +100,13 @@ impl UsesReader {
         is_first || changes.iter().any(counts)
     }
 
-    /// What the kernel does with them now. Where it does not say, they are open to all.
+    /// The uses that the kernel has for such frames now. Where it does not say, they are open to all.
     pub fn read(&mut self) -> KernelUses {
         let Ok(name) = interface::name(self.index) else {
             return KernelUses::default();
         };
         let is_forwarding = forwards(&name);
-        // What forwards has many routes, and interfaces that come and go.
+        // A router has many routes, and interfaces that come and go: they are not read.
         let is_open = is_forwarding || self.has_others(&name).unwrap_or(true);
         KernelUses {
             is_forwarding,
@@ -119,7 +119,7 @@ impl UsesReader {
         let links = netlink.links()?;
         let above = links.iter().filter(|link| link.is_above(self.index));
         let above: Vec<u32> = above.map(|link| link.index).collect();
-        // Of one that is not there any more it has not been heard yet where it went.
+        // One that is not there any more may have moved, which is heard later.
         self.above.extend(&above);
         let own = links.iter().find(|link| link.index == self.index);
         Ok(self.has_moved

@@ -74,7 +74,8 @@ const NEEDED: &[Needed] = needed! {
         SYS_brk() SYS_mmap(0 = 0, 2 = READ_WRITE, 3 = ANONYMOUS, 4 = -1i64, 5 = 0) SYS_munmap()
         SYS_mremap(3 = libc::MREMAP_MAYMOVE) SYS_mprotect(2 = READ_WRITE)
         SYS_madvise(2 = libc::MADV_DONTNEED)
-        SYS_getrandom() SYS_clock_gettime(0 = libc::CLOCK_MONOTONIC);
+        SYS_getrandom() SYS_clock_gettime(0 = libc::CLOCK_MONOTONIC)
+        SYS_clock_gettime(0 = libc::CLOCK_PROCESS_CPUTIME_ID);
     Sockets:
         SYS_socket(0 = libc::AF_INET, 1 = STREAM) SYS_socket(0 = libc::AF_INET, 1 = DATAGRAM)
         SYS_socket(0 = libc::AF_INET6, 1 = STREAM) SYS_socket(0 = libc::AF_INET6, 1 = DATAGRAM)

@@ -71,7 +71,7 @@ pub use raw_option::{
 };
 pub use raw_poll::{SignalSet, poll_readable, ppoll, ready_now, select};
 pub use raw_thread::{find_no_files, set_fifo};
-pub use thread::{monotonic, pin, raise_open_files, thread_time};
+pub use thread::{monotonic, pin, process_time, raise_open_files, thread_time};
 pub use wake::{WakeFd, wait_readable};
 
 /// How often a call did something, or the calling thread's last error.

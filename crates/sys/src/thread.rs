@@ -8,7 +8,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 fn read(clock: ClockId) -> Duration {
-    // Both clocks count from zero.
+    // They count from zero.
     Duration::try_from(clock_gettime(clock)).unwrap_or_default()
 }
 
@@ -20,6 +20,11 @@ pub fn monotonic() -> Duration {
 /// Processor time that the calling thread has used (CLOCK_THREAD_CPUTIME_ID).
 pub fn thread_time() -> Duration {
     read(ClockId::ThreadCPUTime)
+}
+
+/// Processor time that all threads of this process have used (CLOCK_PROCESS_CPUTIME_ID).
+pub fn process_time() -> Duration {
+    read(ClockId::ProcessCPUTime)
 }
 
 /// Restricts the calling thread to one CPU.
@@ -63,7 +68,7 @@ mod tests {
         assert!(first > Duration::ZERO && monotonic() >= first);
         let before = thread_time();
         while thread_time() == before {}
-        assert!(thread_time() > before);
+        assert!(thread_time() > before && process_time() > before);
     }
 
     #[test]

@@ -100,7 +100,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Poll for up to so long before sleeping, in µs (or as 1ms), where the last answer's next question
-    /// came within that time; 0: never [default: the processor time of a sleep]
+    /// came within that time; 0: never [default: derived from what polling
+    /// and sleeping cost here]
     #[arg(long, value_name = "TIME", value_parser = spin)]
     spin: Option<Duration>,
     /// Where the driver program runs: native, in the driver, or generic, after the kernel has made a

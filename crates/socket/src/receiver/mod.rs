@@ -319,9 +319,9 @@ impl Load {
 
 impl Receiver {
     /// `spin`: how long a wait may poll before it sleeps; `None`: for the processor time of a
-    /// sleep, as polling in vain then costs no more than it could have saved, or for as long
-    /// as two wake-ups are late where more is answered for that. `classed`: queues are traffic
-    /// classes.
+    /// sleep, as polling in vain then costs no more than it could have saved, or for up to
+    /// two late wake-ups where a frame costs no more for that ([`SpinTrial`]). `classed`:
+    /// queues are traffic classes.
     pub(crate) fn new(
         queues: Vec<QueueHandle>,
         transmit_queues: usize,

@@ -62,14 +62,17 @@ impl Receiver {
             let by_others = |queue: &QueueHandle| queue.polled_by_others.load(Ordering::Relaxed);
             let sent = self.sent();
             let most = self.spin_trial.as_ref().map_or(self.spin.most, |trial| {
-                trial.time(sent, || core.now(), &self.spin)
+                trial.time(sent, || core.now(), tidewall_sys::process_time, &self.spin)
             });
             let answers = self.spin.begins(sent) && !self.queues.iter().any(by_others);
             // Where receive control forbids to sleep it would poll in any case.
             if answers || self.waiting() == Waiting::Poll {
-                let found = self.poll_before_sleep(core, most, has_input)?;
+                let (found, polled) = self.poll_before_sleep(core, most, has_input)?;
                 if answers {
                     self.spin.ended(found);
+                    if let Some(trial) = &self.spin_trial {
+                        trial.ended(found, polled);
+                    }
                 }
                 if found {
                     return Ok(true);
@@ -107,23 +110,24 @@ impl Receiver {
         }
     }
 
-    /// Polls before a sleep for `most`, no longer than that may pay ([`Spin`]). Who finds
-    /// something has entered no wait queue for it.
+    /// Polls before a sleep for `most`, no longer than that may pay ([`Spin`]), and returns
+    /// whether and after how long something
+    /// came. The caller has entered no wait queue for it.
     fn poll_before_sleep(
         &self,
         core: &Core,
         most: Duration,
         has_input: impl Fn() -> bool,
-    ) -> io::Result<bool> {
-        let mut now = core.now();
-        let end = now + most;
-        while now < end {
+    ) -> io::Result<(bool, Duration)> {
+        let began = core.now();
+        let mut now = began;
+        while now < began + most {
             now = self.rounds(core, Caller::Poller, now)?.ended;
             if has_input() {
-                return Ok(true);
+                return Ok((true, now - began));
             }
         }
-        Ok(false)
+        Ok((false, now - began))
     }
 
     /// Frames sent so far.

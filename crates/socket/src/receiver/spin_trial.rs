@@ -1,14 +1,20 @@
 //! How long a wait polls before it sleeps, where nobody has said so.
 //!
-//! To poll for the processor time of a sleep costs next to nothing, but seldom sees the
-//! next question of a client that waits for its answers: that comes later than a sleep
-//! costs, once the client itself is awake. To poll for as long as two wake-ups are late,
-//! the client's and ours, sees it, and each sleep that it saves makes the next question
-//! come sooner. Where questions
-//! come at a pace of their own it saves a sleep, too, and costs the processor more than
-//! that. The two differ in what is answered in the same time. So both are tried, one after
-//! the other, for some waits each, and the longer one is kept only where it brings a good
-//! deal more; that is tried again after some time.
+//! To poll for the processor time of a sleep costs at most twice that, but seldom sees the
+//! next question of a client that waits for its answers. To poll for as long as two
+//! wake-ups are late, the client's and ours, sees it. For such a client each sleep that is
+//! saved makes the next question come sooner, and the processor pays for one poll instead of
+//! a sleep. Where questions come at a pace of their own the processor pays for the whole
+//! time until the next one. When frames come does not tell the two apart, as it depends on
+//! when the last answer went.
+//!
+//! So both times are tried, for some waits each, and the processor time of the process per
+//! frame sent is compared. While the longer one is tried, a histogram notes when the polls
+//! found what was waited for. From it follows what any shorter time would have cost. A wait
+//! then polls for the time that finds most, of those that cost a tenth more than the short
+//! time at most: so much is a client's latency worth, and Linux's processor time of a
+//! request is no less than that with a sleep. Where what was seen changes, both are tried
+//! again.
 
 use std::time::Duration;
 
@@ -16,108 +22,218 @@ use super::{Spin, WakeUp};
 use crate::lock::{Mutex, lock, rank};
 
 /// Waits for which each is tried.
-const TRIED: u32 = 64;
+const TRIED: u32 = 128;
 /// Waits until both are tried again, at first and at most: twice as many each time that
 /// the outcome is the same.
 const KEPT: u32 = 1024;
 const KEPT_MOST: u32 = 16 * KEPT;
-/// The longer one is kept where it brings this much more; a sleep costs about a third of
-/// what a wake-up is late.
-const BETTER: f64 = 4.0 / 3.0;
-/// A pause of so many late wake-ups says nothing of either.
-const PAUSE: u32 = 16;
+/// Where waits come twice as often or half as often as when the outcome was found, it is
+/// kept for this part of that.
+const CHANGED: u32 = 8;
+/// Waits whose frequency is compared.
+const PACE: u32 = 64;
+/// Processor time that a frame may take for the sake of its latency, as a share of what it
+/// takes where waits poll for the shorter time.
+const DEARER: f64 = 1.1;
+/// Steps of the longer time in which it is counted when frames came.
+const STEPS: usize = 16;
 
 /// The two times, and what is known of them.
 pub(super) struct SpinTrial {
+    /// The processor time of a sleep, and the lateness of two.
     times: [Duration; 2],
-    /// Waits that are further apart are not counted.
-    pause: Duration,
     state: Mutex<State, rank::Leaf>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    /// Frames sent before the last wait, and when that was.
+/// The work that the process had done when a half of a trial began.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
     sent: u64,
-    at: Duration,
-    /// Which of the two is in use.
-    long: bool,
-    /// Both are being tried.
-    trying: bool,
-    /// Waits left of that.
-    left: u32,
-    /// Waits for which the outcome of the last trial is kept.
-    kept: u32,
-    /// Which that was.
-    chosen: bool,
-    /// What each brought: frames sent, and the time that it took.
-    frames: [u64; 2],
-    time: [Duration; 2],
+    processor: Duration,
 }
 
-impl State {
-    /// How many times what the shorter one brought in the same time the longer one did.
-    fn gain(&self) -> f64 {
-        let [short, long] = [0, 1].map(|place| match self.time[place] {
-            Duration::ZERO => 0.0,
-            time => self.frames[place] as f64 / time.as_secs_f64(),
-        });
-        if short > 0.0 { long / short } else { 0.0 }
+#[derive(Debug)]
+enum Phase {
+    Short,
+    Long,
+    Kept,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Frames sent before the last wait.
+    sent: u64,
+    phase: Phase,
+    /// Waits left of it.
+    left: u32,
+    /// How long a wait polls.
+    time: Duration,
+    /// Where this half of a trial began, and the cost of a frame in the first one, in s.
+    mark: Mark,
+    short: f64,
+    gaps: Gaps,
+    /// Waits for which the outcome of the last trial is kept, and which it was.
+    kept: u32,
+    chosen: Duration,
+    pace: Pace,
+}
+
+/// When the polls of waits found what was waited for, as far as they did.
+#[derive(Debug, Default)]
+struct Gaps {
+    found: [u32; STEPS],
+    polls: u32,
+}
+
+impl Gaps {
+    fn note(&mut self, gap: Option<Duration>, long: Duration) {
+        self.polls += 1;
+        let step = gap.map(|gap| gap.as_nanos() * STEPS as u128 / long.as_nanos().max(1));
+        if let Some(found) = step.and_then(|step| self.found.get_mut(step as usize)) {
+            *found += 1;
+        }
     }
 
-    /// The end of a trial's half, or of the time for which its outcome was kept. True where
-    /// the other of the two is in use from now on.
-    fn go_on(&mut self) -> bool {
-        let before = self.long;
-        if !self.trying {
-            (self.trying, self.long, self.left) = (true, false, TRIED);
-            (self.frames, self.time) = ([0; 2], [Duration::ZERO; 2]);
-        } else if !self.long {
-            (self.long, self.left) = (true, TRIED);
-        } else {
-            let long = self.gain() >= BETTER;
-            self.kept = if long == self.chosen {
-                (self.kept * 2).clamp(KEPT, KEPT_MOST)
-            } else {
-                KEPT
-            };
-            (self.trying, self.long, self.chosen) = (false, long, long);
-            self.left = self.kept;
+    /// For polls of so many steps: how many would have found it, and the processor time of
+    /// them all in s, with a sleep of `work` after each of the others.
+    fn of(&self, steps: usize, long: Duration, work: Duration) -> (u32, f64) {
+        let step = long.as_secs_f64() / STEPS as f64;
+        let (mut found, mut time) = (0, 0.0);
+        for (number, &count) in (1..).zip(self.found.iter().take(steps)) {
+            found += count;
+            time += f64::from(count) * f64::from(number) * step;
         }
-        self.long != before
+        let others = f64::from(self.polls - found);
+        (
+            found,
+            time + others * (steps as f64 * step + work.as_secs_f64()),
+        )
+    }
+}
+
+/// How often waits come.
+#[derive(Debug, Default)]
+struct Pace {
+    began: Duration,
+    waits: u32,
+    /// The time of so many waits when the outcome was found; zero: not known yet.
+    usual: Duration,
+}
+
+impl Pace {
+    /// One more at `now`. True where they come twice as often as usual or half as often.
+    fn has_changed(&mut self, now: Duration) -> bool {
+        if self.waits == 0 {
+            self.began = now;
+        }
+        self.waits += 1;
+        if self.waits <= PACE {
+            return false;
+        }
+        let took = now.saturating_sub(self.began);
+        (self.began, self.waits) = (now, 1);
+        if self.usual.is_zero() {
+            self.usual = took;
+        }
+        took > self.usual * 2 || took * 2 < self.usual
     }
 }
 
 impl SpinTrial {
     pub(super) fn new(wake_up: WakeUp) -> Self {
+        Self::of(wake_up.work(), wake_up.time())
+    }
+
+    fn of(work: Duration, late: Duration) -> Self {
         SpinTrial {
-            times: [wake_up.work(), wake_up.time() * 2],
-            pause: wake_up.time() * PAUSE,
-            state: Mutex::default(),
+            times: [work, work.max(late * 2)],
+            state: Mutex::new(State {
+                sent: 0,
+                phase: Phase::Kept,
+                left: 1,
+                time: work,
+                mark: Mark::default(),
+                short: 0.0,
+                gaps: Gaps::default(),
+                kept: 0,
+                chosen: work,
+                pace: Pace::default(),
+            }),
         }
     }
 
     /// A wait begins, `sent` frames having been sent so far: how long it may poll, if it is
-    /// to begin with that.
-    pub(super) fn time(&self, sent: u64, now: impl FnOnce() -> Duration, spin: &Spin) -> Duration {
+    /// to begin with that. `processor` says what processor time the process has used.
+    pub(super) fn time(
+        &self,
+        sent: u64,
+        now: impl FnOnce() -> Duration,
+        processor: impl FnOnce() -> Duration,
+        spin: &Spin,
+    ) -> Duration {
         let mut state = lock(&self.state);
         // Another thread may have begun a wait since the frames were counted.
         let frames = sent.wrapping_sub(state.sent);
-        if frames != 0 && frames <= u64::MAX / 2 {
-            let now = now();
-            let since = now.saturating_sub(state.at);
-            (state.sent, state.at) = (sent, now);
-            let place = usize::from(state.long);
-            if since < self.pause {
-                state.time[place] += since;
-                state.frames[place] += frames;
-            }
-            state.left = state.left.saturating_sub(1);
-            if state.left == 0 && state.go_on() {
-                spin.forget();
-            }
+        if frames == 0 || frames > u64::MAX / 2 {
+            return state.time;
         }
-        self.times[usize::from(state.long)]
+        state.sent = sent;
+        if matches!(state.phase, Phase::Kept) && state.pace.has_changed(now()) {
+            state.left = state.left.min(state.kept / CHANGED);
+        }
+        state.left = state.left.saturating_sub(1);
+        if state.left == 0 {
+            let processor = processor();
+            state.go_on(Mark { sent, processor }, self.times);
+            spin.forget();
+        }
+        state.time
+    }
+
+    /// A wait has polled for `polled`, and has found what was waited for or not.
+    pub(super) fn ended(&self, found: bool, polled: Duration) {
+        let mut state = lock(&self.state);
+        if matches!(state.phase, Phase::Long) {
+            state.gaps.note(found.then_some(polled), self.times[1]);
+        }
+    }
+}
+
+impl State {
+    /// The end of a trial's half, or of the time for which its outcome was kept.
+    fn go_on(&mut self, mark: Mark, times: [Duration; 2]) {
+        let [short, long] = times;
+        let frames = mark.sent.wrapping_sub(self.mark.sent) as f64;
+        let used = mark
+            .processor
+            .saturating_sub(self.mark.processor)
+            .as_secs_f64();
+        (self.phase, self.time, self.left) = match self.phase {
+            Phase::Kept => (Phase::Short, short, TRIED),
+            Phase::Short => {
+                self.short = used / frames;
+                self.gaps = Gaps::default();
+                (Phase::Long, long, TRIED)
+            }
+            Phase::Long => {
+                let (_, polled) = self.gaps.of(STEPS, long, short);
+                let mut best = (0, short);
+                for steps in 1..=STEPS {
+                    let (found, time) = self.gaps.of(steps, long, short);
+                    let cost = (used - polled + time) / frames;
+                    if found > best.0 && cost <= self.short * DEARER {
+                        best = (found, long * steps as u32 / STEPS as u32);
+                    }
+                }
+                let time = best.1.max(short);
+                let is_same = (time > short) == (self.chosen > short);
+                self.kept = if is_same { self.kept * 2 } else { 0 }.clamp(KEPT, KEPT_MOST);
+                self.chosen = time;
+                self.pace = Pace::default();
+                (Phase::Kept, time, self.kept)
+            }
+        };
+        self.mark = mark;
     }
 }
 
@@ -128,88 +244,157 @@ mod tests {
     const WORK: Duration = Duration::from_micros(4);
     const LATE: Duration = Duration::from_micros(16);
     const SERVICE: Duration = Duration::from_micros(5);
+    /// Further processor time of a sleep, which the measure at the start misses.
+    const SETTING_UP: Duration = Duration::from_micros(3);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The outcome of a server on virtual time.
+    #[derive(Debug)]
+    struct Served {
+        answered: u64,
+        /// Processor time of a question.
+        cost: f64,
+        /// For how long a wait polled at most, each 10 ms.
+        polled: Vec<Duration>,
+    }
+
+    /// Runs one for `time`; `next`: when the next question comes, by when the last one was
+    /// answered and by its number.
+    fn serve(
+        time: Duration,
+        trial: Option<&SpinTrial>,
+        next: impl Fn(Duration, u64) -> Duration,
+    ) -> Served {
+        let spin = Spin::new(WORK);
+        let (mut now, mut used, mut sent) = (Duration::ZERO, Duration::ZERO, 0);
+        let mut polled = Vec::new();
+        while now < time {
+            let comes = next(now, sent);
+            let most = trial.map_or(WORK, |trial| trial.time(sent, || now, || used, &spin));
+            polled.resize((now.as_millis() / 10) as usize + 1, most);
+            if comes > now && spin.begins(sent) {
+                let found = comes - now <= most;
+                let polls = most.min(comes - now);
+                used += polls;
+                now += polls;
+                spin.ended(found);
+                if let Some(trial) = trial {
+                    trial.ended(found, polls);
+                }
+            }
+            if comes > now {
+                used += WORK + SETTING_UP;
+                now = comes.max(now + WORK) + LATE;
+            }
+            now += SERVICE;
+            used += SERVICE;
+            sent += 1;
+        }
+        Served {
+            answered: sent,
+            cost: used.as_secs_f64() / sent as f64,
+            polled,
+        }
+    }
+
+    fn trial() -> SpinTrial {
+        SpinTrial::of(WORK, LATE)
+    }
+
+    fn micros(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    /// Each `pace`, whatever is answered when.
+    fn paced(answered: Duration, pace: Duration) -> Duration {
+        pace * ((answered.as_nanos() / pace.as_nanos()) as u32 + 1)
+    }
 
     #[test]
     fn a_thread_that_counted_before_another_adds_nothing() {
         let trial = trial();
         let spin = Spin::new(WORK);
-        for (sent, at) in [(5, 1), (7, 2), (6, 3), (8, 4)] {
-            trial.time(sent, || Duration::from_micros(at), &spin);
+        for sent in [5, 7, 6, 8] {
+            trial.time(sent, || Duration::ZERO, || Duration::ZERO, &spin);
         }
         // The first wait begins the trial.
-        let counted: u64 = lock(&trial.state).frames.iter().sum();
-        assert_eq!(counted, 8 - 5);
-    }
-
-    /// Runs a server on virtual time; `next`: when the next question comes, by when the last
-    /// one was answered. Returns questions that were answered, and the part of the time for
-    /// which it polled.
-    fn serve(
-        time: Duration,
-        trial: Option<&SpinTrial>,
-        next: impl Fn(Duration) -> Duration,
-    ) -> (u64, f64) {
-        let spin = Spin::new(WORK);
-        let (mut now, mut sent, mut polled) = (Duration::ZERO, 0, Duration::ZERO);
-        while now < time {
-            let comes = next(now);
-            let most = trial.map_or(WORK, |trial| trial.time(sent, || now, &spin));
-            if comes > now && spin.begins(sent) {
-                let found = comes - now <= most;
-                let polls = most.min(comes - now);
-                polled += polls;
-                now += polls;
-                spin.ended(found);
-            }
-            if comes > now {
-                now = comes.max(now + WORK) + LATE;
-            }
-            now += SERVICE;
-            sent += 1;
-        }
-        (sent, polled.as_secs_f64() / now.as_secs_f64())
-    }
-
-    fn trial() -> SpinTrial {
-        SpinTrial {
-            times: [WORK, LATE * 2],
-            pause: LATE * PAUSE,
-            state: Mutex::default(),
-        }
+        let state = lock(&trial.state);
+        assert_eq!((state.left, state.mark.sent, state.sent), (TRIED - 2, 5, 8));
     }
 
     #[test]
     fn a_client_that_waits_for_answers_is_polled_for() {
-        let next = |answered: Duration| answered + Duration::from_micros(11);
-        let time = Duration::from_secs(2);
-        let (before, _) = serve(time, None, next);
-        let (after, _) = serve(time, Some(&trial()), next);
-        assert!(after as f64 > 1.7 * before as f64, "{after}, {before}");
+        for gap in [3, 6, 7] {
+            let next = |answered, _| answered + micros(gap);
+            let polled = serve(SECOND, Some(&trial()), next);
+            let slept = serve(SECOND, None, next);
+            assert!(
+                polled.cost <= 1.1 * slept.cost,
+                "{gap}: {polled:?}, {slept:?}"
+            );
+            // As a receiver that always polls.
+            let most = SECOND.as_secs_f64() / (SERVICE + micros(gap)).as_secs_f64();
+            assert!(polled.answered as f64 > 0.95 * most, "{gap}: {polled:?}");
+        }
     }
 
-    /// Each 25 µs, whatever is answered when.
+    /// The processor has to do something else meanwhile.
+    #[test]
+    fn a_client_that_takes_longer_than_a_sleep_costs_is_slept_for() {
+        for gap in [11, 20, 40] {
+            let next = |answered, _| answered + micros(gap);
+            let polled = serve(SECOND, Some(&trial()), next);
+            let slept = serve(SECOND, None, next);
+            assert!(
+                polled.cost <= 1.1 * slept.cost,
+                "{gap}: {polled:?}, {slept:?}"
+            );
+        }
+    }
+
     #[test]
     fn questions_at_a_pace_of_their_own_are_slept_for() {
-        let pace = Duration::from_micros(25);
-        let next = |answered: Duration| {
-            let number = answered.as_nanos() / pace.as_nanos();
-            pace * (number as u32 + 1)
+        for pace in [20, 25, 33, 100, 700] {
+            let next = |answered, _| paced(answered, micros(pace));
+            let tried = serve(SECOND * 2, Some(&trial()), next);
+            let slept = serve(SECOND * 2, None, next);
+            assert!(
+                tried.cost <= 1.1 * slept.cost,
+                "{pace}: {tried:?}, {slept:?}"
+            );
+        }
+    }
+
+    /// Three questions soon after each other, and then a pause.
+    #[test]
+    fn no_wait_polls_through_the_pauses_between_bursts() {
+        let next = |answered, number| match number % 4 {
+            0 => answered + micros(400),
+            _ => answered + micros(6),
         };
-        let time = Duration::from_secs(2);
-        let (_, before) = serve(time, None, next);
-        let (_, polled) = serve(time, Some(&trial()), next);
-        assert!(polled < before + 0.06, "{polled}, {before}");
+        let trial = trial();
+        let tried = serve(SECOND * 2, Some(&trial), next);
+        let slept = serve(SECOND * 2, None, next);
+        assert!(tried.cost <= 1.1 * slept.cost, "{tried:?}, {slept:?}");
+        assert!(lock(&trial.state).chosen <= micros(8), "{:?}", trial.state);
     }
 
     #[test]
-    fn a_client_that_comes_later_is_found() {
-        let after = Duration::from_secs(1);
-        let next = |answered: Duration| match answered < after {
-            true => answered + Duration::from_micros(200),
-            false => answered + Duration::from_micros(11),
+    fn a_client_that_comes_later_is_found_and_forgotten_when_it_goes() {
+        let next = |answered: Duration, _| match answered.as_secs() {
+            1 => answered + micros(7),
+            second => paced(answered, micros(if second == 0 { 200 } else { 40 })),
         };
-        let trial = trial();
-        serve(after * 2, Some(&trial), next);
-        assert!(lock(&trial.state).chosen);
+        let polled = serve(SECOND * 3, Some(&trial()), next).polled;
+        let long = |from: usize| {
+            let times = &polled[from..from + 80];
+            times.iter().filter(|&&time| time > WORK).count()
+        };
+        // From 0.2 s after each change on; the trials themselves are part of it.
+        let [before, during, after] = [long(20), long(120), long(220)];
+        assert!(
+            before < 16 && during > 64 && after < 16,
+            "{before}, {during}, {after}"
+        );
     }
 }

@@ -183,9 +183,10 @@ impl EmbeddedConfig {
     /// How long, at most, a blocking call polls before it sleeps; zero: not at all.
     /// `None`, which is the default: for the processor time of a sleep, which is measured when the
     /// stack begins, so that polling in vain costs no more than it could have saved; or for
-    /// as long as two wake-ups are late, where a trial shows that a third more is answered for
-    /// that, as of a client that waits for each answer. It does so where something was sent since the wait before, and the seldomer the more often
-    /// that was for nothing: a client that asks again at once is answered without a wake-up
+    /// longer, up to two late wake-ups, where a trial shows that an answer costs no more than a
+    /// tenth more of processor time then, as of a client that waits for each. It does so where
+    /// something was sent since the wait before, and the seldomer the more often that was for
+    /// nothing: a client that asks again at once is answered without a wake-up
     /// (`tidewall lab run lrp-base`), and an idle stack polls for nobody.
     ///
     /// Why: answers are owed at intervals longer than that. Wrong: processor time of a

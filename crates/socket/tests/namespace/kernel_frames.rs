@@ -243,7 +243,7 @@ pub fn what_is_not_for_this_host_is_limited_while_it_has_no_use_for_it() {
     frame.extend([2, 0, 0, 0, 0, 9, 0x88, 0xb5]);
     frame.extend([0; 46]);
     let (blast, _) = blast(vec![frame; 64], Some(300_000));
-    // What passed and was dropped while so many came.
+    // Frames that passed and were dropped, of so many that came.
     let share = || {
         let (passed, dropped) = class(&stack, "forwarded");
         let mut now = (0, 0);
