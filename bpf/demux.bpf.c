@@ -330,12 +330,18 @@ owned:;
 			WITHOUT_SOCKET(0);
 		}
 		__u32 admitted = head->head;
-		if (admitted - READ_ONCE(bounds->tail) >= limit) {
+		struct tw_total *total = &application->totals[index];
+		__u32 waiting = admitted - READ_ONCE(bounds->tail), given = READ_ONCE(total->given);
+		int is_full = waiting >= limit;
+		__u32 spare = waiting < TW_QUIET ? 0 : READ_ONCE(total->spare);
+		if (is_full || ((int)(given - total->head - spare) <= 0 && given)) {
 			if ((!(++head->dropped & DROPPED_UNASKED) || protocol == TCP) && is_gone(owner, index)) {
 				/* What was on its way went with its socket. */
 				WRITE_ONCE(head->head, READ_ONCE(bounds->tail));
 				WITHOUT_SOCKET(0);
 			}
+			if (!is_full)
+				DROP(TW_COUNT_APPLICATION_FULL);
 			DROP(TW_COUNT_CHANNEL_FULL);
 		}
 		credit = admitted + 1;
@@ -377,6 +383,8 @@ owned:;
 		WITHOUT_SOCKET(queue->metadata_in_frame);
 	if (head) {
 		WRITE_ONCE(head->head, credit);
+		struct tw_total *total = &application->totals[index];
+		WRITE_ONCE(total->head, total->head + 1);
 		count(queue, TW_COUNT_CHANNEL);
 		*cause = TW_COUNT_CHANNEL;
 	} else {

@@ -231,6 +231,11 @@ enum tw_counter {
 	 * -> The other end has a circuit that is not bound here: `tidewall trace` shows its label,
 	 * whose upper 4 bits are 1 + VPI and whose lower 16 are the VCI. */
 	TW_COUNT_NO_CIRCUIT,
+	/* Early discard: the application's sockets together hold so many of its frames that the
+	 * last ones are left to sockets that hold few. (lost)
+	 * -> The application receives more slowly than frames arrive at many of its sockets: make
+	 * it faster, or give it more frames (--frames). */
+	TW_COUNT_APPLICATION_FULL,
 	TW_COUNTERS = 24, /* places for them */
 };
 
@@ -339,6 +344,8 @@ struct tw_cookies {
 #define TW_WAIT_ALL 0x8000u        /* all but SYNs, for a time */
 #define TW_WAIT_UNTIL 0x7fffu      /* bits of the tick of the application's clock at which it ends */
 
+#define TW_QUIET 8 /* frames: a channel that holds fewer may have an application's last ones */
+
 /* One exact flow, a listener on one address, or a circuit. Writer: application. */
 struct tw_flow_entry {
 	__u64 local[2];                /* address */
@@ -373,6 +380,16 @@ struct tw_channel_driver {
 	__u64 dropped;                 /* at the limit */
 };
 
+/* The account of all channels of one queue together: so many frames fit into the empty
+ * ones that the device has. Beyond, the kernel would lose them after all work was done. */
+struct tw_total {
+	__u32 head;                    /* frames ever admitted. Writer: driver */
+	__u32 pad[15];                 /* zero */
+	__u32 given;                   /* what `head` may reach; 0: anything. Writer: application */
+	__u32 spare;                   /* of these the last, for quiet channels. Writer: application */
+	__u32 rest[14];                /* zero */
+};
+
 /* Frames of one queue that may wait for the next round: they go to a socket of the
  * same queue that nobody sleeps on. */
 struct tw_waiting {
@@ -398,6 +415,7 @@ struct tw_application {
 	__u32 fragment_channel;        /* channel id that gets later fragments */
 	struct tw_share shares[TW_SHARES]; /* by the share that a flow has, from 1 */
 	struct tw_waiting waiting[TW_QUEUES]; /* by queue */
+	struct tw_total totals[TW_QUEUES]; /* by queue */
 	__u32 pad;                     /* zero */
 };
 

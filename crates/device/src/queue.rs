@@ -64,6 +64,12 @@ pub trait Receive: Send {
         0
     }
 
+    /// Frames that fit into the receive ring: what comes beyond is lost, whatever empty
+    /// frames the device has.
+    fn ring_limit(&self) -> u32 {
+        u32::MAX
+    }
+
     /// Descriptors that become readable when frames may have arrived, for
     /// `poll(2)`.
     fn descriptors(&self) -> Vec<RawFd>;

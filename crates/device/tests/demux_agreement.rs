@@ -129,6 +129,7 @@ fn agree_on_the_corpus() {
         Counter::NapiProbe,
         Counter::CookieValid,
         Counter::OverShare,
+        Counter::ApplicationFull,
     ];
     for counter in Counter::ALL
         .into_iter()
@@ -350,6 +351,20 @@ fn agree_on_parts_of_shared_channels() {
     assert!(pair.tables.embedded.dropped(0, 6) >= first);
     pair.run_corpus(|tables| tables.embedded.renew_shares(SHARE));
     assert_eq!(over(&pair), first, "each frame had a part of its own");
+}
+
+#[test]
+fn agree_on_full_applications() {
+    let Some(mut pair) = Pair::new("agree_on_full_applications") else {
+        return;
+    };
+    pair.run_corpus(|tables| {
+        let head = tables.embedded.total_head(0);
+        let room = u32::from(head.is_multiple_of(2));
+        tables.embedded.set_given(0, head.wrapping_add(room));
+    });
+    let full = pair.tables.trusted.counter(0, Counter::ApplicationFull);
+    assert!(full > 10, "{full}");
 }
 
 #[test]

@@ -18,6 +18,13 @@
 //! below the mark, and its write-off is taken back. So each number is credited
 //! exactly once, whatever the interleaving: either when its frame is consumed,
 //! or as a write-off that stands.
+//!
+//! All channels of a queue together have one more bound: the empty frames that the
+//! device was given, and the places of the receive ring. The poller writes it with each
+//! refill ([`ApplicationTables::set_given`]), so a flood at many sockets dies in the
+//! driver program and not in the ring.
+//!
+//! [`ApplicationTables::set_given`]: tidewall_device::demux::ApplicationTables::set_given
 
 /// What to do to `tail` for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

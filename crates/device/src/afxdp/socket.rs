@@ -301,6 +301,10 @@ impl Receive for ReceiveHalf {
         self.waiting.as_ref().map_or(0, |_| WAITING_RING)
     }
 
+    fn ring_limit(&self) -> u32 {
+        self.receive.size()
+    }
+
     fn fill(&mut self, frames: &mut Vec<Frame>) {
         let count = self.fill.room(frames.len() as u32).min(frames.len() as u32);
         for frame in frames.drain(frames.len() - count as usize..) {

@@ -12,6 +12,7 @@ use super::ChannelId;
 use super::ends::Ends;
 use super::layout::{
     Application, CHANNELS, ChannelApplication, ChannelDriver, LISTEN_LOCAL, Listener, Protocol,
+    Total,
 };
 use super::raw_tables::Memory;
 use super::tables::{invalid, port_index, specified};
@@ -174,6 +175,34 @@ impl ApplicationTables {
         if let Some(channel) = self.channel(queue, index) {
             channel.tail.fetch_add(frames, Release);
         }
+    }
+
+    /// Sets how many of the frames of a queue, the last ones, are for channels that hold
+    /// few.
+    pub fn set_spare(&self, queue: u32, frames: u32) {
+        if let Some(total) = self.total(queue) {
+            total.spare.store(frames, Release);
+        }
+    }
+
+    /// Sets what [`ApplicationTables::total_head`] of a queue may reach; 0: anything, as at
+    /// first.
+    pub fn set_given(&self, queue: u32, given: u32) {
+        if let Some(total) = self.total(queue)
+            && total.given.load(Relaxed) != given
+        {
+            total.given.store(given, Release);
+        }
+    }
+
+    /// Frames that the driver has admitted to all channels of a queue, ever, modulo 2^32.
+    pub fn total_head(&self, queue: u32) -> u32 {
+        self.total(queue)
+            .map_or(0, |total| total.head.load(Acquire))
+    }
+
+    fn total(&self, queue: u32) -> Option<&Total> {
+        self.map().totals.get(queue as usize)
     }
 
     /// Frames no longer outstanding, ever, modulo 2^32.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::layout::Protocol::{Tcp, Udp};
 use super::layout::{
     APPLICATIONS, CHANNELS, Class, Counter, FRAGMENTS, Kind, LISTEN_CONNECTED, LISTEN_LOCAL,
-    LOCALS, OWNERS, QUEUES,
+    LOCALS, OWNERS, QUEUES, QUIET,
 };
 use super::*;
 
@@ -625,4 +625,50 @@ fn cookies_need_a_key_and_go_out_only_when_asked_for() {
     tables.embedded.set_cookies(80, CookieMode::Answer).unwrap();
     tables.embedded.listen_tcp(None, 80, one, &OFFER).unwrap();
     assert!(answered());
+}
+
+#[test]
+fn an_application_is_full_whatever_room_its_channels_have() {
+    let tables = tables();
+    let channels = 1..=9;
+    for port in channels.clone() {
+        let channel = open(&tables, port);
+        tables.trusted.own_port(Udp, None, port, 0).unwrap();
+        tables.embedded.listen(Udp, None, port, channel).unwrap();
+    }
+    let to = |port: u16| drive_to(&tables, "198.51.100.1:9", &format!("192.0.2.1:{port}"));
+    let full = Verdict::Drop {
+        counter: Counter::ApplicationFull,
+    };
+    let flood = |ports: std::ops::RangeInclusive<u16>| {
+        for port in (0..1000).flat_map(|_| ports.clone()) {
+            let verdict = to(port);
+            assert!(verdict == full || channel_of(verdict) == port);
+        }
+    };
+    tables.embedded.set_given(0, 1000);
+    tables.embedded.set_spare(0, 50);
+    flood(1..=8);
+    assert_eq!(tables.embedded.total_head(0), 950);
+    assert_eq!(tables.trusted.counter(0, Counter::ApplicationFull), 7050);
+    assert!(tables.embedded.dropped(0, 8) > 0);
+    // The last ones are for a channel that holds few.
+    for _ in 0..QUIET {
+        assert_eq!(channel_of(to(9)), 9);
+    }
+    assert_eq!(to(9), full);
+    tables.embedded.tail_add(0, 9, 1);
+    assert_eq!(channel_of(to(9)), 9);
+    // What others give back is not the device's yet.
+    tables.embedded.tail_add(0, 1, 10);
+    assert_eq!(to(1), full);
+    tables.embedded.set_given(0, 1010);
+    assert_eq!(channel_of(to(1)), 1);
+    assert_eq!(to(1), full);
+    // A channel that is full itself says so.
+    tables.embedded.set_limit(0, 1, 2);
+    let full = Verdict::Drop {
+        counter: Counter::ChannelFull,
+    };
+    assert_eq!(to(1), full);
 }

@@ -69,6 +69,11 @@ impl<T: Copy> Ring<T> {
         self.word(self.offsets.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 
+    /// Entries that fit into it.
+    pub(crate) fn size(&self) -> u32 {
+        self.mask + 1
+    }
+
     /// Producing side: entries that may be written now.
     pub(crate) fn room(&mut self, wanted: u32) -> u32 {
         let size = self.mask + 1;

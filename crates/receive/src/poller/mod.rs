@@ -40,6 +40,10 @@ pub const BATCH: usize = 256;
 /// caches.
 const POLLED_FRAMES: usize = 4 * BATCH;
 
+/// One part in so many of the frames is for channels that hold few, whatever the others are
+/// flooded with.
+const SPARE: usize = 32;
+
 /// Rounds that must find the driver ahead of us before its frames are taken
 /// for lost: a frame in flight on another CPU is not lost yet.
 const ROUNDS_BEFORE_WRITE_OFF: u32 = 2;
@@ -98,13 +102,15 @@ pub struct Poller {
     accounts: Box<[Account]>,
     /// Numbers of open channels, for reconciling.
     open: Vec<u32>,
-    /// Credited frames that arrived, and that were written off.
-    arrived: u64,
-    written_off: u64,
+    /// Credited frames that arrived, and that were written off, modulo 2^32.
+    arrived: u32,
+    written_off: u32,
     suspicion: u32,
     /// Frames for receiving, and how many of them the device has.
     receive_frames: usize,
     in_device: usize,
+    /// As [`Receive::ring_limit`].
+    ring_limit: u32,
     /// Bp, and how it is divided into polls.
     budget: u32,
     polls: u32,
@@ -162,11 +168,14 @@ pub fn open(
     // Most frames stay for what wakes somebody.
     let waiting = receive.waiting_limit().min(frames.len() as u32 / 4);
     shared.tables.set_waiting_limit(queue, waiting);
-    let arrived = shared.driver.counter(Counter::Channel);
+    let arrived = shared.tables.total_head(queue);
     let receive_frames = frames.len();
+    let spare = receive_frames.min(receive.ring_limit() as usize) / SPARE;
+    shared.tables.set_spare(queue, spare as u32);
     let mut poller = Poller {
         receive_frames,
         in_device: 0,
+        ring_limit: receive.ring_limit(),
         shared: shared.clone(),
         device: receive,
         batch: Vec::with_capacity(BATCH),
@@ -335,7 +344,7 @@ impl Poller {
     fn poll(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
         if interrupt == Interrupt::Masked && !self.device.receives_ahead() {
             // What waits in our rings is the device's no more.
-            let waiting = self.not_here(self.shared.driver.counter(Counter::Channel));
+            let waiting = self.not_here(self.admitted());
             self.refill(POLLED_FRAMES + usize::try_from(waiting).unwrap_or(0));
         } else {
             self.refill_to_sleep();
@@ -358,8 +367,13 @@ impl Poller {
     }
 
     /// Of so many frames that the driver has admitted, those that have not arrived here.
-    fn not_here(&self, admitted: u64) -> i64 {
-        admitted.wrapping_sub(self.arrived.wrapping_add(self.written_off)) as i64
+    fn not_here(&self, admitted: u32) -> i32 {
+        admitted.wrapping_sub(self.arrived.wrapping_add(self.written_off)) as i32
+    }
+
+    /// Frames that the driver has admitted to this application: others may share the device.
+    fn admitted(&self) -> u32 {
+        self.shared.tables.total_head(self.shared.queue)
     }
 
     /// Sorts a batch out of the ring. Returns its frames, and how many are missing
@@ -367,7 +381,7 @@ impl Poller {
     fn sort(&mut self, ready: &mut Vec<u16>) -> (usize, u64) {
         // Read before the ring: what the driver admitted up to here is in the
         // ring, lost, or being published this moment.
-        let admitted = self.shared.driver.counter(Counter::Channel);
+        let admitted = self.admitted();
         let before = ready.len();
         let frames = self.receive(ready);
         self.schedule
@@ -509,6 +523,10 @@ impl Poller {
             self.in_device += count - self.to_device.len();
             self.empty_frames.append(&mut self.to_device);
         }
+        // What is on its way here has its frames already.
+        let seen = self.arrived.wrapping_add(self.written_off);
+        let given = seen.wrapping_add((self.in_device as u32).min(self.ring_limit));
+        self.shared.tables.set_given(self.shared.queue, given);
     }
 
     fn receive(&mut self, ready: &mut Vec<u16>) -> usize {
@@ -550,7 +568,7 @@ impl Poller {
             let has_waited = metadata.waited_since() != 0;
             waiting += u32::from(has_waited);
             if let Some(account) = accounts.get_mut(number as usize) {
-                *arrived += 1;
+                *arrived = arrived.wrapping_add(1);
                 match account.arrived(metadata.credit) {
                     Adjust::Keep => {}
                     adjust => adjust_credit(shared, number, adjust, written_off),
@@ -666,14 +684,14 @@ fn append(
 }
 
 /// Applies an adjustment to a channel's tail and to the running totals.
-fn adjust_credit(shared: &Shared, number: u16, adjust: Adjust, written_off: &mut u64) {
+fn adjust_credit(shared: &Shared, number: u16, adjust: Adjust, written_off: &mut u32) {
     let (tail, total) = match adjust {
         Adjust::Keep => return,
         Adjust::WriteOff(frames) => (frames, i64::from(frames)),
         Adjust::TakeBack => (1u32.wrapping_neg(), -1),
     };
     shared.tables.tail_add(shared.queue, number, tail);
-    *written_off = written_off.wrapping_add(total as u64);
+    *written_off = written_off.wrapping_add(tail);
     shared
         .counters
         .lost_in_ring

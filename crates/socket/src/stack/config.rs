@@ -96,7 +96,7 @@ impl EmbeddedConfig {
     /// it); a power of two from 4096. 8192 by default.
     ///
     /// Why: many sockets with long queues. Wrong: `stat`: `copied-out` or
-    /// `lost-in-ring` grows.
+    /// `application-full` grows.
     #[must_use]
     pub fn frames(mut self, frames: u32) -> Self {
         self.frames = frames;
