@@ -5,7 +5,8 @@
 //! frames come back), [`credit`] (how the driver knows a channel is full),
 //! [`poller`] (one round of receiving), [`control`] (how many frames a round
 //! takes, and when the device may interrupt), [`architecture`] (who does what:
-//! LRP's four arrangements and RHIP's). Does not live here: protocols, sockets,
+//! LRP's four arrangements and RHIP's), [`schedule`] (when a queue is polled next) and
+//! [`steering`] (when a flooded port gets a queue of its own). Does not live here: protocols, sockets,
 //! system calls of a socket.
 //!
 //! Read first: LRP (Druschel & Banga, OSDI 1996) §3; RHIP (Chang & Muppala, LCN
@@ -30,6 +31,7 @@ pub mod poller;
 pub(crate) mod raw;
 pub mod schedule;
 mod slots;
+pub mod steering;
 mod sync;
 
 pub use slots::Slots;

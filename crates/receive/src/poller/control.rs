@@ -42,6 +42,7 @@ impl Poller {
     /// # Errors
     /// EINVAL or EPERM from the device.
     pub fn set_budget(&mut self, frames: u32) -> io::Result<()> {
+        let frames = frames.min(self.most);
         if frames == self.budget {
             return Ok(());
         }
@@ -53,6 +54,16 @@ impl Poller {
         }
         self.budget = frames;
         Ok(())
+    }
+
+    /// Takes no more than `most` frames a round from now on, whatever receive control
+    /// says; `None`: as that says.
+    pub fn limit_budget(&mut self, most: Option<u32>) {
+        self.most = most.unwrap_or(u32::MAX);
+        let controlled = self.controller.as_ref();
+        let usual = controlled.map_or(POLL_MAX, |it| it.state().setting.budget);
+        // One that the device refuses stays as it was.
+        let _ = self.set_budget(usual);
     }
 
     /// True while the budget is zero.
@@ -68,6 +79,14 @@ impl Poller {
     /// Notes a poll that began and ended then, ns since any fixed moment. Returns when
     /// the next one is due ([`crate::schedule`]).
     pub fn polled(&mut self, began: u64, ended: u64, round: &Round) -> u64 {
+        if round.overflowed > 0 {
+            let took = ended.saturating_sub(began);
+            let wasted = took.saturating_mul(round.overflowed) / round.driven.max(1);
+            let counters = &self.shared.counters;
+            counters.wasted.fetch_add(wasted, Ordering::Relaxed);
+            let frames = &counters.timed_overflows;
+            frames.fetch_add(round.overflowed, Ordering::Relaxed);
+        }
         self.schedule.polled(Poll {
             began,
             ended,

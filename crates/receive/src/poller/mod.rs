@@ -115,6 +115,8 @@ pub struct Poller {
     budget: u32,
     polls: u32,
     each: u32,
+    /// Largest Bp, whatever receive control says.
+    most: u32,
     controller: Option<Controller>,
     fullness: Fullness,
     /// Of each channel, what its receiver had taken when frames were last
@@ -189,6 +191,7 @@ pub fn open(
         budget: POLL_MAX,
         polls: 1,
         each: POLL_MAX,
+        most: u32::MAX,
         controller: None,
         fullness: Fullness::default(),
         taken: vec![Taken::default(); CHANNELS].into(),
