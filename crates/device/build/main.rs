@@ -10,8 +10,8 @@ use std::{env, fs};
 const REMEDY: &str = "On Debian or Ubuntu: apt-get install clang linux-libc-dev";
 
 /// The demultiplexer, what tests the kernel's input path, and of the laboratory
-/// what it compares with and what its load generator runs.
-const PROGRAMS: [&str; 4] = ["demux", "pass", "syn_limit", "load"];
+/// what it compares with, what its load generator runs and what stands for a card that steers.
+const PROGRAMS: [&str; 5] = ["demux", "pass", "syn_limit", "load", "adaptor"];
 
 /// For `make sanitize`. Headers lie at any alignment; see `native`.
 const SANITIZERS: [&str; 3] = [

@@ -24,6 +24,7 @@
 //! Read first: bpf(2), Documentation/networking/af_xdp.rst and napi.rst in the Linux tree.
 #![deny(unsafe_code)]
 
+pub mod adaptor;
 pub mod client;
 pub mod connection;
 pub mod daemon;

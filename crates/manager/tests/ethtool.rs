@@ -9,8 +9,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::Protocol;
+use tidewall_manager::adaptor::{Adaptor, Card};
 use tidewall_manager::ethtool::{
-    Channels, Coalescing, Features, Filters, Moderation, NtupleRule, Steering, xps,
+    Channels, Coalescing, Features, Filters, Moderation, Narrowed, NtupleRule, Steering, xps,
 };
 use tidewall_manager::restore::Restorer;
 
@@ -96,6 +97,10 @@ fn veth_refuses() {
             text.contains("/sys/class/net/PEER/queues/tx-N/xps_cpus"),
             "{text}"
         );
+        let error = Narrowed::without_last(&restorer, interface).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        let error = Card::new(interface, &restorer).steer(flow, 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         let error = Steering::add(&restorer, interface, flow, 0).unwrap_err();
         let text = error.to_string();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{text}");

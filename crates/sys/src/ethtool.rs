@@ -28,6 +28,10 @@ pub const GET_ALL_RULES: u32 = 0x30;
 pub const DELETE_RULE: u32 = 0x31;
 /// ETHTOOL_SRXCLSRLINS.
 pub const INSERT_RULE: u32 = 0x32;
+/// ETHTOOL_GRXFHINDIR.
+pub const GET_INDIRECTION: u32 = 0x38;
+/// ETHTOOL_SRXFHINDIR.
+pub const SET_INDIRECTION: u32 = 0x39;
 /// ETHTOOL_GFEATURES.
 pub const GET_FEATURES: u32 = 0x3a;
 /// ETHTOOL_SFEATURES.
@@ -50,6 +54,8 @@ pub const FEATURES_BYTES: usize = 8;
 pub const GET_FEATURES_BLOCK: usize = 16;
 /// Bytes of `struct ethtool_set_features_block`.
 pub const SET_FEATURES_BLOCK: usize = 8;
+/// Bytes of `struct ethtool_rxfh_indir` without places: the command and how many there are.
+pub const INDIRECTION_BYTES: usize = 8;
 /// Bytes of `struct ethtool_rxnfc` without rule locations.
 pub const RULES_BYTES: usize = 192;
 /// Where `rule_cnt` is in `struct ethtool_rxnfc`.
@@ -75,6 +81,7 @@ fn needed(request: &[u8]) -> Option<usize> {
         GET_RULE_COUNT | INSERT_RULE | DELETE_RULE => RULES_BYTES,
         GET_FEATURES => with(FEATURES_BYTES, word(4)?, GET_FEATURES_BLOCK)?,
         SET_FEATURES => with(FEATURES_BYTES, word(4)?, SET_FEATURES_BLOCK)?,
+        GET_INDIRECTION | SET_INDIRECTION => with(INDIRECTION_BYTES, word(4)?, 4)?,
         GET_ALL_RULES => with(LOCATIONS_AT, word(RULE_COUNT_AT)?, 4)?.max(RULES_BYTES),
         _ => return None,
     })
@@ -124,6 +131,8 @@ mod tests {
         for (command, block) in [
             (GET_FEATURES, GET_FEATURES_BLOCK),
             (SET_FEATURES, SET_FEATURES_BLOCK),
+            (GET_INDIRECTION, 4),
+            (SET_INDIRECTION, 4),
         ] {
             let mut request = vec![0; FEATURES_BYTES + 2 * block - 1];
             request[..4].copy_from_slice(&command.to_ne_bytes());

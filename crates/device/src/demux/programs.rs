@@ -10,3 +10,5 @@ pub static SYN_LIMIT: &[u8] =
 
 /// `bpf/load.bpf.c`: what the load generator runs in the kernel.
 pub static LOAD: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/load.bpf.o"));
+/// `bpf/adaptor.bpf.c`: what stands for a card that steers.
+pub static ADAPTOR: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/adaptor.bpf.o"));

@@ -1,6 +1,7 @@
 //! What a real network card lets its host decide: when it interrupts
 //! ([`Coalescing`]), which receive queue a flow lands on ([`Steering`], with
-//! [`Filters`] and [`Channels`]), and which transmit queue a CPU's frames
+//! [`Filters`] and [`Channels`]), which queues its hash spreads the others over
+//! ([`Narrowed`]), and which transmit queue a CPU's frames
 //! leave on ([`xps`]). And what it changes by itself when a program is attached
 //! ([`Features`]).
 //!
@@ -28,6 +29,7 @@ use tidewall_sys::ethtool::{self as raw, NAME_BYTES};
 mod channels;
 mod coalesce;
 mod features;
+mod indirection;
 mod layout;
 mod ntuple;
 mod rules;
@@ -36,6 +38,7 @@ pub mod xps;
 pub use channels::Channels;
 pub use coalesce::{Coalescing, Moderation};
 pub use features::Features;
+pub use indirection::Narrowed;
 pub use ntuple::{Filters, NtupleRule, Steering};
 
 /// An interface that requests are sent to. It stays with the network namespace
