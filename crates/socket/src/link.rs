@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 use tidewall_device::afxdp::receivable;
 use tidewall_device::demux::layout::Counter;
 use tidewall_device::interface::UsesReader;
+use tidewall_manager::adaptor::Adaptor;
 use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink, SocketDiag};
 use tidewall_wire::ethernet::MacAddress;
 
 use crate::ip::routes::TablesReader;
 use crate::lock::lock;
 use crate::receiver::deferral::DeferralWatch;
+use crate::receiver::steering::SteeringWatch;
 use crate::stack::Core;
 use tidewall_sys::WakeFd;
 
@@ -42,6 +44,7 @@ pub(crate) struct LinkWatch {
     /// When NAPI ids are checked again, and whether the device was reset before.
     check: Option<(Instant, bool)>,
     deferral: DeferralWatch,
+    steering: SteeringWatch,
     tables: TablesReader,
     uses: UsesReader,
 }
@@ -59,11 +62,11 @@ struct ProgramCheck {
 }
 
 impl LinkWatch {
-    /// Listens to changes of the caller's network namespace.
+    /// Listens to changes of the caller's network namespace. `adaptor`: what may steer.
     ///
     /// # Errors
     /// ENODEV when the interface is gone already.
-    pub(crate) fn open(index: u32) -> io::Result<Self> {
+    pub(crate) fn open(index: u32, adaptor: Option<Box<dyn Adaptor>>) -> io::Result<Self> {
         // Before the first look, so that no change is missed between.
         let monitor = Monitor::with_routes()?;
         let mut netlink = Rtnetlink::open()?;
@@ -77,6 +80,7 @@ impl LinkWatch {
             program: None,
             check: None,
             deferral: DeferralWatch::new(),
+            steering: SteeringWatch::new(adaptor),
             tables: TablesReader::new(),
             uses: UsesReader::new(index),
         })
@@ -97,7 +101,11 @@ impl LinkWatch {
         let program = self.program.as_ref().map(|it| it.next);
         let next = program.into_iter().chain(self.check.map(|it| it.0)).min();
         let next = next.map(|it| it.saturating_duration_since(Instant::now()));
-        let others = [self.deferral.timeout(), self.tables.timeout()];
+        let others = [
+            self.deferral.timeout(),
+            self.steering.timeout(),
+            self.tables.timeout(),
+        ];
         next.into_iter().chain(others.into_iter().flatten()).min()
     }
 
@@ -144,6 +152,7 @@ impl LinkWatch {
         self.tables.poll(core);
         self.check_program(core);
         self.deferral.poll(core);
+        self.steering.poll(core);
     }
 
     fn update(&mut self, core: &Core, link: Link) {

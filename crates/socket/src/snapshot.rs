@@ -41,6 +41,9 @@ pub struct StackSnapshot {
     /// Interrupts are deferred, which they are while frames come for the stack.
     #[serde(default)]
     pub deferred: bool,
+    /// The flooded UDP port that has a receive queue for itself, and the queue.
+    #[serde(default)]
+    pub steered: Option<(u16, u32)>,
     /// Microseconds since it started.
     pub microseconds: u64,
     /// Packets that the interface has received, as the kernel counts them
@@ -610,6 +613,7 @@ impl StackSnapshot {
             architecture: core.receiver.architecture.name().to_owned(),
             device: core.netdev.snapshot.clone(),
             deferred: core.receiver.deferral.is_on(),
+            steered: core.receiver.reserved.port(),
             microseconds: core.now().as_micros() as u64,
             received: None,
             losses: DeviceLosses::of(core).map(|losses| {

@@ -122,6 +122,9 @@ pub struct Arguments {
     /// transmit queue decides: echo MASK > /sys/class/net/PEER/queues/tx-N/xps_cpus (XPS)
     #[arg(long = "class", value_name = "PORT[,PORT...][:BUDGET]", value_parser = class)]
     classes: Vec<TrafficClass>,
+    /// Leave the card's rules alone: no UDP port that is flooded is given a receive queue of its own
+    #[arg(long)]
+    no_steer: bool,
     /// Pin the threads of bsd, early-demux, softirq and soft-lrp to this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
@@ -300,6 +303,7 @@ fn check(arguments: &Arguments) -> Outcome {
         ("--budget", arguments.budget.is_some()),
         ("--interval", arguments.interval.is_some()),
         ("--class", !arguments.classes.is_empty()),
+        ("--no-steer", arguments.no_steer),
         ("--record", arguments.record.is_some()),
         ("--manager", arguments.manager.is_some()),
     ];
@@ -466,6 +470,7 @@ fn stack(arguments: &Arguments) -> Result<Stack, Failure> {
             .budget(arguments.budget)
             .interrupt_interval(arguments.interval)
             .classes(arguments.classes.clone())
+            .steer(!arguments.no_steer)
             .receiver_cpu(arguments.cpu)
             .spin(arguments.spin)
             .xdp(arguments.xdp)

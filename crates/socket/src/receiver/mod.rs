@@ -2,7 +2,8 @@
 //! with nothing to do waits.
 //!
 //! `rounds` polls and sorts, `sleep` waits, `several` waits for several devices, `classes` divides time between traffic
-//! classes, `deferral` decides when the device's interrupt is deferred.
+//! classes, `deferral` decides when the device's interrupt is deferred, `steering` which flooded port has a
+//! queue of its own.
 
 mod classes;
 pub(crate) mod deferral;
@@ -10,6 +11,7 @@ mod rounds;
 mod several;
 mod sleep;
 mod spin_trial;
+pub(crate) mod steering;
 mod wake_up;
 
 use std::io;
@@ -34,6 +36,7 @@ use deferral::Deferral;
 pub(crate) use several::{Wait, wait_for_frames};
 use sleep::OthersFrames;
 use spin_trial::SpinTrial;
+use steering::Reserved;
 pub(crate) use wake_up::WakeUp;
 
 /// A sleeper looks again after this long while the driver may have lost frames
@@ -179,6 +182,7 @@ pub(crate) struct Receiver {
     round_ended: AtomicU64,
     /// Queues are traffic classes, in order.
     classed: bool,
+    pub(crate) reserved: Reserved,
 }
 
 /// When a wait begins with polling: where something was sent since the last one, an
@@ -346,6 +350,7 @@ impl Receiver {
             rounds_made: AtomicU64::new(0),
             round_ended: AtomicU64::new(0),
             classed,
+            reserved: Reserved::default(),
         }
     }
 

@@ -9,6 +9,7 @@ use super::classes::nanoseconds;
 use super::*;
 use crate::lock::{MutexGuard, rank};
 use tidewall_receive::poller::{Round, WAITED};
+use tidewall_receive::schedule;
 
 /// What a round over all queues did.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +19,8 @@ pub(crate) struct Progress {
     pub(crate) armed: bool,
     /// Receive control forbade a queue to take anything.
     pub(crate) stopped: bool,
-    /// A class was not polled because one above is active.
+    /// A class was not polled because one above is active, or the reserved queue because
+    /// the flood goes on.
     pub(crate) held: bool,
     /// When it ended: the stack's time.
     pub(crate) ended: Duration,
@@ -245,7 +247,7 @@ impl Receiver {
             // A timer of polls would hold frames back that come by interrupt alone.
             true if !polls => Way::Arm,
             false if !polls => Way::Look,
-            _ if caller == Caller::Spinner => Way::Poll,
+            _ if caller == Caller::Spinner || self.holds_flood(now) => Way::Poll,
             true if many || !interrupts => Way::Poll,
             // Who sleeps has looked once more by then.
             true if sleeps && found => Way::Poll,
@@ -277,9 +279,18 @@ impl Receiver {
                 .for_each(|queue| queue.class_share.end_round(started));
         }
         let mut active = false;
-        for queue in &self.queues {
+        let reserved = self.reserved.get();
+        for (number, queue) in self.queues.iter().enumerate() {
             queue.note_poll();
             let began = progress.ended;
+            let reserved = reserved.filter(|&(place, _)| place == number);
+            if let Some((_, channel)) = reserved {
+                if !self.wants_reserved(core, queue, channel, leads, began) {
+                    progress.held = true;
+                    continue;
+                }
+                self.reserved.note_poll(began);
+            }
             if active && queue.class_share.is_held(started) {
                 progress.held = true;
                 continue;
@@ -354,6 +365,10 @@ impl Receiver {
             let ended = progress.ended;
             let stopped = self.control(ended, queue, &mut poller, &round.seen(), false);
             progress.stopped |= stopped;
+            if let Some((_, channel)) = reserved {
+                self.note_reserved(core, queue, channel, round.exhausted, ended);
+                progress.held |= self.holds_flood(ended);
+            }
             progress.frames += round.frames;
             if self.classed {
                 if round.frames > 0 {
@@ -399,8 +414,10 @@ impl Receiver {
         let coalesces = self.coalesces();
         // Until the driver's poll is known frames come by interrupt.
         let polls = !queue.delivers || poller.napi().ids[0] != 0;
+        let reserved = self.reserved.get();
         let moderation = match caller {
             Caller::Spinner => Some(InterruptModeration::BusyPoll),
+            _ if reserved.is_some() => Some(InterruptModeration::BusyPoll),
             Caller::Poller if coalesces => Some(InterruptModeration::BusyPoll),
             _ if coalesces => None,
             _ if queue.load.persists() => Some(InterruptModeration::BusyPoll),
@@ -425,7 +442,13 @@ impl Receiver {
         }
         queue.load.note(round.driven.max(round.frames as u64));
         let ended = core.now();
-        let due = poller.polled(nanoseconds(began), nanoseconds(ended), &round);
+        let (from, to) = (nanoseconds(began), nanoseconds(ended));
+        let due = poller.polled(from, to, &round);
+        let due = match reserved {
+            None => due,
+            Some((number, _)) if number as u32 == queue.shared.queue() => NEVER,
+            Some(_) => due.min(schedule::due_beside_reserved(from, to)),
+        };
         queue.due.store(due, Ordering::Relaxed);
         Ok((round, ended))
     }
@@ -492,6 +515,9 @@ impl Receiver {
     /// True when the device's timer brings frames in batches of bearable size, so
     /// that a poll of ours between two of them would only cost.
     pub(crate) fn device_polls(&self) -> bool {
+        if self.reserved.get().is_some() {
+            return false;
+        }
         let batches = self.timer_batches.load(Ordering::Relaxed);
         // Receive control may have decided otherwise since the last batch: a thread that
         // waits without a timer, or without sleeping, must poll.

@@ -4,6 +4,8 @@ use std::io;
 use std::time::Duration;
 
 use tidewall_manager::XdpMode;
+use tidewall_manager::adaptor::{Adaptor, Card, SteeringVeth};
+use tidewall_manager::restore::Restorer;
 use tidewall_protocol::tcp::Sysctl;
 use tidewall_receive::architecture::Architecture;
 use tidewall_receive::control::PolicyKind;
@@ -44,6 +46,9 @@ pub struct EmbeddedConfig {
     pub(super) tcp_memory: Option<u64>,
     pub(super) tcp_orphans: u64,
     pub(super) control: bool,
+    steers: bool,
+    /// The veth's other end that steers in a card's place: its namespace and name.
+    steering_peer: Option<(String, String)>,
 }
 
 impl EmbeddedConfig {
@@ -67,6 +72,8 @@ impl EmbeddedConfig {
             tcp_memory: None,
             tcp_orphans: ORPHANS_MAX,
             control: true,
+            steers: true,
+            steering_peer: None,
         }
     }
 
@@ -197,6 +204,27 @@ impl EmbeddedConfig {
         self
     }
 
+    /// Whether a UDP port that is flooded may be given the last receive queue for itself,
+    /// by the card's own rules, while the flood lasts. True by default; it takes two queues
+    /// and a card with ntuple rules, and no traffic classes.
+    ///
+    /// Why: the card's rules are another program's to set. Wrong: a flood at one port
+    /// costs the others; the warnings say that the device cannot steer.
+    #[must_use]
+    pub fn steer(mut self, steers: bool) -> Self {
+        self.steers = steers;
+        self
+    }
+
+    /// Has the other end of a veth steer in a card's place (`bpf/adaptor.bpf.c`): for
+    /// tests and the laboratory.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn steering_peer(mut self, namespace: &str, interface: &str) -> Self {
+        self.steering_peer = Some((namespace.to_owned(), interface.to_owned()));
+        self
+    }
+
     // ---- TCP ----------------------------------------------------------------
 
     /// What TCP connections begin with. `None`, which is the default: what the caller's
@@ -241,6 +269,18 @@ impl EmbeddedConfig {
     pub fn control(mut self, serve: bool) -> Self {
         self.control = serve;
         self
+    }
+
+    /// What gives a flooded port a queue of its own; `None` where nothing may.
+    pub(super) fn adaptor(&self, restorer: &Restorer) -> Option<Box<dyn Adaptor>> {
+        let receiving = &self.receiving;
+        if !self.steers || !receiving.classes.is_empty() || receiving.architecture.has_threads() {
+            return None;
+        }
+        Some(match &self.steering_peer {
+            Some((namespace, peer)) => Box::new(SteeringVeth::new(namespace, peer, restorer)),
+            None => Box::new(Card::new(&self.interface, restorer)),
+        })
     }
 
     /// Checks everything that can be before anything is touched, and finds the limits of

@@ -88,6 +88,7 @@ impl Stack {
             warnings: Vec::new(),
             snapshot: Some(snapshot),
             owner: DeviceOwner::managed(device.client),
+            adaptor: None,
         };
         let limits = (config.tcp_memory, config.tcp_orphans);
         Self::configured(parts, config.control, limits)

@@ -83,6 +83,7 @@ impl Stack {
             warnings: Vec::new(),
             snapshot: None,
             owner,
+            adaptor: None,
         };
         Self::assemble(parts, false, clock)
     }

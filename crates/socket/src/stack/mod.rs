@@ -14,6 +14,7 @@ use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
 use tidewall_device::interface::{UsesReader, queue_count};
 use tidewall_device::queue::{KernelDelivered, Queue};
+use tidewall_manager::adaptor::Adaptor;
 use tidewall_manager::ethtool::NtupleRule;
 use tidewall_manager::record::Record;
 use tidewall_manager::{AfXdp, Config, XdpMode};
@@ -178,6 +179,9 @@ impl Stack {
         let checksum_offload_possible = device.checksum_offload_possible;
         let warnings = device.warnings.clone();
         let device_mode = device.mode;
+        let adaptor = (queues.len() > 1)
+            .then(|| config.adaptor(device.restorer()?))
+            .flatten();
         let owner = DeviceOwner::new(&tables, Some(device));
         owner.set_locals(&interface.addresses)?;
         let parts = Parts {
@@ -199,6 +203,7 @@ impl Stack {
             warnings,
             snapshot: Some(snapshot),
             owner,
+            adaptor,
         };
         Self::configured(
             parts,
@@ -238,7 +243,7 @@ impl Stack {
         };
         let watch = owner
             .has_driver()
-            .then(|| LinkWatch::open(routes.interface()));
+            .then(|| LinkWatch::open(routes.interface(), parts.adaptor));
         let mut handles = Vec::new();
         let mut fragment_channels = Vec::new();
         let fragment_id = ChannelId::new(FRAGMENT_CHANNEL, 1);
@@ -513,6 +518,8 @@ struct Parts {
     warnings: Vec<String>,
     owner: DeviceOwner,
     snapshot: Option<DeviceSnapshot>,
+    /// What may give a flooded port a queue of its own.
+    adaptor: Option<Box<dyn Adaptor>>,
 }
 
 /// Whether what the driver program answers by itself leaves an interface. Of a veth, which is

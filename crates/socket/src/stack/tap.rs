@@ -92,6 +92,7 @@ impl Stack {
             warnings: Vec::new(),
             snapshot: None,
             owner,
+            adaptor: None,
         };
         Self::assemble(parts, config.control, Clock::real())
     }

@@ -33,6 +33,7 @@ mod readiness;
 mod sending;
 mod sources;
 mod spin;
+mod steering;
 mod support;
 mod tap;
 mod tap_engine;
@@ -79,6 +80,10 @@ system_tests! {
     adopt::a_connection_is_from_where_the_kernels_socket_is_bound on 1,
     adopt::the_kernels_numbers_name_adopted_sockets on 2,
     circuits::two_stacks_exchange_payloads_and_pings on 1,
+    steering::a_flooded_port_has_a_queue_of_its_own_while_the_flood_lasts on 2,
+    steering::a_veth_that_does_not_steer_says_so_once on 2,
+    steering::a_stack_that_must_not_steer_leaves_the_card_alone on 2,
+    steering::a_killed_owner_leaves_no_rule on 2,
     circuits::a_stack_of_circuits_alone_sleeps_after_a_burst on 1,
     circuits::two_stacks_call_each_other on 1,
     circuits::the_next_hop_is_found_as_any_neighbour on 1,

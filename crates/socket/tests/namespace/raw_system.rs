@@ -22,6 +22,13 @@ pub fn enter(namespace: &File) -> io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), network)?)
 }
 
+/// Has the kernel cut what a socket sends into datagrams of so many bytes (UDP_SEGMENT).
+/// It may send while what it has sent fills a veth's ring.
+pub fn segment(socket: &std::net::UdpSocket, bytes: i32) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, 1 << 24)?;
+    set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, bytes)
+}
+
 /// Lets a listener of the kernel's take data in SYNs (TCP_FASTOPEN).
 pub fn take_fast_open(listener: &TcpListener, queue: i32) -> io::Result<()> {
     set_option(listener, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, queue)

@@ -126,7 +126,9 @@ struct Queues {
 /// Whether classes of traffic can have queues of their own.
 fn steering(name: &str, kind: &str, channels: Queues, ntuple: Option<&str>) -> Finding {
     if channels.now < 2 {
-        let shared = format!("{name} has one receive queue, which all classes of traffic share");
+        let shared = format!(
+            "{name} has one receive queue, which all classes of traffic and a port that is flooded share"
+        );
         let more = if channels.most_combined >= 2 {
             "combined 2"
         } else if channels.most >= 2 {
@@ -144,11 +146,16 @@ fn steering(name: &str, kind: &str, channels: Queues, ntuple: Option<&str>) -> F
     match ntuple {
         Some(value) if value.starts_with("on") => Finding::ok(
             STEERING,
-            format!("{queues}, and ntuple rules steer flows to them"),
+            format!(
+                "{queues}, and ntuple rules steer flows to them: a UDP port that is flooded is given one of its own"
+            ),
         ),
         Some(value) if value.starts_with("off") && !value.contains("fixed") => Finding::warning(
             STEERING,
-            format!("{queues}, but ntuple rules, which steer flows to them, are off"),
+            format!(
+                "{queues}, but ntuple rules, which steer flows to them, are off: a stack switches them on when a port is \
+                 flooded, classes when it starts"
+            ),
             format!("ethtool -K {name} ntuple on"),
         ),
         _ if kind == "veth" => Finding {
@@ -159,14 +166,15 @@ fn steering(name: &str, kind: &str, channels: Queues, ntuple: Option<&str>) -> F
                 STEERING,
                 format!(
                     "{queues}; veth has no ntuple rules: a frame arrives on the queue of the number that it was sent \
-                     on, which the peer's XPS chooses by the sender's processor"
+                     on, which the peer's XPS chooses by the sender's processor, and a port that is flooded shares its queue"
                 ),
             )
         },
         _ => Finding::ok(
             STEERING,
             format!(
-                "{queues}, but the device has no ntuple rules: its own hash chooses, and classes cannot be kept apart"
+                "{queues}, but the device has no ntuple rules: its own hash chooses, classes cannot be kept apart, and a \
+                 port that is flooded shares its queue"
             ),
         ),
     }

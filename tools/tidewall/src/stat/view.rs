@@ -115,8 +115,15 @@ fn queue_text(pair: &Pair, number: usize) -> String {
     let Some(queue) = pair.now.queues.get(number) else {
         return String::new();
     };
+    let steered = pair
+        .now
+        .steered
+        .filter(|&(_, queue)| queue as usize == number);
+    let steered = steered.map_or(String::new(), |(port, _)| {
+        format!(", of UDP port {port} alone while that is flooded")
+    });
     let mut text = format!(
-        "\nqueue {number}, receive control: {}\n",
+        "\nqueue {number}{steered}, receive control: {}\n",
         control::line(&queue.control)
     );
     let mut table = Table::of(2, "|>frames|>/s|");

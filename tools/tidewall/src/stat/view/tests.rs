@@ -46,6 +46,15 @@ pub fn stack(seconds: u64, frames: u64, full: u64) -> StackSnapshot {
 }
 
 #[test]
+fn a_queue_that_a_flooded_port_has_for_itself_says_so() {
+    let mut now = stack(12, 3_000, 1_000);
+    now.steered = Some((9, 0));
+    let text = text(&Pair::new(now, None), &Shares::default());
+    let line = "queue 0, of UDP port 9 alone while that is flooded, receive control: ";
+    assert!(text.contains(line), "{text}");
+}
+
+#[test]
 fn rates_come_from_the_stack_s_own_clock() {
     let pair = Pair::new(stack(12, 3_000, 1_000), Some(stack(10, 1_000, 0)));
     let text = text(&pair, &Shares::default());
