@@ -156,6 +156,7 @@ impl Bench {
             counters: scratch("counters"),
             watcher_cpu: None,
             managed: None,
+            steering: None,
         };
         let place = Place {
             namespace: self.testbed.client(),
@@ -195,6 +196,8 @@ impl Bench {
             }
             _ => None,
         };
+        let steers = setup.system == System::NiLrp;
+        self.testbed.set_steering(steers)?;
         self.testbed.set_mode(setup.system.mode())?;
         let polling = poll_for_programs(&self.testbed, setup)?;
         let config = self.testbed.config();
@@ -202,11 +205,12 @@ impl Bench {
         let counters = scratch("counters");
         let job = ServiceJob {
             setup: setup.clone(),
-            queues: config.queues,
+            queues: config.queues + u32::from(steers),
             cpu: config.server_cpu,
             counters: counters.clone(),
             watcher_cpu: Some(config.client_cpu),
             managed: manager.as_ref().map(|manager| manager.of_application(0)),
+            steering: steers.then(|| self.testbed.client().to_owned()),
         };
         let place = Place {
             namespace: self.testbed.server(),

@@ -47,6 +47,9 @@ pub enum System {
     Private,
     /// The same below a program that knows nothing of it: by `tidewall run`.
     Run,
+    /// The same on a device that steers: a flooded port gets a queue of its own. The
+    /// paper's NI-LRP, whose adaptor demultiplexes.
+    NiLrp,
     /// The same by generic XDP, as on a card whose driver has no native XDP.
     Generic,
     /// Demultiplexing in an interrupt thread.
@@ -83,6 +86,7 @@ impl System {
             System::Direct => "direct",
             System::Private => "private",
             System::Run => "tidewall-run",
+            System::NiLrp => "ni-lrp",
             System::Generic => "tidewall-generic",
             System::SoftLrp => "soft-lrp",
             System::EarlyDemux => "early-demux",
@@ -120,9 +124,12 @@ impl System {
     /// The stack's architecture, if it is the stack.
     pub fn architecture(self) -> Option<Architecture> {
         match self {
-            System::Tidewall | System::Direct | System::Private | System::Run | System::Generic => {
-                Some(Architecture::Tidewall)
-            }
+            System::Tidewall
+            | System::NiLrp
+            | System::Direct
+            | System::Private
+            | System::Run
+            | System::Generic => Some(Architecture::Tidewall),
             System::SoftLrp => Some(Architecture::SoftLrp),
             System::EarlyDemux => Some(Architecture::EarlyDemux),
             System::Bsd => Some(Architecture::Bsd),
@@ -199,6 +206,10 @@ impl System {
             Some(_) if self == System::Run => format!(
                 "{mode}; the program by `tidewall run`, its calls taken by libtidewall.so; the \
                  calling thread polls the driver"
+            ),
+            Some(_) if self == System::NiLrp => format!(
+                "{mode}; the receiver polls the driver; the sender's end of the veth steers in a \
+                 card's place, a port that is flooded to a queue of its own"
             ),
             Some(_) if self == System::Generic => {
                 format!("{mode}; generic XDP; the receiver polls the driver")

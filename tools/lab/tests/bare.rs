@@ -71,6 +71,7 @@ fn bare_echoes_and_counts() {
         counters: counters.clone(),
         watcher_cpu: None,
         managed: None,
+        steering: None,
     };
     let job = Job::Service(Box::new(service));
     let mut server = worker(testbed.server(), NAME, &job);

@@ -155,6 +155,7 @@ impl Companions {
                         counters: scratch("counters"),
                         watcher_cpu: Some(config.client_cpu),
                         managed: Some(managed),
+                        steering: None,
                     }))
                 }
             };

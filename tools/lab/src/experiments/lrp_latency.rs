@@ -11,6 +11,7 @@ use std::time::Duration;
 use tidewall_load::{LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
+use super::lrp_overload::{steer, steerable};
 use super::{
     Experiment, RING_LOSS, Run, USUAL, best_linux, quickest_linux, ratio, ring_losses, trips,
     waited,
@@ -28,6 +29,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "an echo service beside a blast at another socket, and at a port nobody owns",
     x: "blast, packets/s offered",
     y: "echoes/s",
+    config: steerable,
     busy: BusyTimeout::FiveMilliseconds,
     measure,
     claims,
@@ -51,9 +53,10 @@ const QUICK: [f64; 4] = [0.0, 0.5, 0.9, 1.1];
 /// Of Linux, what the claims compare with.
 const QUICK_LINUX: [f64; 2] = [0.0, 0.9];
 
-const SYSTEMS: [System; 8] = [
+const SYSTEMS: [System; 9] = [
     System::Bare,
     System::Tidewall,
+    System::NiLrp,
     System::SoftLrp,
     System::EarlyDemux,
     System::Bsd,
@@ -88,12 +91,16 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
             continue;
         }
         for (setting, port) in [(None, BLAST_PORT), (Some(UNOWNED), UNOWNED_PORT)] {
-            curves.push(Curve {
+            // A port that is nobody's is not moved.
+            if system == System::NiLrp && port == UNOWNED_PORT {
+                continue;
+            }
+            let mut curve = Curve {
                 system,
                 setting,
                 // As an application gets it that says nothing; the other
                 // experiments measure without.
-                spin: (system == System::Tidewall).then_some(20),
+                spin: matches!(system, System::Tidewall | System::NiLrp).then_some(20),
                 services: vec![
                     ServiceSpec {
                         kind: Kind::Echo,
@@ -111,7 +118,11 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
                     .map(|&share| load(share, port))
                     .collect(),
                 ..Curve::default()
-            });
+            };
+            if system == System::NiLrp {
+                steer(&mut curve);
+            }
+            curves.push(curve);
         }
     }
     curves
@@ -219,6 +230,23 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             RING_LOSS,
         ),
     ];
+    for share in BESIDE {
+        let steered = find(series, "ni-lrp", None);
+        claims.push(Claim::at_least(
+            format!("ni-owned-{share}"),
+            format!(
+                "beside {share} of bare's capacity at another socket, whose port the device \
+                 steers: ni-lrp's echoes/s over bare's there"
+            ),
+            fair(steered, bare(None).unwrap_or(&Series::default()), share).and_then(|()| {
+                ratio(
+                    steered.and_then(|series| rate(series, share)),
+                    bare(None).and_then(|series| rate(series, share)),
+                )
+            }),
+            0.8,
+        ));
+    }
     for (setting, name, place) in [
         (None, "owned", "another socket"),
         (Some(UNOWNED), "unowned", "a port nobody owns"),
@@ -317,7 +345,7 @@ mod tests {
             );
             assert_eq!(claim.holds, Some(holds), "{id}");
         }
-        assert_eq!(claims(&series()).len(), 5 + 12);
+        assert_eq!(claims(&series()).len(), 5 + 3 + 12);
     }
 
     #[test]

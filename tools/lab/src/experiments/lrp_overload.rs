@@ -16,6 +16,7 @@ use crate::capacity::Bed;
 use crate::result::{Claim, Series, find};
 use crate::sweep::{Curve, Plan, Sample};
 use crate::system::System;
+use crate::testbed::Config;
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "lrp-overload",
@@ -24,10 +25,19 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     x: "offered packets/s",
     y: "delivered packets/s",
     senders: &["skb (AF_XDP transmission, packets built on the sender's CPU)"],
+    config: steerable,
     measure,
     claims,
     ..USUAL
 };
+
+/// A test bed on which `ni-lrp` has a queue more than the others.
+pub(super) fn steerable() -> Config {
+    Config {
+        steerable: true,
+        ..Config::default()
+    }
+}
 
 const PORT: u16 = 9;
 const WORK: &str = "200 float multiplications a packet";
@@ -59,10 +69,14 @@ const QUICK: [Option<f64>; 3] = [Some(0.5), Some(0.9), None];
 const WORK_FULL: [Option<f64>; 6] = [Some(0.1), Some(0.3), Some(0.5), Some(0.7), Some(1.0), None];
 const WORK_QUICK: [Option<f64>; 2] = [Some(0.5), None];
 
+/// A neighbour that is not asked: the port of a socket that is alone is not moved.
+const NEIGHBOUR: u16 = 7;
+
 /// Systems of the whole experiment.
-const SYSTEMS: [System; 9] = [
+const SYSTEMS: [System; 10] = [
     System::Bare,
     System::Tidewall,
+    System::NiLrp,
     System::Generic,
     System::SoftLrp,
     System::EarlyDemux,
@@ -82,18 +96,38 @@ fn loads(bed: Bed, kind: SenderKind, shares: &[Option<f64>]) -> Vec<LoadSpec> {
     shares.iter().map(load).collect()
 }
 
+/// Has a curve's blasts come on the queue that the device's rules say.
+pub(super) fn steer(curve: &mut Curve) {
+    let loads = curve.loads.iter_mut();
+    for blast in loads.filter_map(|load| load.blast.as_mut()) {
+        blast.steered = true;
+    }
+}
+
 /// A curve of the plain sweep.
 pub(crate) fn curve(system: System, bed: Bed, shares: &[Option<f64>]) -> Curve {
-    Curve {
-        system,
-        services: vec![ServiceSpec {
-            kind: Kind::Discard,
-            port: PORT,
+    let mut services = vec![ServiceSpec {
+        kind: Kind::Discard,
+        port: PORT,
+        work: 0,
+    }];
+    if system == System::NiLrp {
+        services.push(ServiceSpec {
+            kind: Kind::Echo,
+            port: NEIGHBOUR,
             work: 0,
-        }],
+        });
+    }
+    let mut curve = Curve {
+        system,
+        services,
         loads: loads(bed, SenderKind::Skb, shares),
         ..Curve::default()
+    };
+    if system == System::NiLrp {
+        steer(&mut curve);
     }
+    curve
 }
 
 fn curves(bed: Bed, quick: bool) -> Vec<Curve> {
@@ -122,7 +156,7 @@ fn curves(bed: Bed, quick: bool) -> Vec<Curve> {
             });
         }
         // Without XDP and GRO a veth takes no frames, so no RPS here.
-        let framed = !matches!(system, System::LinuxRps | System::Generic);
+        let framed = !matches!(system, System::LinuxRps | System::Generic | System::NiLrp);
         if framed && !(quick && system.needs_real_time()) {
             curves.push(Curve {
                 setting: Some(FRAMES),
@@ -194,7 +228,7 @@ fn reference(series: &[Series]) -> Vec<Series> {
     }
     // Druschel and Banga 1996, section "Experimental Results", Figure 3.
     let given = [
-        ("tidewall", [(11_163.0, 11_163.0), (19_000.0, 11_163.0)]),
+        ("ni-lrp", [(11_163.0, 11_163.0), (19_000.0, 11_163.0)]),
         ("soft-lrp", [(9_760.0, 9_760.0), (20_000.0, 6_494.0)]),
         ("bsd", [(7_400.0, 7_380.0), (20_000.0, 0.0)]),
     ];
@@ -219,6 +253,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
     let against = |system: &str| over(system, None);
     let with_frames = |system: &str| over(system, Some(FRAMES));
     let steps = [
+        ("ni-lrp", "tidewall"),
         ("tidewall", "soft-lrp"),
         ("soft-lrp", "early-demux"),
         ("early-demux", "bsd"),
@@ -234,6 +269,13 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
             "tidewall delivers its peak at the highest offered rate (fraction of its own \
              peak)",
             ratio(at_most("tidewall"), peak("tidewall", None)),
+            0.95,
+        )
+        .paper(1.0),
+        Claim::at_least(
+            "ni-flat",
+            "ni-lrp delivers its peak at the highest offered rate (fraction of its own peak)",
+            ratio(at_most("ni-lrp"), peak("ni-lrp", None)),
             0.95,
         )
         .paper(1.0),
@@ -309,7 +351,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "order",
-            "at the highest offered rate tidewall ≥ soft-lrp ≥ early-demux ≥ bsd \
+            "at the highest offered rate ni-lrp ≥ tidewall ≥ soft-lrp ≥ early-demux ≥ bsd \
              (smallest ratio)",
             order,
             1.0,
@@ -402,6 +444,7 @@ mod tests {
             curve("tidewall", Some(FRAMES), &[(2e6, 1.2e6)]),
             curve("linux-busy", Some(FRAMES), &[(2e6, 3e5)]),
             curve("linux-timer", Some(FRAMES), &[(2e6, 2e3)]),
+            plain("ni-lrp", [4e5, 7e5, 1.35e6]),
         ]
     }
 
@@ -423,6 +466,7 @@ mod tests {
         }
         let expected = [
             ("flat", 1.0),
+            ("ni-flat", 1.0),
             ("peak-vs-linux", 1.3e6 / 6.7e5),
             ("vs-busy", 1.3e6 / 4.3e5),
             ("vs-rps", 1.3e6 / 5.5e3),
@@ -435,7 +479,7 @@ mod tests {
             ("work-above-linux", 6.8e5 / 3.3e5),
             ("frames-vs-busy", 1.2e6 / 3e5),
             ("frames-vs-timer", 1.2e6 / 2e3),
-            ("order", 1.3 / 0.9),
+            ("order", 1.35 / 1.3),
             ("bsd-collapses", 5e3 / 4.5e5),
             ("vs-bare", 1.3 / 1.4),
             ("ring-losses", 0.0005),

@@ -25,6 +25,7 @@ mod bridged;
 mod mode;
 pub mod privilege;
 mod realtime;
+mod steering;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -91,6 +92,9 @@ pub struct Config {
     /// Transmit queue of the client's kernel sockets, which on a veth is the
     /// server's receive queue; `None`: the last.
     pub client_queue: Option<u32>,
+    /// The veth pair has a second queue for a system whose device steers
+    /// ([`Testbed::set_steering`]), and one queue for all others. With one queue.
+    pub steerable: bool,
     /// A second veth pair in the client's namespace, [`SINK_INTERFACE`], whose
     /// ring nobody empties: what is sent there costs the sender what a full ring
     /// costs it, and the server nothing.
@@ -115,6 +119,7 @@ impl Default for Config {
         Config {
             queues: 1,
             client_queue: None,
+            steerable: false,
             sink: false,
             void: false,
             xdp_sink: false,
@@ -133,6 +138,7 @@ pub struct Testbed {
     bridged: Option<Bridged>,
     mode: Option<Mode>,
     busy_timeout: BusyTimeout,
+    steers: bool,
     // Dropped in this order: first the namespaces, last the restorer.
     _namespaces: Vec<Undo>,
     restorer: Restorer,
@@ -176,6 +182,7 @@ impl Testbed {
             bridged: bridged.clone(),
             mode: None,
             busy_timeout: BusyTimeout::default(),
+            steers: false,
             _namespaces: namespaces,
             restorer,
         };
@@ -215,6 +222,9 @@ impl Testbed {
                 "for q in /sys/class/net/{CLIENT_INTERFACE}/queues/tx-*; do echo 0 > $q/xps_cpus; done",
             ))?;
             self.send_on(self.config.client_cpu, self.client_queue())?;
+        }
+        if self.config.steerable {
+            self.set_queues(1)?;
         }
         self.add_clients()?;
         if self.config.sink {
@@ -276,7 +286,7 @@ impl Testbed {
 
     /// How many queues a veth is to have, for `ip link add`.
     fn queues(&self) -> String {
-        let queues = self.config.queues;
+        let queues = self.config.queues + u32::from(self.config.steerable);
         format!("numtxqueues {queues} numrxqueues {queues}")
     }
 

@@ -219,6 +219,9 @@ pub struct ServiceJob {
     /// Whose the device is, where it is a manager's.
     #[serde(default)]
     pub managed: Option<Managed>,
+    /// Namespace of the veth's other end, where that steers.
+    #[serde(default)]
+    pub steering: Option<String>,
 }
 
 /// What a service over TCP does.
@@ -493,6 +496,7 @@ mod tests {
                     socket: "/dev/shm/y".into(),
                     user: 1,
                 }),
+                steering: None,
             }))
         };
         let over_tcp = |kind| {

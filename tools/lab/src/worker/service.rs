@@ -26,7 +26,7 @@ use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 use super::bare::Bare;
 use super::{ClassSpec, Cpu, Program, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
 use crate::system::System;
-use crate::testbed::{CLIENT, SERVER_INTERFACE};
+use crate::testbed::{CLIENT, CLIENT_INTERFACE, SERVER_INTERFACE};
 
 /// Packets dropped so far, by place.
 pub(crate) type Drops = BTreeMap<String, u64>;
@@ -104,6 +104,10 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
         .classes(setup.classes.iter().map(class).collect::<Vec<_>>())
         .xdp((setup.system == System::Generic).then_some(XdpMode::Generic))
         .control(false);
+    let config = match &job.steering {
+        Some(namespace) => config.steering_peer(namespace, CLIENT_INTERFACE),
+        None => config.steer(false),
+    };
     let stack = match &job.managed {
         None => Stack::embedded(config),
         Some(managed) => {

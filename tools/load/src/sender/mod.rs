@@ -3,6 +3,7 @@
 mod frame;
 mod skb;
 mod socket;
+mod steered;
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,6 +33,7 @@ pub(crate) trait Sender {
 /// Opens the sender that the specification names. It must have been checked.
 pub(crate) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Box<dyn Sender>> {
     Ok(match spec.kind {
+        SenderKind::Skb if spec.steered => Box::new(steered::SteeredSender::open(spec, path)?),
         SenderKind::Skb => Box::new(skb::SkbSender::open(spec, path)?),
         SenderKind::Frame => Box::new(frame::FrameSender::open(spec, path)?),
         SenderKind::Socket => Box::new(socket::SocketSender::open(spec, path)?),

@@ -185,6 +185,10 @@ pub struct BlastSpec {
     /// Transmit queue of the interface, [`SenderKind::Skb`] only.
     #[serde(default)]
     pub queue: u32,
+    /// The interface's rule table chooses between queues 0 and 1 (`bpf/adaptor.bpf.c`),
+    /// [`SenderKind::Skb`] only.
+    #[serde(default)]
+    pub steered: bool,
     /// Send through an interface that is neither `lo` nor a veth inside a
     /// network namespace of its own. Refused otherwise: a blast on a real
     /// network is an attack unless its owner wants it.
@@ -213,6 +217,7 @@ impl BlastSpec {
             packets: None,
             burst: None,
             queue: 0,
+            steered: false,
             allow_any_interface: false,
         }
     }

@@ -264,6 +264,7 @@ fn tcp(bench: &mut Bench, over: Over) -> anyhow::Result<f64> {
         counters: scratch("counters"),
         watcher_cpu: None,
         managed: None,
+        steering: None,
     };
     let job = Job::Service(Box::new(service));
     let _service = Child::start_ready(places[1], &job, "the receiver")?;
