@@ -47,6 +47,15 @@ impl DriverCounters {
         place.map_or(0, |place| place.load(Relaxed))
     }
 
+    /// Frames for sockets that found no room, in their channel or in all of their
+    /// application's.
+    pub fn overflowed(&self) -> u64 {
+        [Counter::ChannelFull, Counter::ApplicationFull]
+            .map(|counter| self.counter(counter))
+            .into_iter()
+            .fold(0, u64::wrapping_add)
+    }
+
     /// What happened to kernel-bound frames of a class.
     pub fn class(&self, class: Class) -> ClassCounts {
         let bucket = self

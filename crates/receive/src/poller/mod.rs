@@ -306,7 +306,7 @@ impl Poller {
             round.buffer_use = self.fullest();
             return Ok(round);
         }
-        let full = self.shared.driver.counter(Counter::ChannelFull);
+        let full = self.shared.driver.overflowed();
         self.fullness = Fullness::default();
         self.round_number = self.round_number.wrapping_add(1);
         let mut failed = Ok(());
@@ -328,11 +328,7 @@ impl Poller {
         }
         let taken = round.driven.max(round.frames as u64);
         round.exhausted = taken >= u64::from(self.budget);
-        round.overflowed = self
-            .shared
-            .driver
-            .counter(Counter::ChannelFull)
-            .wrapping_sub(full);
+        round.overflowed = self.shared.driver.overflowed().wrapping_sub(full);
         round.buffer_use = self.fullness.largest;
         let counters = &self.shared.counters;
         counters.rounds.fetch_add(1, Ordering::Relaxed);

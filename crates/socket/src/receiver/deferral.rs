@@ -98,8 +98,8 @@ impl Frames {
         let mut sums = Frames::default();
         for queue in &core.receiver.queues {
             let driver = queue.shared.driver();
-            for counter in [Counter::Channel, Counter::ChannelFull] {
-                sums.ours = sums.ours.wrapping_add(driver.counter(counter));
+            for ours in [driver.counter(Counter::Channel), driver.overflowed()] {
+                sums.ours = sums.ours.wrapping_add(ours);
             }
             for class in Class::ALL {
                 let counts = driver.class(class);

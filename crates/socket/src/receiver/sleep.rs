@@ -309,10 +309,11 @@ impl Receiver {
         let wake_up = self.wake_up.time();
         if elapsed >= wake_up {
             let count = |queue: &QueueHandle| {
-                let count = |counter| queue.shared.driver().counter(counter);
-                count(Counter::Frames)
-                    .wrapping_sub(count(Counter::Channel))
-                    .wrapping_sub(count(Counter::ChannelFull))
+                let driver = queue.shared.driver();
+                driver
+                    .counter(Counter::Frames)
+                    .wrapping_sub(driver.counter(Counter::Channel))
+                    .wrapping_sub(driver.overflowed())
             };
             let frames = self.queues.iter().map(count).fold(0, u64::wrapping_add);
             // Read one after the other, the counters may disagree by a few.

@@ -378,6 +378,7 @@ pub(super) fn drops_of_snapshot(snapshot: &Value) -> Drops {
     for queue in snapshot["queues"].as_array().into_iter().flatten() {
         for (name, place) in [
             ("channel-full", "channel"),
+            ("application-full", "channel"),
             ("channel-closed", "closed channel"),
             ("no-socket", "no AF_XDP socket"),
             ("truncated", "truncated"),
