@@ -13,8 +13,9 @@
 //! found what was waited for. From it follows what any shorter time would have cost. A wait
 //! then polls for the time that finds most, of those that cost a tenth more than the short
 //! time at most: so much is a client's latency worth, and Linux's processor time of a
-//! request is no less than that with a sleep. Where what was seen changes, both are tried
-//! again.
+//! request is no less than that with a sleep. When waits come at another pace, both are tried
+//! again. Threads that compute meanwhile cost the same in both halves, so that longer polls
+//! pass more easily: latency is then a smaller part of what the process costs.
 
 use std::time::Duration;
 
