@@ -217,9 +217,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_experiment_is_answered_with_the_list() {
+    fn an_unknown_experiment_is_answered_with_the_nearest() {
         let arguments = RunArguments {
-            names: vec!["lrp-none".to_owned()],
+            names: vec!["lrp-overlaod".to_owned()],
             quick: true,
             rounds: None,
             spinners: false,
@@ -229,7 +229,7 @@ mod tests {
         let failure = experiments(arguments).expect_err("there is no such experiment");
         let text = failure.to_string();
         assert!(
-            text.contains("lrp-none") && text.contains("lrp-overload"),
+            text.contains("lrp-overlaod") && text.contains("lrp-overload"),
             "{text}"
         );
     }
