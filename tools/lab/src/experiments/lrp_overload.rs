@@ -243,6 +243,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
     let last = |system: &str, setting| find(series, system, setting)?.last().map(|point| point.y);
     let peak = |system: &str, setting| find(series, system, setting)?.peak();
     let at_most = |system: &str| last(system, None);
+    let loss_free = |system: &str| find(series, system, None)?.mlfrr(LOSS);
     // Nothing delivered counts as one packet, or the ratio had no value.
     let over = |system: &str, setting| {
         ratio(
@@ -357,6 +358,30 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
             1.0,
         )
         .paper(1.0),
+        Claim::new(
+            "soft-peak",
+            "soft-lrp's peak over bsd's",
+            ratio(peak("soft-lrp", None), peak("bsd", None)),
+        )
+        .paper(1.32),
+        Claim::new(
+            "soft-end",
+            "soft-lrp at the highest offered rate over bsd's peak (the paper: within 12 %)",
+            ratio(at_most("soft-lrp"), peak("bsd", None)),
+        )
+        .paper(0.88),
+        Claim::new(
+            "soft-loss-free",
+            "soft-lrp's maximum loss-free rate over bsd's",
+            ratio(loss_free("soft-lrp"), loss_free("bsd")),
+        )
+        .paper(1.44),
+        Claim::new(
+            "early-demux",
+            "at the highest offered rate: early-demux over soft-lrp (the paper: 0.40 to 0.65)",
+            ratio(at_most("early-demux"), at_most("soft-lrp")),
+        )
+        .paper(0.5),
         Claim::at_most(
             "bsd-collapses",
             "bsd at the highest offered rate, fraction of its peak (the paper: near \
@@ -480,6 +505,10 @@ mod tests {
             ("frames-vs-busy", 1.2e6 / 3e5),
             ("frames-vs-timer", 1.2e6 / 2e3),
             ("order", 1.35 / 1.3),
+            ("soft-peak", 2.0),
+            ("soft-end", 2.0),
+            ("soft-loss-free", 7.0 / 4.0),
+            ("early-demux", 5.0 / 9.0),
             ("bsd-collapses", 5e3 / 4.5e5),
             ("vs-bare", 1.3 / 1.4),
             ("ring-losses", 0.0005),
