@@ -369,7 +369,8 @@ proptest! {
         let mut came: BTreeMap<u16, Vec<Vec<u8>>> = BTreeMap::new();
         let mut partial: BTreeMap<u16, Vec<u8>> = BTreeMap::new();
         let mut buffer = vec![0; room];
-        let rest = (0..4).flat_map(|vci| std::iter::repeat_n((vci, 1), 400));
+        let left = sending.each_ref().map(VecDeque::len);
+        let rest = (0..4).flat_map(|vci| std::iter::repeat_n((vci, 1), left[vci]));
         for (vci, transmit) in turns.into_iter().chain(rest) {
             if let Some((kind, cell)) = sending[vci].pop_front() {
                 let name = circuit(32 + vci as u16);
