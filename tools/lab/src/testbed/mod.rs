@@ -93,7 +93,7 @@ pub struct Config {
     /// server's receive queue; `None`: the last.
     pub client_queue: Option<u32>,
     /// The veth pair has a second queue for a system whose device steers
-    /// ([`Testbed::set_steering`]), and one queue for all others. With one queue.
+    /// (`Testbed::set_steering`), and one queue for all others. With one queue.
     pub steerable: bool,
     /// A second veth pair in the client's namespace, [`SINK_INTERFACE`], whose
     /// ring nobody empties: what is sent there costs the sender what a full ring
