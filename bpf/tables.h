@@ -234,7 +234,7 @@ enum tw_counter {
 	/* Early discard: the application's sockets together hold so many of its frames that the
 	 * last ones are left to sockets that hold few. (lost)
 	 * -> The application receives more slowly than frames arrive at many of its sockets: make
-	 * it faster, or give it more frames (--frames). */
+	 * it faster, or give it more frames (EmbeddedConfig::frames). */
 	TW_COUNT_APPLICATION_FULL,
 	TW_COUNTERS = 24, /* places for them */
 };
