@@ -115,7 +115,10 @@ fn flood() -> Going<(KernelSocket, u64)> {
 fn causes(stack: &Stack) -> (u64, u64) {
     let snapshot = stack.snapshot();
     let full = |queue: &tidewall_socket::snapshot::QueueSnapshot| {
-        queue.driver.get("channel-full").copied().unwrap_or(0)
+        ["channel-full", "application-full"]
+            .into_iter()
+            .filter_map(|cause| queue.driver.get(cause))
+            .sum::<u64>()
     };
     let full = snapshot.queues.iter().map(full).sum();
     (full, snapshot.losses.unwrap().receive_ring)
@@ -172,7 +175,12 @@ pub fn a_flooded_port_has_a_queue_of_its_own_while_the_flood_lasts() {
     assert!(wait_until(|| rule() == 0), "{}", rule());
     let received = slow.finish();
     let (full, ring) = causes(&stack);
-    assert_eq!(sent, received + full + ring, "{received} + {full} + {ring}");
+    // The ring counts the kernel's own frames, too, of which few come.
+    let counted = received + full + ring;
+    assert!(
+        (sent..sent + 16).contains(&counted),
+        "{sent} sent, {received} + {full} + {ring} counted"
+    );
     let again = || ask_once(&client, at(HERE4, SERVICE), b"after it");
     assert!((0..100).all(|_| again()));
     echo.finish();
