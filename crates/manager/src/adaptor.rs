@@ -40,7 +40,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// Of an interface of the caller's network namespace. Nothing is changed yet.
+    /// An adaptor of an interface of the caller's network namespace. Nothing is changed yet.
     pub fn new(interface: &str, restorer: &Restorer) -> Self {
         Card {
             interface: interface.to_owned(),

@@ -51,7 +51,7 @@ impl Polls {
     }
 }
 
-/// What came for a port since the last look.
+/// The frames of a port since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortLoad {
     /// The UDP port.
@@ -62,12 +62,12 @@ pub struct PortLoad {
     pub dropped: u64,
 }
 
-/// What there is to see. All counts are since the last look.
+/// A look at the device. All counts are since the last look.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Look<'a> {
     /// When it is, ns since any fixed moment.
     pub now: u64,
-    /// Time that went into frames that full channels dropped, ns, whoever polled; of the
+    /// Time that went into frames that full channels dropped, ns, by any thread; of the
     /// shared queues, as the next two.
     pub wasted: u64,
     /// Polls.
@@ -82,7 +82,7 @@ pub struct Look<'a> {
     pub has_neighbours: bool,
 }
 
-/// What is to be done.
+/// An order to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Have the device put this port's frames on the reserved queue.

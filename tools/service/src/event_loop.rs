@@ -17,7 +17,7 @@ use crate::services::{BATCH, ERRORS_MAX, Kind, STOP_WITHIN, ServiceSpec, turn};
 /// follow, which count together. `ready` is called once all are bound.
 ///
 /// # Errors
-/// What binding or waiting reports, and a socket whose errors do not end.
+/// Errors of binding or waiting, and a socket whose errors do not end.
 pub fn serve_events(
     address: IpAddr,
     services: &[ServiceSpec],

@@ -68,7 +68,7 @@ pub struct ServiceSpec {
 /// `ready` is called once all sockets are bound, with their addresses.
 ///
 /// # Errors
-/// What binding or waiting reports, and a socket whose errors do not end.
+/// Errors of binding or waiting, and a socket whose errors do not end.
 pub fn serve<H: Host>(
     host: &H,
     address: IpAddr,

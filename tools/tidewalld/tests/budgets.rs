@@ -43,7 +43,7 @@ fn count_place(domain: usize) -> std::net::SocketAddr {
     ([127, 0, 0, 1], 20_000 + PORTS[domain]).into()
 }
 
-/// What a domain's process has had so far: datagrams, and frames lost in its ring.
+/// The counts of a domain's process so far: datagrams, and frames lost in its ring.
 fn had(domain: usize) -> [u64; 2] {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket
@@ -118,7 +118,7 @@ mod inside {
         let _services = [0, 1].map(|domain| start(domain, sockets[domain]));
         pin_pollers();
         let full = || trusted().counter(0, Counter::ApplicationFull);
-        // Of runs beside other work the best.
+        // The best of several runs counts, beside other work.
         let (mut fairest, mut conserved) = (f64::MAX, 0f64);
         for _ in 0..3 {
             let alone = [flooded([100, 0])[0], flooded([0, 1])[1]];

@@ -659,7 +659,7 @@ fn an_application_is_full_whatever_room_its_channels_have() {
     assert_eq!(to(9), full);
     tables.embedded.tail_add(0, 9, 1);
     assert_eq!(channel_of(to(9)), 9);
-    // What others give back is not the device's yet.
+    // Frames that others give back are not the device's yet.
     tables.embedded.tail_add(0, 1, 10);
     assert_eq!(to(1), full);
     tables.embedded.set_given(0, 1010);

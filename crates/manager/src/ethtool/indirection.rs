@@ -76,7 +76,7 @@ impl Drop for Narrowed {
 }
 
 /// Asks for the table that the kernel gives each device: its queues in turn. Without
-/// places, it marks the table as nobody's own again.
+/// places, it marks the table as not set by hand again.
 const RESET: [u32; 2] = [SET_INDIRECTION, 0];
 
 /// The table without its last queue; `None`: it is so already.

@@ -522,7 +522,7 @@ impl Poller {
             self.in_device += count - self.to_device.len();
             self.empty_frames.append(&mut self.to_device);
         }
-        // What is on its way here has its frames already.
+        // Frames on their way here are in the count already.
         let seen = self.arrived.wrapping_add(self.written_off);
         let given = seen.wrapping_add((self.in_device as u32).min(self.ring_limit));
         self.shared.tables.set_given(self.shared.queue, given);

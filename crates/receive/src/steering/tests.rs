@@ -15,7 +15,7 @@ struct Bed {
     orders: Vec<(u64, Order)>,
 }
 
-/// What comes in a look.
+/// The load of a look.
 #[derive(Clone, Copy)]
 enum Load {
     /// A question now and then.
@@ -140,7 +140,7 @@ fn a_port_that_flaps_backs_off() {
         bed.run(Load::Light, STAY + STAY / 5);
     }
     assert!((2..=4).contains(&bed.moves()), "{:?}", bed.orders);
-    // After a long time without a flood it begins anew.
+    // After a long time without a flood it begins again.
     bed.run(Load::Light, 2 * SOON * STAY_MOST);
     let before = bed.orders.len();
     bed.run(Load::Flood(0.3), SECOND);

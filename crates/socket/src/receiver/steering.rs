@@ -27,11 +27,11 @@ use crate::udp::inner::SocketInner;
 /// sixteen times what an empty poll of the others does, and they wait no longer.
 const BUDGET: u32 = POLL_MAX / 4;
 /// The reserved queue is polled at least so often, whatever waits in its channel: the
-/// device's timer (5 ms), which would have it polled in softirq, begins anew with each poll.
+/// device's timer (5 ms), which would have it polled in softirq, restarts with each poll.
 const KEEPS_MASKED: u64 = 4_000_000;
 /// How long a flood is taken to go on after it was seen: many such polls.
 const FLOOD_LASTS: u64 = 50_000_000;
-/// What a dropped frame is taken to cost before one was polled, ns.
+/// The cost of a dropped frame before one was polled, ns.
 const DROPPED_COST: f64 = 400.0;
 /// How often it is looked who is flooded, while frames come.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -49,7 +49,7 @@ pub(crate) struct Reserved {
     polled: AtomicU64,
     /// The flood is taken to go on until then, ns since the start.
     flooded_until: AtomicU64,
-    /// What the channel had dropped there at the last poll.
+    /// Frames that the channel had dropped there at the last poll.
     dropped: AtomicU64,
 }
 
@@ -144,7 +144,7 @@ fn budget(core: &Core, queue: u32, channel: u16) -> u32 {
     BUDGET.min(core.tables.limit(queue, channel) / 2).max(1)
 }
 
-/// What a frame costs that a full channel drops, ns, as polls have measured it. In an
+/// The cost of a frame that a full channel drops, ns, as polls have measured it. In an
 /// interrupt it costs the same.
 fn dropped_cost(core: &Core) -> f64 {
     let of = |queue: &QueueHandle| {
@@ -160,7 +160,7 @@ fn dropped_cost(core: &Core) -> f64 {
     }
 }
 
-/// What has been counted up to a look.
+/// The counts up to a look.
 #[derive(Debug, Default)]
 struct Counts {
     dropped: u64,
@@ -321,7 +321,7 @@ impl SteeringWatch {
     }
 }
 
-/// What came for each port since `before`, of ports that one socket has; `now` gets the
+/// The load of each port since `before`, for ports that one socket has; `now` gets the
 /// counts. Where several share a port, the channel of one says nothing of the others.
 fn count_ports(
     core: &Core,
@@ -341,7 +341,7 @@ fn count_ports(
         }
         now.insert(id.value(), counts);
         *sharing.entry(port).or_default() += 1;
-        // Of one that was not counted before nothing is known.
+        // One that was not counted before has no load yet.
         let before = before.get(&id.value()).unwrap_or(&counts);
         let dropped = counts.1.saturating_sub(before.1);
         ports.push(PortLoad {

@@ -271,7 +271,7 @@ impl EmbeddedConfig {
         self
     }
 
-    /// What gives a flooded port a queue of its own; `None` where nothing may.
+    /// The adaptor that gives a flooded port a queue of its own; `None` where none may.
     pub(super) fn adaptor(&self, restorer: &Restorer) -> Option<Box<dyn Adaptor>> {
         let receiving = &self.receiving;
         if !self.steers || !receiving.classes.is_empty() || receiving.architecture.has_threads() {

@@ -518,7 +518,7 @@ struct Parts {
     warnings: Vec<String>,
     owner: DeviceOwner,
     snapshot: Option<DeviceSnapshot>,
-    /// What may give a flooded port a queue of its own.
+    /// The adaptor that may give a flooded port a queue of its own.
     adaptor: Option<Box<dyn Adaptor>>,
 }
 

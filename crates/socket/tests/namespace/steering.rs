@@ -80,7 +80,7 @@ impl Slow {
             while Instant::now() < until {
                 std::hint::spin_loop();
             }
-            // What waits has been received by then.
+            // The datagrams that wait have been received by then.
             if count == 0 && ended.load(Ordering::Relaxed) {
                 return;
             }
@@ -146,7 +146,7 @@ pub fn a_flooded_port_has_a_queue_of_its_own_while_the_flood_lasts() {
     assert_eq!(stack.snapshot().steered, Some((FLOODED, 1)));
     assert_eq!(rule(), 1 << 24 | 17 << 16 | u32::from(FLOODED));
 
-    // What is under way to the other queue has come.
+    // Frames under way to the other queue have come.
     std::thread::sleep(Duration::from_millis(50));
     let (before, received) = (causes(&stack), slow.received.load(Ordering::Relaxed));
     let end = Instant::now() + Duration::from_secs(1);
@@ -157,7 +157,7 @@ pub fn a_flooded_port_has_a_queue_of_its_own_while_the_flood_lasts() {
     let (after, delivered) = (causes(&stack), slow.received.load(Ordering::Relaxed));
     let (full, ring) = (after.0 - before.0, after.1 - before.1);
     assert_eq!(lost, 0, "questions beside the flood");
-    // What keeps the device masked costs 32 frames in 4 ms, and the device's timer more
+    // The polls that keep the device masked cost 32 frames in 4 ms, and its timer more
     // where the threads have no processor for longer.
     assert!(
         delivered > received && ring > 5 * full,
@@ -220,7 +220,7 @@ pub fn a_stack_that_must_not_steer_leaves_the_card_alone() {
     echo.finish();
 }
 
-/// What the next test kills.
+/// The process that the next test kills.
 #[test]
 #[ignore = "killed by a_killed_owner_leaves_no_rule"]
 fn steering_owner() {

@@ -500,7 +500,7 @@ impl Rtnetlink {
             .collect())
     }
 
-    /// True where somebody has made routes by which this host takes what is sent to
+    /// True where there are routes by which this host takes what is sent to
     /// addresses that no interface has (`ip route add local`).
     ///
     /// # Errors

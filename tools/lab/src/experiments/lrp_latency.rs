@@ -91,7 +91,7 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
             continue;
         }
         for (setting, port) in [(None, BLAST_PORT), (Some(UNOWNED), UNOWNED_PORT)] {
-            // A port that is nobody's is not moved.
+            // A port without a socket is not moved.
             if system == System::NiLrp && port == UNOWNED_PORT {
                 continue;
             }

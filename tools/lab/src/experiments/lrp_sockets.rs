@@ -43,7 +43,7 @@ const ECHOES: &str = "echoes/s";
 
 /// The blast, shares of `bare`'s capacity; `None`: as fast as it goes.
 const SHARES: [Option<f64>; 5] = [Some(0.0), Some(0.5), Some(0.9), Some(1.1), None];
-/// Of Linux in a quick run, what the claims compare with.
+/// The blasts beside Linux in a quick run: the claims compare with these.
 const QUICK_LINUX: [Option<f64>; 2] = [Some(0.9), Some(1.1)];
 
 /// Sockets that are all blasted, and whether the first gets half of the blast.

@@ -14,7 +14,7 @@ impl Testbed {
     /// away. Nothing is to use the device. A test bed that is not steerable stays as it is.
     ///
     /// # Errors
-    /// What `ethtool` or `tc` print; a test bed that is to steer and cannot.
+    /// The errors of `ethtool` or `tc`; a test bed that is to steer and cannot.
     pub(crate) fn set_steering(&mut self, steers: bool) -> anyhow::Result<()> {
         anyhow::ensure!(
             !steers || self.config.steerable,
@@ -23,7 +23,7 @@ impl Testbed {
         if steers == self.steers {
             return Ok(());
         }
-        // The device's poll is bound anew with its queues.
+        // The device's poll is bound again with its queues.
         self.forget_mode();
         self.set_queues(1 + u32::from(steers))?;
         if steers {

@@ -33,7 +33,7 @@ pub(crate) const VALUE: &str = "012345678901234567890123456789012345678901234567
 pub(crate) const NAME: &str = "cached.example.net";
 /// Variable that has the library say on standard error what it promotes.
 pub(super) const SAYS: &str = "TIDEWALL_DEBUG";
-/// What [`Program::Datagrams`] says on standard error once its sockets are bound.
+/// The line of [`Program::Datagrams`] on standard error once its sockets are bound.
 const READY: &str = "ready";
 /// Time for `tidewall run` to end.
 const END: Duration = Duration::from_secs(5);
@@ -95,7 +95,7 @@ pub enum Program {
     },
 }
 
-/// What an event loop over datagram sockets serves.
+/// The services of an event loop over datagram sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatagramsJob {
     /// The services; the last one discards.
@@ -534,7 +534,7 @@ impl Running {
         promoted(&self.errors())
     }
 
-    /// What it has written to standard error.
+    /// The text that it has written to standard error.
     fn errors(&self) -> String {
         fs::read_to_string(self.directory.join("errors")).unwrap_or_default()
     }

@@ -52,7 +52,7 @@ impl DirectDevice {
         self.program.trusted().set_locals(&addresses)
     }
 
-    /// Writes anew into the driver program's map for which frames the kernel has a use
+    /// Writes again into the driver program's map for which frames the kernel has a use
     /// although they are not for this host.
     pub(in crate::daemon) fn refresh_uses(&mut self) {
         self.program.trusted().set_kernel_uses(self.uses.read());
