@@ -110,6 +110,21 @@ GLOBAL int is_gone(__u32 owner, __u32 queue)
 	return 1;
 }
 
+/* True if an application has had its part of the polls for now. */
+GLOBAL int is_over_budget(struct tw_account *account)
+{
+	if (!account)
+		return 0;
+	__u64 now = bpf_ktime_get_ns(), due = account->due;
+	if (now >= READ_ONCE(account->until))
+		return 0;
+	if (due <= now) {
+		account->due = now;
+		return 0;
+	}
+	return due - now > READ_ONCE(account->tolerance);
+}
+
 INLINE int fragment_key(struct xdp_md *ctx, struct tw_fragment_key *key, __u64 place, __u32 fragment)
 {
 	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;

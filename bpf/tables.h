@@ -236,6 +236,11 @@ enum tw_counter {
 	 * -> The application receives more slowly than frames arrive at many of its sockets: make
 	 * it faster, or give it more frames (EmbeddedConfig::frames). */
 	TW_COUNT_APPLICATION_FULL,
+	/* Early discard: an application in private mode has used its domain's part of the time of
+	 * the kernel thread that polls the device for all of them. (lost)
+	 * -> A flood at that application, which pays for it alone: `tidewall top` shows the time
+	 * that each is charged, `tidewalld --weight` gives a domain a larger part. */
+	TW_COUNT_OVER_BUDGET,
 	TW_COUNTERS = 24, /* places for them */
 };
 
@@ -299,6 +304,19 @@ struct tw_owner_key {              /* key of the `owners` hash; value: __u32 app
 	__u8 pad;
 };
 
+/* What an application has had of the polls of one queue, and what it may have. A bound is
+ * a rate at which its frames pass (GCRA, ITU-T I.371), and ends by itself: a manager that
+ * has died or stands still bounds nothing for long. */
+struct tw_account {
+	__u64 frames;    /* frames of the application's. Writer: driver */
+	__u64 passed;    /* frames of these that went to its sockets. Writer: driver */
+	__u64 due;       /* ns: when the next may pass; only under a bound. Writer: driver */
+	__u64 interval;  /* ns between frames that pass; 0: no bound. Writer: manager */
+	__u64 tolerance; /* ns that they may be early. Writer: manager */
+	__u64 until;     /* ns, CLOCK_MONOTONIC: when the bound ends. Writer: manager */
+	__u64 rest[2];   /* zero: a cache line */
+};
+
 /* Trusted level, the one value of the map `device`: one map, so that the
  * program pays for one look-up of it and the manager for one mapping (elements of an
  * array map are padded to 8 bytes, so an array of __u32 would be twice as big). */
@@ -309,6 +327,7 @@ struct tw_device {
 	/* Of senders and of purposes: when the next frame of a place is due, ns
 	 * (GCRA, ITU-T I.371). Writer: driver */
 	__u64 kernel_shares[TW_QUEUES][2][TW_KERNEL_SHARES];
+	struct tw_account accounts[TW_APPLICATIONS][TW_QUEUES]; /* by application and queue */
 };
 
 #define TW_LISTEN_LOCAL 1u          /* flows hold entries for (local address, port, no remote) */

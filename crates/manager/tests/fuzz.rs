@@ -324,6 +324,9 @@ fn seeds() -> Vec<Seed> {
                 ports: 2,
                 holders: 3,
                 blocks: 4,
+                weight: 4,
+                reserved: 0,
+                charged: u64::MAX,
             }),
         ),
         (

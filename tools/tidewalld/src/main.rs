@@ -19,7 +19,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
 
 use clap::Parser;
 use tidewall_manager::XdpMode;
@@ -30,8 +29,7 @@ use tidewall_manager::daemon::log::{Level, Log};
 use tidewall_manager::daemon::metrics::{Endpoint, Metrics};
 use tidewall_manager::daemon::ports::PortRanges;
 use tidewall_manager::daemon::server::Server;
-use tidewall_manager::daemon::unit::UnitName;
-use tidewall_manager::daemon::{Limits, Trust, Users};
+use tidewall_manager::daemon::{Limits, Trust, Users, Whom};
 use tidewall_manager::pinned::PinDirectory;
 use tidewall_manager::places;
 use tidewall_wire::atm::{Circuit, Nsap};
@@ -61,6 +59,10 @@ struct Arguments {
     /// and only what is its to send leaves; may be repeated
     #[arg(long, value_name = "UID|UNIT|any", value_parser = private)]
     private: Vec<Option<Whom>>,
+    /// Weight of a user or unit in private mode, 1 to 1000: its part of the polls of the device
+    /// when all of it cannot be had; may be repeated [default: 1]
+    #[arg(long, value_name = "UID|UNIT=N", value_parser = weight)]
+    weight: Vec<(Whom, u32)>,
     /// Ports that applications in private mode may own, such as 80,443,8000-8100, beside those
     /// that clients go out by; required with `--private any`. Their frames pass no firewall
     /// rules of the host [default: what bind(2) lets them have]
@@ -150,30 +152,23 @@ fn permanent(text: &str) -> Result<Permanent, String> {
         .ok_or_else(wrong)
 }
 
-/// Whose processes may join.
-#[derive(Clone)]
-enum Whom {
-    User(u32),
-    Unit(UnitName),
-}
-
-impl FromStr for Whom {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            Ok(user) => Ok(Whom::User(user)),
-            Err(_) => text.parse().map(Whom::Unit),
-        }
-    }
-}
-
 /// Somebody, or `None` for any user.
 fn private(text: &str) -> Result<Option<Whom>, String> {
     match text {
         "any" => Ok(None),
         text => text.parse().map(Some),
     }
+}
+
+/// As `1000=4` and `nginx.service=4`.
+fn weight(text: &str) -> Result<(Whom, u32), String> {
+    let wrong = || "as 1000=4 or nginx.service=4, with a weight of 1 to 1000".to_owned();
+    let (whom, weight) = text.rsplit_once('=').ok_or_else(wrong)?;
+    let weight = weight
+        .parse()
+        .ok()
+        .filter(|weight| (1..=1000).contains(weight));
+    Ok((whom.parse()?, weight.ok_or_else(wrong)?))
 }
 
 /// Users, units and ports of the command line.
@@ -207,6 +202,22 @@ fn limits(arguments: &Arguments) -> io::Result<Limits> {
         true => Users::Any,
         false => Users::Listed(listed),
     };
+    for (whom, weight) in &arguments.weight {
+        let is_granted = match whom {
+            Whom::User(user) => limits.private.contains(*user),
+            Whom::Unit(name) => limits.units.iter().any(|(unit, _)| unit == name),
+        };
+        if !is_granted {
+            let name = match whom {
+                Whom::User(user) => user.to_string(),
+                Whom::Unit(name) => name.to_string(),
+            };
+            let text =
+                format!("--weight {name}={weight} is of none that may join: add --private {name}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+    }
+    limits.weights = arguments.weight.clone();
     limits.ports = arguments.ports.clone();
     Ok(limits)
 }

@@ -25,6 +25,12 @@ fn two_domains_get_halves_whatever_their_sockets() {
     run_with_peer("two_domains_get_halves_whatever_their_sockets", 120);
 }
 
+#[test]
+fn each_is_charged_for_its_polls_and_a_weight_gives_a_larger_part() {
+    let name = "each_is_charged_for_its_polls_and_a_weight_gives_a_larger_part";
+    run_with_peer(name, 120);
+}
+
 fn pin(process: Option<Pid>, processor: usize) {
     let mut set = CpuSet::new();
     set.set(processor);
@@ -58,15 +64,43 @@ fn had(domain: usize) -> [u64; 2] {
 
 /// Threads of the kernel that poll the device run on the services' processor.
 fn pin_pollers() {
+    for thread in pollers() {
+        pin(Some(thread), 0);
+    }
+}
+
+fn pollers() -> Vec<Pid> {
+    let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let Some(Ok(number)) = entry.file_name().to_str().map(str::parse::<i32>) else {
             continue;
         };
         let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
         if name.starts_with(&format!("napi/{INTERFACE}-")) {
-            pin(Pid::from_raw(number), 0);
+            found.extend(Pid::from_raw(number));
         }
     }
+    found
+}
+
+/// Processor time of the threads that poll the device.
+fn polled() -> Duration {
+    let times = pollers().into_iter().map(|thread| {
+        let path = format!("/proc/{}/schedstat", thread.as_raw_pid());
+        let text = std::fs::read_to_string(path).unwrap();
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    });
+    times.sum()
+}
+
+/// Weight of each domain, and time that it was charged.
+fn charged() -> [(u32, Duration); 2] {
+    let view = tidewall_manager::view::View::connect(&socket()).unwrap();
+    let all = view.applications().unwrap();
+    USERS.map(|user| {
+        let one = all.iter().find(|of| of.domain == user).unwrap();
+        (one.weight, Duration::from_nanos(one.charged))
+    })
 }
 
 /// Sends datagrams to all sockets of the domains in turn until that has ended.
@@ -134,6 +168,52 @@ mod inside {
         let [delivered, lost] = had(0);
         assert!(full() > 1000, "{}", full());
         assert!(lost < delivered / 50, "{lost} of {delivered}");
+    }
+
+    #[test]
+    #[ignore = "started by the test of this name"]
+    fn each_is_charged_for_its_polls_and_a_weight_gives_a_larger_part() {
+        let weight = format!("{}=4", USERS[1]);
+        let options = [
+            "--private",
+            "any",
+            "--ports",
+            "1-65535",
+            "--weight",
+            &weight,
+        ];
+        let _daemon = start_with(command().args(options)).0;
+        let _services = [0, 1].map(|domain| start(domain, 1));
+        pin_pollers();
+        let over = || trusted().counter(0, Counter::OverBudget);
+        // One domain alone: it pays for all.
+        let (before, at_first) = (charged(), polled());
+        flooded([1, 0]);
+        std::thread::sleep(Duration::from_millis(500));
+        let (after, at_last) = (charged(), polled());
+        let [own, other] = [0, 1].map(|domain| after[domain].1 - before[domain].1);
+        let all = at_last - at_first;
+        println!("charged {own:?} and {other:?} of {all:?}");
+        assert_eq!(after.map(|(weight, _)| weight), [1, 4]);
+        assert!(own > all / 2 && own <= all && other < own / 10);
+        // A thread that gets little of the processor is behind.
+        for thread in pollers() {
+            rustix::process::setpriority_process(Some(thread), 10).unwrap();
+        }
+        let mut most = 0f64;
+        for _ in 0..3 {
+            let before = over();
+            let both = flooded([1, 1]);
+            println!("both {both:.0?}, {} over their budgets", over() - before);
+            most = most.max(both[1] / both[0]);
+        }
+        assert!(over() > 100, "{}", over());
+        assert!(most > 1.5, "{most}");
+        // A bound ends with the flood.
+        std::thread::sleep(Duration::from_secs(1));
+        let tables = trusted();
+        let mut accounts = tables.map().accounts.iter().flatten();
+        assert!(accounts.all(|of| of.interval.load(Ordering::Relaxed) == 0));
     }
 
     #[test]

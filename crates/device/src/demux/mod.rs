@@ -15,6 +15,7 @@
 //!
 //! Not here: rings, sockets, protocol processing, what a channel does.
 
+mod accounts;
 mod application;
 mod counters;
 mod drive;
@@ -35,6 +36,7 @@ mod tests;
 mod trusted;
 mod waits;
 
+pub use accounts::{Bound, Polled};
 pub use application::ApplicationTables;
 pub use counters::DriverCounters;
 pub use drive::{Answer, Verdict, classify_host, drive};

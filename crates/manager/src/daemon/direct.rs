@@ -29,6 +29,7 @@ use super::foreign::ForeignFd;
 use super::handed::{Handed, Id};
 use super::journal::{ACTIVE, Entry, FREE};
 use super::neighbours::Neighbours;
+use super::polls::Polls;
 use super::ports::PortKey;
 use super::private::{self, Private};
 use super::queues::{self, Queues};
@@ -96,6 +97,8 @@ pub struct DirectDevice {
     lends: u32,
     /// Whether the device was switched to be polled by threads.
     polled: bool,
+    /// What those threads cost.
+    polls: Polls,
     /// When it is lent, or switched to be polled by threads, or neither any more.
     switch_at: Option<(shared::Polling, Duration)>,
     /// The device; how many queues it has may change unnoticed.
@@ -199,6 +202,7 @@ impl DirectDevice {
             lent: None,
             lends: 0,
             polled: false,
+            polls: Polls::default(),
             switch_at: None,
             described: Joined::new_zeroed(),
             taken: false,
@@ -503,6 +507,9 @@ impl Device for DirectDevice {
         if self.lent == Some(application) {
             self.forget_lent();
         }
+        let queues = self.queue_count();
+        let tables = self.program.trusted();
+        self.polls.forget(application, tables, queues);
         let is_shared = self.private.as_ref().is_some_and(Private::is_used);
         let tables = self.program.trusted();
         // While several share the device, the last of them puts its settings back.
@@ -605,6 +612,10 @@ impl Device for DirectDevice {
             queues,
             counters,
         })
+    }
+
+    fn charged(&self, application: u16) -> Duration {
+        self.polls.charged(application)
     }
 
     fn request(

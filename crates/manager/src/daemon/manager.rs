@@ -142,6 +142,16 @@ enum Domain {
     Unit(usize),
 }
 
+impl Domain {
+    /// One for each domain.
+    fn number(self) -> u64 {
+        match self {
+            Domain::User(user) => user.into(),
+            Domain::Unit(place) => 1 << 32 | place as u64,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Its client is connected.
@@ -578,7 +588,7 @@ impl Manager {
                 asked?
             }
             Request::GetCounters(_) => Answer::Counters(self.counters()),
-            Request::GetStatus(of) => self.get_status(client, of)?,
+            Request::GetStatus(of) => self.get_status(client, of, device)?,
             Request::GetQueueCounters(of) => self.get_queue_counters(client, of, device)?,
             Request::Leave(_) => {
                 self.gone(client, now, device);

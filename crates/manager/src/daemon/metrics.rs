@@ -3,6 +3,7 @@
 mod http;
 
 use std::fmt::{Display, Write};
+use std::time::Duration;
 
 use tidewall_device::demux::ClassCounts;
 use tidewall_device::demux::layout::{CLASSES, Class, Counter, DEPARTURES, Sent};
@@ -41,7 +42,7 @@ impl Text<'_> {
 
     /// Values of labels are numbers and names of ours, in which nothing needs escaping,
     /// and an interface's, which may have anything.
-    fn sample(&mut self, name: &str, labels: &[(&str, &dyn Display)], value: u64) {
+    fn sample(&mut self, name: &str, labels: &[(&str, &dyn Display)], value: impl Display) {
         let _ = write!(self.text, "{name}{{interface=\"");
         for character in self.interface.chars() {
             if matches!(character, '"' | '\\') {
@@ -70,14 +71,17 @@ impl Text<'_> {
     ) {
         self.family(name, "gauge", help);
         for status in all {
-            let labels: [(&str, &dyn Display); 3] = [
-                ("application", &status.application),
-                ("user", &status.domain),
-                ("process", &status.process),
-            ];
-            self.sample(name, &labels, value(status).into());
+            self.sample(name, &application_labels(status), value(status));
         }
     }
+}
+
+fn application_labels(status: &Status) -> [(&str, &dyn Display); 3] {
+    [
+        ("application", &status.application),
+        ("user", &status.domain),
+        ("process", &status.process),
+    ]
 }
 
 /// Prometheus's text format, version 0.0.4.
@@ -178,6 +182,16 @@ pub fn text(values: &Values<'_>) -> String {
     text.applications("tidewall_application_queues", "Queues.", all, |of| {
         of.queues
     });
+    let name = "tidewall_application_polls_seconds_total";
+    text.family(
+        name,
+        "counter",
+        "Time of the kernel's polling threads that applications were charged.",
+    );
+    for status in all {
+        let seconds = Duration::from_nanos(status.charged).as_secs_f64();
+        text.sample(name, &application_labels(status), seconds);
+    }
     let name = "tidewall_driver_frames_total";
     text.family(
         name,
@@ -237,6 +251,7 @@ mod tests {
         counters.joined = 3;
         let mut status = Status::new_zeroed();
         (status.application, status.domain, status.ports) = (2, 1000, 7);
+        status.charged = 2_500_000_000;
         let mut of_queue = QueueCounters::new_zeroed();
         of_queue.counters[Counter::ChannelFull as usize] = 41;
         let class = ClassCounts {
@@ -254,6 +269,7 @@ mod tests {
         for line in [
             "tidewall_joined_total{interface=\"a\\\"b\"} 3",
             "tidewall_application_ports{interface=\"a\\\"b\",application=\"2\",user=\"1000\",process=\"0\"} 7",
+            "tidewall_application_polls_seconds_total{interface=\"a\\\"b\",application=\"2\",user=\"1000\",process=\"0\"} 2.5",
             "tidewall_driver_frames_total{interface=\"a\\\"b\",queue=\"0\",cause=\"channel-full\"} 41",
             &format!(
                 "tidewall_private_sent_frames_total{{interface=\"a\\\"b\",application=\"2\",cause=\"{}\"}} 1",
@@ -271,7 +287,7 @@ mod tests {
                 None => {
                     assert_eq!(line.split('{').next(), Some(family));
                     let value = line.rsplit(' ').next().unwrap();
-                    assert!(value.parse::<u64>().is_ok(), "{line}");
+                    assert!(value.parse::<f64>().is_ok(), "{line}");
                 }
             }
         }

@@ -12,6 +12,7 @@
 //! incomplete first and leaves the journal last. A successor clears what is incomplete at
 //! once, and what nobody presents after [`PRESENT_WITHIN`].
 
+mod budget;
 pub mod circuits;
 mod closing;
 mod descent;
@@ -24,6 +25,7 @@ mod manager;
 pub mod metrics;
 mod neighbours;
 mod order;
+mod polls;
 pub mod ports;
 mod private;
 mod process;
@@ -36,6 +38,7 @@ pub mod unit;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+use std::str::FromStr;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::Protocol;
@@ -49,6 +52,7 @@ use unit::UnitName;
 pub use descent::ancestors;
 pub use foreign::ForeignFd;
 pub use manager::{ClientId, Manager, Recovered, Refusal, Reply};
+pub use polls::Payer;
 
 /// Sockets that hold ports, of all domains: as many descriptors the manager needs for them.
 pub const HOLDERS: usize = 16_384;
@@ -183,6 +187,9 @@ pub trait Device {
     /// What the driver program counts on a queue; `None` where there is no such queue.
     fn counters(&self, queue: u32) -> Option<QueueCounters>;
 
+    /// Time of the kernel's polling threads that an application was charged.
+    fn charged(&self, application: u16) -> Duration;
+
     /// What concerns an application's own queues and nobody else: moderation, NAPI probes,
     /// input tests, helpers, neighbours. The answer, and what goes beside it.
     ///
@@ -219,6 +226,26 @@ impl Users {
     }
 }
 
+/// A user, or a unit of systemd's, whose processes a grant is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whom {
+    /// By its id.
+    User(u32),
+    /// By its name.
+    Unit(UnitName),
+}
+
+impl FromStr for Whom {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(user) => Ok(Whom::User(user)),
+            Err(_) => text.parse().map(Whom::Unit),
+        }
+    }
+}
+
 /// What the processes of a program or a unit may do, under any user id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
@@ -241,6 +268,8 @@ pub struct Limits {
     /// Units whose processes may join, and as what: whatever their users are, they are that
     /// unit's. Each is a domain of its own; all others' domains are their users.
     pub units: Vec<(UnitName, Trust)>,
+    /// Weights of domains that have another than 1: their parts of what they contend for.
+    pub weights: Vec<(Whom, u32)>,
     /// What the processes of the program that this manager is for may do
     /// ([`Manager::is_of_program`]); others then join in private mode if their users are
     /// among `private`, and else not at all. `None`: it is for no program.
@@ -279,6 +308,7 @@ impl Default for Limits {
             trusted: Vec::new(),
             private: Users::Listed(Vec::new()),
             units: Vec::new(),
+            weights: Vec::new(),
             program: None,
             ports: None,
             clients: 256,

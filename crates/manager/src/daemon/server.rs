@@ -192,10 +192,10 @@ impl Server {
             metrics::text(&metrics::Values {
                 interface: device.interface(),
                 counters: manager.counters(),
-                applications: manager.statuses().collect(),
+                applications: manager.statuses(device).collect(),
                 queues: (0..).map_while(|queue| device.counters(queue)).collect(),
                 classes: device.classes(),
-                departures: device.all_departures(manager.statuses()),
+                departures: device.all_departures(manager.statuses(device)),
             })
         };
         let Some(metrics) = &mut self.metrics else {
@@ -337,6 +337,9 @@ impl Server {
         self.look();
         if let Err(error) = self.device.tick(now) {
             self.warn("polling-not-switched", &error);
+        }
+        if self.device.is_charging_due(now) {
+            self.device.charge(&self.manager.payers(), now);
         }
         let (before, lent) = (self.lent, self.device.lent());
         if before != lent {

@@ -5,6 +5,8 @@
 //! the kernel's waits for nobody, and costs nobody else's time (docs/decisions.md, 116).
 
 use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
@@ -12,6 +14,9 @@ use tidewall_sys::netlink::{Napi, Netdev};
 
 /// Of the thread: below the applications, which have work to do with what it gives them.
 const NICE: i32 = 5;
+
+/// Place of the processor in /proc/PID/stat, from the state on.
+const PROCESSOR: usize = 36;
 
 /// How an interface was polled, to be put back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +94,56 @@ fn switch(interface: &str, index: u32, threaded: bool) -> io::Result<()> {
         None if read(interface, index)? == (Before { threaded }) => Ok(()),
         None => std::fs::write(attribute(interface), if threaded { "1" } else { "0" }),
     }
+}
+
+/// A thread's processor time, as the kernel counts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TaskTime {
+    /// For how long it has run.
+    pub ran: Duration,
+    /// For how long it was ready to, and waited.
+    pub waited: Duration,
+    /// The processor that it was on last.
+    pub processor: u32,
+}
+
+impl TaskTime {
+    /// Of the thread of this directory in /proc.
+    ///
+    /// # Errors
+    /// NotFound and ESRCH once it has ended; InvalidData for what is no number.
+    pub fn read(directory: &Path) -> io::Result<Self> {
+        let times = std::fs::read_to_string(directory.join("schedstat"))?;
+        let mut times = times.split_whitespace().map(|it| it.parse().ok());
+        let mut next = || Some(Duration::from_nanos(times.next()??));
+        let [ran, waited] = [next(), next()];
+        let stat = std::fs::read_to_string(directory.join("stat"))?;
+        // Behind the name, which may have anything in it (proc(5)).
+        let fields = stat.rsplit_once(')').map(|(_, fields)| fields);
+        let processor = fields.and_then(|it| it.split_whitespace().nth(PROCESSOR)?.parse().ok());
+        let known = (ran, waited, processor);
+        let (Some(ran), Some(waited), Some(processor)) = known else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        Ok(TaskTime {
+            ran,
+            waited,
+            processor,
+        })
+    }
+}
+
+/// Directories in /proc of the threads that poll an interface; none where this process's
+/// /proc is another PID namespace's.
+pub fn directories(interface: &str, index: u32) -> Vec<PathBuf> {
+    let directories = threads(interface, index)
+        .into_iter()
+        .map(|pid| PathBuf::from(format!("/proc/{}", pid.as_raw_pid())));
+    let is_one = |directory: &PathBuf| {
+        let name = std::fs::read_to_string(directory.join("comm"));
+        name.is_ok_and(|name| name.starts_with("napi/"))
+    };
+    directories.filter(is_one).collect()
 }
 
 /// The threads, as netlink reports them (Linux 6.8), or by their names.

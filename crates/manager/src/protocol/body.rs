@@ -248,6 +248,13 @@ bodies! {
         holders: u32,
         /// Blocks that it has leased.
         blocks: u32,
+        /// Its domain's weight.
+        weight: u32,
+        /// Zero.
+        reserved: u32,
+        /// Time of the kernel thread that polls the device for several applications, ns: the
+        /// part that its frames took.
+        charged: u64,
     }
 
     /// What the driver program counts on a queue, since it was loaded.

@@ -276,6 +276,10 @@ impl Device for FakeDevice {
         None
     }
 
+    fn charged(&self, _: u16) -> Duration {
+        Duration::ZERO
+    }
+
     fn request(&mut self, _: u16, _: &Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
         self.worked += cost::CALL;
         let answer = self.step(false).1.map(|()| Answer::Done(Empty {}));

@@ -194,6 +194,9 @@ mod tests {
             ports: 1,
             holders: 1,
             blocks: 0,
+            weight: 1,
+            reserved: 0,
+            charged: 0,
         }
     }
 

@@ -23,10 +23,11 @@ use crate::stat::processor::Watch;
 use crate::stat::view::losses;
 use crate::stat::{Pair, live, pause, period, screen};
 
-/// Show who uses the devices of this host: applications, sockets, rates, drops by cause, Bp and T, processor.
+/// Show who uses the devices of this host: applications, sockets, rates, drops by cause, Bp and T, processor, polls.
 ///
 /// One line for each application of a manager (`tidewalld`) and each stack that has its
-/// device for itself. Users see their own applications, root all, and what the driver
+/// device for itself. Where a kernel thread polls for several applications, `polled for`
+/// is the time of it that each is charged. Users see their own applications, root all, and what the driver
 /// program drops before it is anybody's. Of a stack that does not answer this user there
 /// is no more than its manager knows.
 #[derive(clap::Args)]
@@ -84,6 +85,11 @@ pub struct Row {
     stack: Option<StackRow>,
     /// Processor time; 1 is one processor.
     processor: Option<f64>,
+    /// Time of the kernel's polling thread that it is charged, in the same unit; none for a
+    /// stack that polls by itself.
+    charged: Option<f64>,
+    /// Its domain's weight.
+    weight: Option<u32>,
 }
 
 /// What a stack does.
@@ -156,6 +162,13 @@ fn look() -> Look {
 }
 
 impl Look {
+    /// The same application of the same process.
+    fn status(&self, interface: &str, of: &Status) -> Option<&Status> {
+        let manager = self.managers.iter().find(|it| it.interface == interface)?;
+        let is_same = |it: &&Status| (it.application, it.process) == (of.application, of.process);
+        manager.applications.iter().find(is_same)
+    }
+
     fn processes(&self) -> impl Iterator<Item = u32> {
         let applications = self.managers.iter().flat_map(|of| &of.applications);
         let stacks = self.stacks.iter().map(|(_, stack)| stack.process);
@@ -179,7 +192,11 @@ fn shown(before: &Look, now: &Look, watch: &Watch) -> Shown {
             });
             managed.extend(found.map(|(path, _)| path));
             let stack = found.map(|(path, stack)| stack_row(&pair(path, stack)));
+            let earlier = before.status(&manager.interface, status);
+            let more = status.charged - earlier.map_or(0, |of| of.charged.min(status.charged));
             applications.push(Row {
+                charged: (earlier.is_some() && seconds > 0.0).then(|| more as f64 / 1e9 / seconds),
+                weight: Some(status.weight),
                 interface: manager.interface.clone(),
                 user: Some(status.domain),
                 application: Some(status.application),
@@ -223,6 +240,8 @@ fn row(process: u32, watch: &Watch) -> Row {
         ports: None,
         stack: None,
         processor: watch.shares(process).process,
+        charged: None,
+        weight: None,
     }
 }
 
@@ -332,7 +351,7 @@ mod tests {
     use super::*;
     use crate::stat::view::tests::stack;
 
-    fn status(application: u32, process: u32) -> Status {
+    fn status(application: u32, process: u32, charged: u64) -> Status {
         Status {
             application,
             domain: 1000,
@@ -342,6 +361,9 @@ mod tests {
             ports: 2,
             holders: 2,
             blocks: 0,
+            weight: 1,
+            reserved: 0,
+            charged,
         }
     }
 
@@ -368,7 +390,10 @@ mod tests {
                 at: at + Duration::from_secs(seconds),
                 managers: vec![Managed {
                     interface: "eth0".to_owned(),
-                    applications: vec![status(0, u32::MAX), status(3, u32::MAX - 1)],
+                    applications: vec![
+                        status(0, u32::MAX, seconds * 250_000_000),
+                        status(3, u32::MAX - 1, 0),
+                    ],
                     queues: vec![queue(full)],
                 }],
                 stacks: vec![("a".into(), mine), ("b".into(), other)],
@@ -389,6 +414,8 @@ mod tests {
         };
         assert_eq!((managed.user, managed.application), (Some(1000), Some(0)));
         assert_eq!(managed.stack.as_ref().unwrap().received, 1_000.0);
+        assert_eq!((managed.charged, managed.weight), (Some(0.25), Some(1)));
+        assert_eq!((silent.charged, alone.charged), (Some(0.0), None));
         assert_eq!((silent.application, &silent.stack), (Some(3), &None));
         assert_eq!((alone.user, alone.ports), (None, None));
         let [device] = shown.devices.as_slice() else {

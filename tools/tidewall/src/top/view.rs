@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Row, Shown};
+use super::Shown;
 use crate::table::Table;
 use crate::units::{count, per_second, trimmed};
 
@@ -12,7 +12,7 @@ const CAUSES: usize = 2;
 pub fn text(shown: &Shown) -> String {
     let mut table = Table::of(
         0,
-        ">process|program|>user|interface|>app|state|>ports|>sockets|>connections|>received/s|>sent/s|>dropped/s|>Bp|>T|>processor|by cause",
+        ">process|program|>user|interface|>app|state|>ports|>sockets|>connections|>received/s|>sent/s|>dropped/s|>Bp|>T|>processor|>polled for|>weight|by cause",
     );
     for row in &shown.applications {
         let known =
@@ -35,7 +35,9 @@ pub fn text(shown: &Shown) -> String {
             of(|stack| per_second(stack.drops.values().sum())),
             of(|stack| joined(&stack.budgets, |&budget| count(budget.into()))),
             of(|stack| joined(&stack.intervals, |&interval| trimmed(interval))),
-            processor(row),
+            share(row.processor),
+            share(row.charged),
+            known(row.weight),
             of(|stack| causes(&stack.drops)),
         ]);
     }
@@ -62,9 +64,8 @@ pub fn text(shown: &Shown) -> String {
     text
 }
 
-fn processor(row: &Row) -> String {
-    row.processor
-        .map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share))
+fn share(of: Option<f64>) -> String {
+    of.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share))
 }
 
 /// With `/` between queues that differ.

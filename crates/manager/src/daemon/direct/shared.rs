@@ -9,6 +9,7 @@ use tidewall_device::demux::layout::DEPARTURES;
 
 use super::{DirectDevice, Private, Slots, private, queues};
 use crate::XdpMode;
+use crate::daemon::Payer;
 use crate::daemon::handed::Id;
 use crate::domains::stock::StockCounters;
 use crate::domains::threaded;
@@ -85,7 +86,7 @@ impl DirectDevice {
     pub fn deadline(&self) -> Option<Duration> {
         let switch_at = self.switch_at.map(|(_, at)| at);
         let close_at = self.kept.is_closing().then_some(Duration::ZERO);
-        let all = [switch_at, self.refill_at, close_at];
+        let all = [switch_at, self.refill_at, close_at, self.polls.deadline()];
         all.into_iter().flatten().min()
     }
 
@@ -137,9 +138,11 @@ impl DirectDevice {
                     self.note(|own| private::note(own, Some(before)))?;
                 }
                 threaded::set(&self.interface, self.index)?;
+                self.polls.begin(&self.interface, self.index, now);
             }
             Polling::Lent(application) => {
                 self.put_back_polling()?;
+                self.end_polls();
                 self.polled = false;
                 if queues::noted(&self.own).is_none()
                     && let Some(before) = self.queues.settings()
@@ -150,11 +153,32 @@ impl DirectDevice {
                 self.lends = self.lends.wrapping_add(1);
                 self.lent = Some(application);
             }
-            Polling::AsBefore => self.put_back_polling()?,
+            Polling::AsBefore => {
+                self.put_back_polling()?;
+                self.end_polls();
+            }
         }
         self.polled = wanted == Polling::Threads;
         self.switch_at = None;
         Ok(())
+    }
+
+    fn end_polls(&mut self) {
+        let queues = self.queue_count();
+        self.polls.end(self.program.trusted(), queues);
+    }
+
+    /// Whether [`DirectDevice::charge`] has something to do.
+    pub(in crate::daemon) fn is_charging_due(&self, now: Duration) -> bool {
+        self.polls.deadline().is_some_and(|at| at <= now)
+    }
+
+    /// Charges applications for the time of the threads that poll the device, and bounds
+    /// what passes to them.
+    pub(in crate::daemon) fn charge(&mut self, payers: &[Payer], now: Duration) {
+        let queues = self.queue_count();
+        let tables = self.program.trusted();
+        self.polls.look(tables, queues, payers, now);
     }
 
     fn wanted_polling(&self) -> Polling {

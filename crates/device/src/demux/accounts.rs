@@ -1,0 +1,64 @@
+//! What each application has had of the polls of a queue, and what it may have.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::time::Duration;
+
+use super::layout::Account;
+use super::trusted::TrustedTables;
+
+/// Frames of an application on one queue, since its number was first used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// All, the dropped ones included.
+    pub frames: u64,
+    /// Frames of these that went to its sockets.
+    pub passed: u64,
+}
+
+/// At what rate an application's frames pass on one queue, and until when that holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// Frames a second.
+    pub rate: f64,
+    /// Frames of a burst may be as early.
+    pub tolerance: Duration,
+    /// When it ends by itself (CLOCK_MONOTONIC).
+    pub until: Duration,
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl TrustedTables {
+    fn account(&self, application: u16, queue: u32) -> Option<&Account> {
+        let accounts = self.map().accounts.get(usize::from(application))?;
+        accounts.get(queue as usize)
+    }
+
+    /// What an application had of a queue's polls; nothing of one out of range.
+    pub fn polled(&self, application: u16, queue: u32) -> Polled {
+        self.account(application, queue)
+            .map_or(Polled::default(), |account| Polled {
+                frames: account.frames.load(Relaxed),
+                passed: account.passed.load(Relaxed),
+            })
+    }
+
+    /// Bounds what passes to an application on a queue; `None`: it is not bounded.
+    pub fn set_bound(&self, application: u16, queue: u32, bound: Option<Bound>) {
+        let Some(account) = self.account(application, queue) else {
+            return;
+        };
+        let Some(bound) = bound else {
+            account.interval.store(0, Release);
+            return;
+        };
+        let interval = (1e9 / bound.rate.max(1.0)) as u64;
+        account
+            .tolerance
+            .store(nanoseconds(bound.tolerance), Relaxed);
+        account.until.store(nanoseconds(bound.until), Relaxed);
+        account.interval.store(interval.max(1), Release);
+    }
+}

@@ -1,0 +1,258 @@
+//! Looks at the kernel's threads that poll a shared device, and carries out what
+//! [`Budget`] decides.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tidewall_device::demux::layout::Counter;
+use tidewall_device::demux::{Bound, Polled, TrustedTables};
+
+use super::budget::{Budget, Load, Look};
+use crate::domains::threaded::{TaskTime, directories};
+
+/// Time between two looks while the threads work, and while they mostly sleep.
+const EVERY: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
+/// They work while they have one part of the time in so many.
+const WORKS: u32 = 16;
+/// How long a bound holds without another look.
+const HOLDS: Duration = Duration::from_millis(500);
+/// Frames may come early by so much. A thread that waits for a processor polls in bursts.
+const TOLERANCE: Duration = Duration::from_millis(10);
+
+/// An application that pays for its part of the polls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Payer {
+    /// Its number.
+    pub application: u16,
+    /// Applications of one domain have the same.
+    pub domain: u64,
+    /// The domain's weight.
+    pub weight: u32,
+    /// Its process's id.
+    pub process: u32,
+}
+
+/// Counters at one time.
+#[derive(Debug)]
+struct Reading {
+    at: Duration,
+    threads: Vec<TaskTime>,
+    /// For how long each thread of an application has run on a processor of theirs, by
+    /// application and number.
+    own: HashMap<(u16, u32), Duration>,
+    /// Frames of the device.
+    frames: u64,
+    /// By application and queue.
+    polled: HashMap<(u16, u32), Polled>,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct Polls {
+    /// Directories in /proc of the threads that poll.
+    threads: Vec<PathBuf>,
+    budget: Budget,
+    last: Option<Reading>,
+    next: Option<Duration>,
+    charged: HashMap<u16, Duration>,
+    /// Applications that are bounded.
+    bound: Vec<u16>,
+}
+
+impl Polls {
+    /// Threads poll an interface from now on.
+    pub(super) fn begin(&mut self, interface: &str, index: u32, now: Duration) {
+        self.threads = directories(interface, index);
+        self.last = None;
+        self.next = (!self.threads.is_empty()).then_some(now);
+    }
+
+    /// They do no more.
+    pub(super) fn end(&mut self, tables: &TrustedTables, queues: u32) {
+        self.threads.clear();
+        (self.last, self.next) = (None, None);
+        self.budget = Budget::default();
+        for application in std::mem::take(&mut self.bound) {
+            for queue in 0..queues {
+                tables.set_bound(application, queue, None);
+            }
+        }
+    }
+
+    /// An application is no more.
+    pub(super) fn forget(&mut self, application: u16, tables: &TrustedTables, queues: u32) {
+        self.charged.remove(&application);
+        self.bound.retain(|&bound| bound != application);
+        for queue in 0..queues {
+            tables.set_bound(application, queue, None);
+        }
+    }
+
+    /// When the next look is due.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        self.next
+    }
+
+    /// Time of the threads that an application was charged.
+    pub(super) fn charged(&self, application: u16) -> Duration {
+        self.charged.get(&application).copied().unwrap_or_default()
+    }
+
+    /// Looks, if that is due.
+    pub(super) fn look(
+        &mut self,
+        tables: &TrustedTables,
+        queues: u32,
+        payers: &[Payer],
+        now: Duration,
+    ) {
+        if self.next.is_none_or(|next| now < next) {
+            return;
+        }
+        let Some(reading) = self.read(tables, queues, payers, now) else {
+            // The interface was set down, and its threads have ended.
+            self.end(tables, queues);
+            return;
+        };
+        let last = self.last.take();
+        let comparable = last.filter(|last| last.threads.len() == reading.threads.len());
+        let is_working =
+            comparable.is_some_and(|last| self.charge(&last, &reading, tables, queues, payers));
+        let [working, sleeping] = EVERY;
+        self.next = Some(now + if is_working { working } else { sleeping });
+        self.last = Some(reading);
+    }
+
+    fn read(
+        &self,
+        tables: &TrustedTables,
+        queues: u32,
+        payers: &[Payer],
+        at: Duration,
+    ) -> Option<Reading> {
+        let threads = self.threads.iter().map(|it| TaskTime::read(it).ok());
+        let threads: Vec<TaskTime> = threads.collect::<Option<_>>()?;
+        let keys = payers
+            .iter()
+            .flat_map(|payer| (0..queues).map(|queue| (payer.application, queue)));
+        Some(Reading {
+            at,
+            own: own_times(payers, &threads),
+            threads,
+            frames: (0..queues)
+                .map(|queue| tables.counter(queue, Counter::Frames))
+                .sum(),
+            polled: keys
+                .map(|(application, queue)| {
+                    ((application, queue), tables.polled(application, queue))
+                })
+                .collect(),
+        })
+    }
+
+    /// Charges what happened between two readings, and bounds what comes; whether the threads
+    /// worked.
+    fn charge(
+        &mut self,
+        before: &Reading,
+        now: &Reading,
+        tables: &TrustedTables,
+        queues: u32,
+        payers: &[Payer],
+    ) -> bool {
+        let since = |key: &(u16, u32)| {
+            let now = now.polled.get(key).copied().unwrap_or_default();
+            // One that has just joined begins with what its number has had before.
+            let before = before.polled.get(key).copied().unwrap_or(now);
+            Polled {
+                frames: now.frames.wrapping_sub(before.frames),
+                passed: now.passed.wrapping_sub(before.passed),
+            }
+        };
+        let loads: Vec<Load> = (payers.iter())
+            .map(|payer| {
+                let all = (0..queues).map(|queue| since(&(payer.application, queue)));
+                let (frames, passed) = all.fold((0, 0), |(frames, passed), of| {
+                    (frames + of.frames, passed + of.passed)
+                });
+                Load {
+                    application: payer.application,
+                    domain: payer.domain,
+                    weight: payer.weight,
+                    frames,
+                    passed,
+                    own: own_since(payer.application, before, now),
+                }
+            })
+            .collect();
+        let (mut ran, mut waited, mut busy) = Default::default();
+        for (now, before) in now.threads.iter().zip(&before.threads) {
+            let own = now.ran.saturating_sub(before.ran);
+            let late = now.waited.saturating_sub(before.waited);
+            ran += own;
+            waited = late.max(waited);
+            busy = (own + late).max(busy);
+        }
+        let elapsed = now.at.saturating_sub(before.at);
+        let owned: u64 = loads.iter().map(|load| load.frames).sum();
+        let shares = self.budget.look(&Look {
+            elapsed,
+            ran,
+            waited,
+            busy,
+            others: now.frames.wrapping_sub(before.frames).saturating_sub(owned),
+            loads: &loads,
+        });
+        let was_bound = std::mem::take(&mut self.bound);
+        for (share, load) in shares.iter().zip(&loads) {
+            *self.charged.entry(share.application).or_default() += share.charged;
+            if share.rate.is_none() && !was_bound.contains(&share.application) {
+                continue;
+            }
+            for queue in 0..queues {
+                let came = since(&(share.application, queue)).frames;
+                let part = came as f64 / load.frames.max(1) as f64;
+                let bound = share.rate.map(|rate| Bound {
+                    rate: rate * part,
+                    tolerance: TOLERANCE,
+                    until: now.at + HOLDS,
+                });
+                tables.set_bound(share.application, queue, bound);
+            }
+            self.bound.extend(share.rate.map(|_| share.application));
+        }
+        ran * WORKS >= elapsed
+    }
+}
+
+/// Threads of an application that are looked at, at most.
+const THREADS: usize = 64;
+
+/// See [`Reading::own`].
+fn own_times(payers: &[Payer], polling: &[TaskTime]) -> HashMap<(u16, u32), Duration> {
+    let mut times = HashMap::new();
+    for payer in payers {
+        let directory = format!("/proc/{}/task", payer.process);
+        // A process of another PID namespace is not seen.
+        let tasks = std::fs::read_dir(Path::new(&directory))
+            .into_iter()
+            .flatten();
+        for task in tasks.flatten().take(THREADS) {
+            let number = task.file_name().to_str().and_then(|name| name.parse().ok());
+            let (Some(number), Ok(time)) = (number, TaskTime::read(&task.path())) else {
+                continue;
+            };
+            if polling.iter().any(|it| it.processor == time.processor) {
+                times.insert((payer.application, number), time.ran);
+            }
+        }
+    }
+    times
+}
+
+fn own_since(application: u16, before: &Reading, now: &Reading) -> Duration {
+    let own = now.own.iter().filter(|((of, _), _)| *of == application);
+    own.filter_map(|(task, ran)| ran.checked_sub(*before.own.get(task)?))
+        .sum()
+}
