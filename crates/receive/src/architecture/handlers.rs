@@ -2,12 +2,12 @@
 //! between them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidewall_device::queue::{Interrupt, Received};
 use tidewall_sys::WakeFd;
 
+use super::ip_queue::IpQueue;
 use super::{Architecture, HostCounters, Occupancy, Posted, Upcalls, find};
 use crate::poller::{Poller, Shared};
 
@@ -18,9 +18,16 @@ pub(super) struct InterruptHandler {
     pub(super) upcalls: Arc<Upcalls>,
     pub(super) occupancy: Arc<Occupancy>,
     pub(super) counters: Arc<HostCounters>,
-    pub(super) post: SyncSender<Posted>,
+    pub(super) posted: Arc<IpQueue<Posted>>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) wake: Arc<WakeFd>,
+}
+
+impl Drop for InterruptHandler {
+    fn drop(&mut self) {
+        // Nothing more comes: this ends the softirq.
+        self.posted.close();
+    }
 }
 
 impl InterruptHandler {
@@ -97,15 +104,12 @@ impl InterruptHandler {
     }
 
     fn post(&self, posted: Posted) {
-        match self.post.try_send(posted) {
-            Ok(()) => {}
-            Err(TrySendError::Full(posted) | TrySendError::Disconnected(posted)) => {
-                self.counters.ip_queue_full.fetch_add(1, Ordering::Relaxed);
-                if let Some(id) = posted.channel {
-                    self.occupancy.release(&self.shared, id);
-                }
-                self.shared.free(posted.frame);
+        if let Err(posted) = self.posted.post(posted) {
+            self.counters.ip_queue_full.fetch_add(1, Ordering::Relaxed);
+            if let Some(id) = posted.channel {
+                self.occupancy.release(&self.shared, id);
             }
+            self.shared.free(posted.frame);
         }
     }
 }
@@ -118,12 +122,13 @@ pub(super) struct Softirq {
 }
 
 impl Softirq {
-    pub(super) fn run(self, posted: Receiver<Posted>) {
-        for Posted {
+    pub(super) fn run(self, posted: &IpQueue<Posted>) {
+        posted.begin();
+        while let Some(Posted {
             frame,
             metadata,
             channel,
-        } in posted
+        }) = posted.take()
         {
             // The socket queue is checked last in `bsd`, and was checked first
             // in `early-demux`.

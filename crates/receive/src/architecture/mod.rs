@@ -33,9 +33,11 @@ use tidewall_sys::{WakeFd, pin, set_fifo};
 use crate::poller::{Poller, Shared};
 
 mod handlers;
+mod ip_queue;
 mod softirq;
 
 use handlers::{InterruptHandler, Softirq};
+use ip_queue::IpQueue;
 use softirq::{Behind, ReceiveSoftirq};
 
 /// Frames that the shared IP queue of `bsd` holds (4.4BSD: `ipintrq`, whose
@@ -325,7 +327,7 @@ impl HostThreads {
         } else {
             IP_QUEUE
         };
-        let (post, posted) = sync_channel(room);
+        let posted = Arc::new(IpQueue::new(room));
         let mut host = HostThreads {
             stop: stop.clone(),
             wake: wake.clone(),
@@ -339,8 +341,9 @@ impl HostThreads {
                 occupancy: occupancy.clone(),
                 counters: counters.clone(),
             };
+            let posted = posted.clone();
             host.spawn("tw-softirq", SOFTIRQ_PRIORITY, cpu, move || {
-                softirq.run(posted)
+                softirq.run(&posted)
             })?;
         }
         let handler = InterruptHandler {
@@ -350,7 +353,7 @@ impl HostThreads {
             upcalls,
             occupancy,
             counters,
-            post,
+            posted,
             stop,
             wake,
         };
@@ -395,8 +398,8 @@ impl Drop for HostThreads {
         self.stop.store(true, Ordering::Release);
         self.wake.signal();
         for thread in self.threads.drain(..).rev() {
-            // The interrupt thread ends first and takes the posting end with
-            // it, which ends the softirq. A thread that panicked has nothing
+            // The interrupt thread ends first and closes the queue, which ends
+            // the softirq. A thread that panicked has nothing
             // left to stop.
             let _ = thread.join();
         }
