@@ -5,6 +5,8 @@ mod idle;
 mod loads;
 mod manager;
 mod processes;
+mod progress;
+mod window;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,6 +27,9 @@ pub(crate) use loads::{blast, flood, load, server, shorten};
 pub(crate) use manager::Manager;
 pub(crate) use processes::open_files;
 use processes::{Companions, s_client_parts};
+use progress::Progress;
+pub(crate) use progress::Shares;
+pub(crate) use window::Window;
 
 use crate::environment::Environment;
 use crate::governor::{self, Governor};
@@ -57,21 +62,6 @@ pub(crate) struct Watching {
     pub(crate) profile: bool,
 }
 
-/// What happened to packets between the beginning of the measured time and the
-/// load's end.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Window {
-    /// Packets/s that found the buffer of their socket full.
-    pub(crate) overflow: f64,
-    /// Rounds/s of receiving, and those that used up their budget.
-    pub(crate) rounds: f64,
-    pub(crate) exhausted: f64,
-    /// Wake-ups/s by the device.
-    pub(crate) interrupts: f64,
-    /// Receive control at the end.
-    pub(crate) control: Option<tidewall_socket::snapshot::ControlSnapshot>,
-}
-
 /// What came of one load.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
@@ -83,8 +73,10 @@ pub(crate) struct Measured {
     pub(crate) waited: f64,
     /// The measured time alone.
     pub(crate) window: Window,
-    /// Steps/s that the computing thread made in the measured time.
-    pub(crate) steps: Option<f64>,
+    /// Steps/s that the computing thread or process made in the measured time.
+    pub(crate) steps: f64,
+    /// How the processes shared the processor in that time.
+    pub(crate) shares: Shares,
     /// How often the manager of the device was killed so far.
     pub(crate) kills: Kills,
     /// What a hostile application beside it has done so far, and what of that left the
@@ -412,8 +404,9 @@ impl Session<'_> {
             trace: watching.trace,
         };
         let child = &mut self.child;
-        let computes = self.computes;
-        let mut begun: Option<(Instant, Account, u64)> = None;
+        let (serving, computes, beside) = (self.serving, self.computes, &mut self.companions);
+        let manager = self.manager.as_ref();
+        let mut begun: Option<(Progress, Account)> = None;
         let mut recorder = None;
         let reader = Reader::open(&self.counters).context("cannot read the service's counters")?;
         let mut looped: Option<(Instant, LoopTimes)> = None;
@@ -421,10 +414,9 @@ impl Session<'_> {
             if watching.profile {
                 recorder = Some(Recorder::start(config.server_cpu, spec.duration)?);
             }
-            let at = Instant::now();
-            looped = Some((at, reader.times()));
-            let steps = if computes { child.steps()? } else { 0 };
-            begun = Some((at, child.account()?, steps));
+            looped = Some((Instant::now(), reader.times()));
+            let progress = Progress::read(child, serving, computes, beside, manager)?;
+            begun = Some((progress, child.account()?));
             Ok(())
         };
         let companions = Companions::start(place, &spec, parts)?;
@@ -441,6 +433,7 @@ impl Session<'_> {
             run_load(place, job, || false, measuring)?
         };
         let ended = Instant::now();
+        let progress = Progress::read(child, serving, computes, beside, manager)?;
         let waiting = waited(watch.process).saturating_sub(waited_before);
         companions.join(&mut outcome.report)?;
         let times = looped.and_then(|(at, first)| {
@@ -456,7 +449,6 @@ impl Session<'_> {
             Some(recorder) => Some(recorder.finish(watch.process)?),
             None => None,
         };
-        let steps = if computes { self.child.steps()? } else { 0 };
         thread::sleep(DRAIN);
         let after = self.child.account()?;
         let seconds = (spec.warm_up + spec.duration).as_secs_f64();
@@ -471,16 +463,8 @@ impl Session<'_> {
         {
             drops.insert("device ring".to_owned(), counters.dropped as f64 / seconds);
         }
-        let seconds = |at: Instant| ended.duration_since(at).as_secs_f64();
-        let per_second = match &begun {
-            Some((at, _, first)) if computes => {
-                Some(steps.saturating_sub(*first) as f64 / seconds(*at))
-            }
-            _ => None,
-        };
-        let window = begun
-            .map(|(at, first, _)| window(&first, &after, seconds(at)))
-            .unwrap_or_default();
+        let (begun, first) = begun.context("the load did not begin to measure")?;
+        let window = Window::between(&first, &after, begun.until(&progress).as_secs_f64());
         if let Some((held, workers)) = &mut holding {
             held.open = open(workers)?;
         }
@@ -489,7 +473,8 @@ impl Session<'_> {
             drops,
             waited: waiting.as_secs_f64() / (spec.warm_up + spec.duration).as_secs_f64(),
             window,
-            steps: per_second,
+            steps: begun.steps(&progress),
+            shares: begun.shares(&progress),
             kills: match &mut self.manager {
                 Some(manager) => manager.kills()?,
                 None => Kills::default(),
@@ -499,16 +484,6 @@ impl Session<'_> {
             profile,
             times,
         })
-    }
-
-    /// Steps/s that the computing thread makes with the processor to itself.
-    pub(crate) fn steps_alone(&mut self, time: Duration) -> anyhow::Result<f64> {
-        thread::sleep(DRAIN);
-        let (at, first) = (Instant::now(), self.child.steps()?);
-        thread::sleep(time);
-        let (end, last) = (Instant::now(), self.child.steps()?);
-        let seconds = end.duration_since(at).as_secs_f64();
-        Ok(last.saturating_sub(first) as f64 / seconds.max(1e-9))
     }
 
     /// Lets `time` pass without a load, and says how it was spent.
@@ -549,22 +524,6 @@ impl Session<'_> {
     }
 }
 
-fn window(first: &Account, last: &Account, seconds: f64) -> Window {
-    let rate = |of: &dyn Fn(&Account) -> u64| {
-        of(last).saturating_sub(of(first)) as f64 / seconds.max(1e-9)
-    };
-    let control = |of: fn(&tidewall_socket::snapshot::ControlSnapshot) -> u64| {
-        move |account: &Account| account.control.as_ref().map_or(0, of)
-    };
-    Window {
-        overflow: rate(&Account::overflowed),
-        rounds: rate(&|account| account.rounds),
-        exhausted: rate(&control(|control| control.exhausted_rounds)),
-        interrupts: rate(&control(|control| control.interrupts)),
-        control: last.control.clone(),
-    }
-}
-
 fn rates(before: &Drops, after: &Drops, seconds: f64) -> BTreeMap<String, f64> {
     after
         .iter()
@@ -582,26 +541,6 @@ fn rates(before: &Drops, after: &Drops, seconds: f64) -> BTreeMap<String, f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_window_is_the_difference_of_two_accounts() {
-        let account = |overflowed, rounds, interrupts| Account {
-            drops: Drops::from([("channel".to_owned(), overflowed)]),
-            rounds,
-            control: Some({
-                let mut control = tidewall_socket::snapshot::ControlSnapshot::default();
-                control.interrupts = interrupts;
-                control.exhausted_rounds = rounds / 2;
-                control.budget = 75;
-                control
-            }),
-        };
-        let window = window(&account(10, 100, 5), &account(20, 300, 6), 0.5);
-        assert_eq!(window.overflow, 20.0);
-        assert_eq!((window.rounds, window.exhausted), (400.0, 200.0));
-        assert_eq!(window.interrupts, 2.0);
-        assert_eq!(window.control.unwrap().budget, 75);
-    }
 
     #[test]
     fn drops_become_rates_and_zeroes_go() {

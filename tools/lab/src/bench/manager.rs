@@ -1,10 +1,10 @@
-//! A manager of the server's interface, and the applications that it has beside the one
-//! that is measured.
+//! A manager of the server's interface, and the processes beside the one that is measured.
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use tidewall_service::Reader;
 
 use crate::system::System;
 use crate::testbed::Testbed;
@@ -20,6 +20,8 @@ const USER: u32 = 12_345;
 pub(crate) struct Manager {
     child: Child,
     socket: PathBuf,
+    /// Threads of the kernel that poll the interface for several applications.
+    pollers: Vec<u32>,
 }
 
 impl Manager {
@@ -62,7 +64,11 @@ impl Manager {
             atm,
         };
         let child = Child::start_ready(place, &Job::Manager(job), "the manager")?;
-        Ok(Manager { child, socket })
+        Ok(Manager {
+            child,
+            socket,
+            pollers: Vec::new(),
+        })
     }
 
     /// What its threads have cost so far.
@@ -85,8 +91,13 @@ impl Manager {
 
     /// Has what polls the device for all run where it is received for the services.
     pub(super) fn pin_pollers(&mut self, cpu: usize) -> anyhow::Result<()> {
-        let _: usize = self.child.question(&format!("pin {cpu}"))?;
+        self.pollers = self.child.question(&format!("pin {cpu}"))?;
         Ok(())
+    }
+
+    /// The threads that were pinned so.
+    pub(super) fn pollers(&self) -> &[u32] {
+        &self.pollers
     }
 
     /// How often it was killed so far.
@@ -101,9 +112,16 @@ impl Drop for Manager {
     }
 }
 
-/// Applications beside the one that is measured; dropping this ends them.
+/// A process beside the one that is measured.
+struct Companion {
+    child: Child,
+    beside: Beside,
+    counters: PathBuf,
+}
+
+/// Processes beside the one that is measured; dropping this ends them.
 pub(super) struct Companions {
-    children: Vec<(Child, Beside)>,
+    children: Vec<Companion>,
     /// Who looks at what leaves the device, where one of them is hostile.
     watcher: Option<Child>,
 }
@@ -120,14 +138,15 @@ impl Companions {
             watcher: None,
         };
         for (number, beside) in setup.beside.iter().enumerate() {
-            let manager = manager.context("applications side by side need a manager")?;
             let config = testbed.config();
             let place = Place {
                 namespace: testbed.server(),
                 cpu: config.server_cpu,
             };
-            let managed = manager.of_application(number + 1);
+            let managed = manager.map(|manager| manager.of_application(number + 1));
+            let counters = scratch("counters");
             let job = match *beside {
+                Beside::Computes(bytes) => Job::Compute(bytes),
                 Beside::Hostile { port, attacks } => {
                     let place = Place {
                         namespace: testbed.client(),
@@ -137,30 +156,39 @@ impl Companions {
                     let what = "who looks at what leaves";
                     companions.watcher = Some(Child::start_ready(place, &Job::Watch, what)?);
                     Job::Hostile(HostileJob {
-                        managed,
+                        managed: managed.context("what is hostile needs a manager")?,
                         port,
                         attacks,
                     })
                 }
                 Beside::Serves(service) | Beside::Stopped(service) => {
+                    // One embedded stack has the whole interface.
+                    ensure!(
+                        managed.is_some() || setup.system.is_linux(),
+                        "applications side by side need a manager"
+                    );
                     Job::Service(Box::new(ServiceJob {
                         setup: Setup {
                             services: vec![service],
                             tcp: None,
+                            compute: None,
                             beside: Vec::new(),
                             ..setup.clone()
                         },
                         queues: config.queues,
                         cpu: config.server_cpu,
-                        counters: scratch("counters"),
+                        counters: counters.clone(),
                         watcher_cpu: Some(config.client_cpu),
-                        managed: Some(managed),
+                        managed,
                         steering: None,
                     }))
                 }
             };
-            let child = Child::start_ready(place, &job, "an application beside it")?;
-            companions.children.push((child, beside.clone()));
+            companions.children.push(Companion {
+                child: Child::start_ready(place, &job, "a process beside it")?,
+                beside: beside.clone(),
+                counters,
+            });
         }
         Ok(companions)
     }
@@ -173,18 +201,42 @@ impl Companions {
     /// What a hostile one has done so far, and what of that left the device.
     pub(super) fn hostile(&mut self) -> anyhow::Result<Option<(Attacks, Seen)>> {
         let mut children = self.children.iter_mut();
-        let hostile = children.find(|(_, beside)| matches!(beside, Beside::Hostile { .. }));
+        let hostile = children.find(|it| matches!(it.beside, Beside::Hostile { .. }));
         match (hostile, &mut self.watcher) {
-            (Some((child, _)), Some(watcher)) => {
-                let attacks = child.question("attacks")?;
+            (Some(hostile), Some(watcher)) => {
+                let attacks = hostile.child.question("attacks")?;
                 Ok(Some((attacks, watcher.question("seen")?)))
             }
             _ => Ok(None),
         }
     }
 
+    /// Steps of the one that computes, so far; zero where there is none.
+    pub(super) fn steps(&mut self) -> anyhow::Result<u64> {
+        let mut children = self.children.iter_mut();
+        let computing = children.find(|it| matches!(it.beside, Beside::Computes(_)));
+        computing.map_or(Ok(0), |it| it.child.steps())
+    }
+
+    /// Datagrams that each has received so far; zero of one without a service.
+    pub(super) fn received(&self) -> anyhow::Result<Vec<u64>> {
+        let received = |it: &Companion| {
+            if it.beside.service().is_none() {
+                return Ok(0);
+            }
+            let reader = Reader::open(&it.counters).context("cannot read a process's counters")?;
+            Ok(reader.read().iter().map(|counts| counts.received).sum())
+        };
+        self.children.iter().map(received).collect()
+    }
+
+    /// Their processes.
+    pub(super) fn processes(&self) -> impl Iterator<Item = u32> {
+        self.children.iter().map(|it| it.child.process())
+    }
+
     fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        for (child, beside) in &self.children {
+        for Companion { child, beside, .. } in &self.children {
             if let (Beside::Stopped(_), Some(process)) =
                 (beside, Pid::from_raw(child.process() as i32))
             {
@@ -197,6 +249,10 @@ impl Companions {
 
 impl Drop for Companions {
     fn drop(&mut self) {
+        for Companion { counters, .. } in &self.children {
+            // The worker does it itself unless it had to be killed.
+            let _ = std::fs::remove_file(counters);
+        }
         // Who stands still does not end in order.
         let _ = self.signal(Signal::CONT);
     }

@@ -31,7 +31,10 @@ pub(crate) struct Curve {
     pub(crate) tcp: Option<TcpSpec>,
     /// Bytes that a thread beside the services computes over.
     pub(crate) compute: Option<usize>,
-    /// Further applications of the same manager.
+    /// Under Linux it receives by recvmmsg alone: where the figure of a point is not the
+    /// service's own, the better way of receiving would be chosen for another's sake.
+    pub(crate) batches: bool,
+    /// Further processes on the services' processor.
     pub(crate) beside: Vec<Beside>,
     /// The manager is killed and started again so often, ms.
     pub(crate) kill_manager_ms: Option<u32>,
@@ -85,6 +88,7 @@ impl Curve {
     pub(super) fn variants(&self) -> &'static [Option<Receive>] {
         match self.tcp {
             Some(_) => &[None],
+            None if self.batches && self.system.is_linux() => &[Some(Receive::Recvmmsg)],
             None => self.system.variants(),
         }
     }

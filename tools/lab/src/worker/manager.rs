@@ -135,7 +135,7 @@ pub(super) fn keep(job: &ManagerJob) -> anyhow::Result<()> {
                 let cpu = Cpu::of(process.load(Ordering::Relaxed), None);
                 println!("{}", serde_json::to_string(&cpu)?);
             } else if let Some(cpu) = line.strip_prefix("pin ") {
-                println!("{}", pin_pollers(cpu.parse()?)?);
+                println!("{}", serde_json::to_string(&pin_pollers(cpu.parse()?)?)?);
             }
             Ok(())
         })?;
@@ -239,27 +239,24 @@ fn start(job: &ManagerJob) -> anyhow::Result<Child> {
     Ok(daemon)
 }
 
-/// Has the kernel's threads that poll the interface run on a processor; how many there are.
-fn pin_pollers(cpu: usize) -> anyhow::Result<usize> {
+/// Has the kernel's threads that poll the interface run on a processor; their process ids.
+fn pin_pollers(cpu: usize) -> anyhow::Result<Vec<u32>> {
     let index = tidewall_sys::interface::index(SERVER_INTERFACE)?;
     let mut set = CpuSet::new();
     set.set(cpu);
-    let threads: Vec<Pid> = Netdev::open()?
-        .napi_states(index)?
-        .iter()
-        .filter_map(|napi| Pid::from_raw(napi.thread? as i32))
-        .collect();
-    for thread in &threads {
-        sched_setaffinity(Some(*thread), &set).context("cannot pin the polling thread")?;
+    let napis = Netdev::open()?.napi_states(index)?;
+    let threads: Vec<u32> = napis.iter().filter_map(|napi| napi.thread).collect();
+    for thread in threads.iter().filter_map(|&id| Pid::from_raw(id as i32)) {
+        sched_setaffinity(Some(thread), &set).context("cannot pin the polling thread")?;
         // The workers' sessions are above all others. A thread of the kernel's is in none, so
         // it would be below them by more than its own priority says.
         if super::sessions_are_grouped() {
-            let nice = getpriority_process(Some(*thread))? + super::SESSION_NICE;
-            setpriority_process(Some(*thread), nice.max(super::SESSION_NICE))
+            let nice = getpriority_process(Some(thread))? + super::SESSION_NICE;
+            setpriority_process(Some(thread), nice.max(super::SESSION_NICE))
                 .context("cannot change the polling thread's priority")?;
         }
     }
-    Ok(threads.len())
+    Ok(threads)
 }
 
 /// `tidewalld` beside this program, or where programs are.

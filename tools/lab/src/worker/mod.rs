@@ -14,6 +14,7 @@ mod bridging;
 mod calls;
 mod child;
 mod cpu;
+mod datagrams;
 pub mod flows;
 mod forwarding;
 mod frames;
@@ -25,6 +26,7 @@ mod own;
 mod program;
 mod segments;
 mod service;
+mod settings;
 mod setups;
 mod splicing;
 mod splitting;
@@ -44,8 +46,7 @@ use std::process::{Command, Stdio};
 use anyhow::Context;
 use rustix::process::{Signal, set_parent_process_death_signal, setpriority_process, setsid};
 use serde::{Deserialize, Serialize};
-use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts, Prefix, XdpSink};
-use tidewall_manager::SynLimit;
+use tidewall_load::{IdleSpec, Latency, LoadReport, LoadSpec, PingCounts};
 use tidewall_service::ServiceSpec;
 use tidewall_service::http;
 use tidewall_service::http::proxy;
@@ -53,20 +54,20 @@ use tidewall_service::linux;
 
 use crate::bridge;
 use crate::system::{Control, System};
-use crate::testbed::{CLIENT_INTERFACE, NOWHERE, SERVER_INTERFACE};
 
 pub use benchmark::BenchmarkJob;
 pub(crate) use calls::{CALLED, CALLER, CallsReport, UNREAD};
 pub use calls::{CallsJob, CallsOver, CallsRole, PAIR};
 pub(crate) use child::{Child, Place, run_load, scratch, scratch_directory};
 pub(crate) use cpu::{Cpu, Spent};
+pub use datagrams::DatagramsJob;
 pub use forwarding::{ForwardJob, ForwardReport, ForwardSide};
 pub use frames::{FrameJob, FrameRole, FrameSegment};
 pub use hostile::HostileJob;
 pub(crate) use hostile::{Attacks, Seen};
 pub(crate) use manager::{Kills, program as manager_program};
 pub use manager::{Managed, ManagerAtm, ManagerJob};
-pub use program::{DatagramsJob, Program};
+pub use program::Program;
 pub(crate) use program::{KEY, NAME, VALUE};
 pub use segments::{SegmentCounts, SegmentJob};
 pub(crate) use service::{Account, Drops};
@@ -76,7 +77,7 @@ pub use start::StartJob;
 pub(crate) use start::Started;
 pub use storage::{Mix, Responses, StorageJob, StorageRole};
 pub use switching::{SwitchJob, SwitchModule};
-pub(crate) use usage::{Times, waited};
+pub(crate) use usage::{Times, ran_by, waited};
 pub use usage::{Usage, Watch};
 pub use waiting::Waiting;
 
@@ -90,7 +91,7 @@ pub enum Job {
     Load(Box<LoadJob>),
     /// Open connections and keep them until the standard input ends.
     Hold(IdleSpec),
-    /// Drop what comes for [`NOWHERE`] at the client's interface, until the
+    /// Drop what comes for [`NOWHERE`](crate::testbed::NOWHERE) at the client's interface, until the
     /// standard input ends.
     XdpSink,
     /// Let so many SYNs a second to each port pass at the server's interface,
@@ -135,6 +136,8 @@ pub enum Job {
     Manager(ManagerJob),
     /// Become that manager.
     Daemon(ManagerJob),
+    /// Compute over so many bytes of memory, until the standard input ends.
+    Compute(usize),
     /// Be an application of it that does its worst, until the standard input ends.
     Hostile(HostileJob),
     /// Look at the frames that come to the client, until the standard input ends.
@@ -169,7 +172,8 @@ pub struct Setup {
     /// Each service has a thread of its own, as if it were a process, and one
     /// more only computes, over so many bytes of memory: LRP's worker.
     pub compute: Option<usize>,
-    /// Further applications of the same manager, each a process of a user of its own.
+    /// Further processes on the services' processor: applications of the same manager, each
+    /// of a user of its own, or of the kernel's sockets.
     pub beside: Vec<Beside>,
     /// The manager is killed and started again so often, ms.
     pub kill_manager_ms: Option<u32>,
@@ -183,6 +187,8 @@ pub enum Beside {
     Serves(ServiceSpec),
     /// It stands still (SIGSTOP) once it could serve: it neither polls nor receives.
     Stopped(ServiceSpec),
+    /// It has no socket and computes over so many bytes of memory: LRP's worker.
+    Computes(usize),
     /// It has this port, and does its worst or, to compare with, nothing.
     Hostile {
         /// UDP.
@@ -197,7 +203,7 @@ impl Beside {
     pub fn service(&self) -> Option<ServiceSpec> {
         match self {
             Beside::Serves(service) | Beside::Stopped(service) => Some(*service),
-            Beside::Hostile { .. } => None,
+            Beside::Computes(_) | Beside::Hostile { .. } => None,
         }
     }
 }
@@ -389,8 +395,8 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Service(job) => service::serve(&job),
         Job::Load(job) => load::run(&job),
         Job::Hold(spec) => hold::run(&spec),
-        Job::XdpSink => xdp_sink(),
-        Job::SynLimit(per_second) => limit_syns(per_second),
+        Job::XdpSink => settings::xdp_sink(),
+        Job::SynLimit(per_second) => settings::limit_syns(per_second),
         Job::Bridge(spec) => bridging::run(spec),
         Job::Forward(job) => forwarding::run(&job),
         Job::Frames(job) => frames::run(&job),
@@ -409,23 +415,11 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Flow(job, ahead) => flows::run(&job, ahead),
         Job::Manager(job) => manager::keep(&job),
         Job::Daemon(job) => manager::become_daemon(&job),
+        Job::Compute(bytes) => work::compute(bytes),
         Job::Hostile(job) => hostile::attack(&job),
         Job::Watch => hostile::watch(),
         Job::Spin => spin(),
     }
-}
-
-fn xdp_sink() -> anyhow::Result<()> {
-    let prefix = Prefix::new(NOWHERE.0.into(), NOWHERE.1)?;
-    let _sink = XdpSink::attach(CLIENT_INTERFACE, &prefix)?;
-    println!("ready");
-    service::until_input_ends(|_| Ok(()))
-}
-
-fn limit_syns(per_second: u32) -> anyhow::Result<()> {
-    let _limit = SynLimit::attach(SERVER_INTERFACE, per_second)?;
-    println!("ready");
-    service::until_input_ends(|_| Ok(()))
 }
 
 /// This process competes as one of that nice value, whether sessions are grouped or not.
@@ -576,6 +570,7 @@ mod tests {
             })),
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
             Job::XdpSink,
+            Job::Compute(4096),
             Job::Manager(ManagerJob {
                 program: "/usr/sbin/tidewalld".into(),
                 socket: "/dev/shm/y".into(),

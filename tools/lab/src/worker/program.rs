@@ -16,13 +16,12 @@ use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tidewall_manager::places;
-use tidewall_service::{Counters, ServiceSpec, linux};
 
 use super::Job;
 use super::child::scratch;
+use super::datagrams::{DatagramsJob, READY};
 use super::service::until_input_ends;
 use crate::command::{self, absolute};
-use crate::system::RECEIVE_BUFFER;
 
 /// What a cache has, and where.
 pub(crate) const KEY: &str = "key:0000001";
@@ -33,8 +32,6 @@ pub(crate) const VALUE: &str = "012345678901234567890123456789012345678901234567
 pub(crate) const NAME: &str = "cached.example.net";
 /// Variable that has the library say on standard error what it promotes.
 pub(super) const SAYS: &str = "TIDEWALL_DEBUG";
-/// The line of [`Program::Datagrams`] on standard error once its sockets are bound.
-const READY: &str = "ready";
 /// Time for `tidewall run` to end.
 const END: Duration = Duration::from_secs(5);
 
@@ -93,38 +90,6 @@ pub enum Program {
         /// Where its connections go on to.
         to: SocketAddr,
     },
-}
-
-/// The services of an event loop over datagram sockets.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DatagramsJob {
-    /// The services; the last one discards.
-    pub services: Vec<ServiceSpec>,
-    /// Sockets of the last one, at its port and those that follow.
-    pub sockets: u16,
-    /// Where they count: filled in by the worker that starts it.
-    #[serde(default)]
-    pub counters: PathBuf,
-}
-
-impl DatagramsJob {
-    /// Serves until a signal ends it.
-    pub(super) fn run(&self) -> anyhow::Result<()> {
-        let counters = Counters::create(&self.counters, self.services.len())?;
-        let options = linux::Options {
-            receive_buffer: Some(RECEIVE_BUFFER),
-            ..linux::Options::default()
-        };
-        let stop = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-            signal_hook::flag::register(signal, stop.clone())?;
-        }
-        let ready = || eprintln!("{READY}");
-        let any = Ipv4Addr::UNSPECIFIED.into();
-        let (services, sockets) = (&self.services, self.sockets);
-        tidewall_service::serve_events(any, services, sockets, options, &counters, &stop, ready)?;
-        Ok(())
-    }
 }
 
 impl Program {

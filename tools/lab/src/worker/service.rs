@@ -11,6 +11,7 @@ use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidewall_service::circuits::Circuits;
+use tidewall_service::counters::SERVICES;
 use tidewall_service::descriptor_host::DescriptorEpoll;
 use tidewall_service::descriptor_sockets::{DescriptorSockets, Select};
 use tidewall_service::linux::{self, Linux};
@@ -59,7 +60,8 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone())?;
     }
-    let counters = Counters::create(&job.counters, job.setup.services.len().max(1))
+    let cells = job.setup.services.len().clamp(1, SERVICES);
+    let counters = Counters::create(&job.counters, cells)
         .with_context(|| format!("cannot make {}", job.counters.display()))?;
     let setup = &job.setup;
     if setup.system == System::Bare {

@@ -66,20 +66,13 @@ impl Times {
     }
 
     fn of_process(watch: Watch, idle: f64, stat: &str) -> Self {
-        let mut times = Times {
+        Times {
             at: Instant::now(),
             idle,
             softirq: of_stat(stat, watch.cpu, 6).unwrap_or(0.0),
-            threads: 0,
-            sleeps: 0,
-        };
-        let tasks = fs::read_dir(format!("/proc/{}/task", watch.process));
-        for task in tasks.into_iter().flatten().flatten() {
-            let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-            times.threads += ran(&read("schedstat"));
-            times.sleeps += sleeps(&read("status"));
+            threads: ran_by(watch.process),
+            sleeps: of_tasks(watch.process, "status", sleeps),
         }
-        times
     }
 }
 
@@ -107,6 +100,19 @@ impl Usage {
             sleeps: share(last.sleeps.saturating_sub(first.sleeps) as f64),
         }
     }
+}
+
+/// Nanoseconds that the threads of a process have run, on whatever processor.
+pub(crate) fn ran_by(process: u32) -> u64 {
+    of_tasks(process, "schedstat", ran)
+}
+
+/// The sum of a figure of one file over the threads of a process.
+fn of_tasks(process: u32, file: &str, figure: fn(&str) -> u64) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{process}/task"));
+    let read = |task: fs::DirEntry| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+    let tasks = tasks.into_iter().flatten().flatten();
+    tasks.map(|task| figure(&read(task))).sum()
 }
 
 /// How long the first thread of a process has waited for a processor that another thread

@@ -5,10 +5,24 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::service::until_input_ends;
+
 /// Bytes of a cache line.
 const LINE: usize = 64;
 /// Lines that are worked on between two counts: some microseconds.
 const STEP: usize = 1024;
+
+/// The body of a worker that computes and has no socket. Answers the line `steps`.
+pub(super) fn compute(bytes: usize) -> anyhow::Result<()> {
+    let steps = start(bytes)?;
+    println!("ready");
+    until_input_ends(|line| {
+        if line == "steps" {
+            println!("{}", steps.load(Ordering::Relaxed));
+        }
+        Ok(())
+    })
+}
 
 /// Computes on a thread of its own, for ever; the count of its steps.
 pub(super) fn start(bytes: usize) -> std::io::Result<Arc<AtomicU64>> {
