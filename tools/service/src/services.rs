@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::counters::Counters;
+use crate::counters::{Counters, SERVICES};
 use crate::host::{Datagrams, Host, Peer};
 use crate::work::multiply;
 
@@ -63,7 +63,8 @@ pub struct ServiceSpec {
 /// list, the first having the highest priority; each takes at most `batch`
 /// datagrams a turn (0 is taken for 1) and its replies leave together. When
 /// nothing came the thread sleeps. A single service blocks in its receive
-/// call, as a plain server does.
+/// call, as a plain server does. Services beyond the counters' [`SERVICES`] count as the last
+/// of them.
 ///
 /// `ready` is called once all sockets are bound, with their addresses.
 ///
@@ -102,6 +103,7 @@ pub fn serve<H: Host>(
     while !stop.load(Ordering::Relaxed) {
         let mut received = 0;
         for (number, (socket, service)) in sockets.iter().zip(services).enumerate() {
+            let number = number.min(SERVICES - 1);
             let wait = alone.then_some(STOP_WITHIN);
             match turn(socket, service, batch, wait, number, counters) {
                 Ok(count) => received += count,

@@ -4,16 +4,20 @@
 //! Each is a process and a user of its own, all on the receiver's processor. Alone are the
 //! same two without the others. A paced client asks less than they could answer, a closed
 //! loop all of it, and so also shows what their processor spends on the blast.
+//!
+//! Two more questions: does an application of 100 sockets get more than one of a single
+//! socket, when both are blasted; and how many requests/s do two applications answer
+//! together, over what one embedded stack answers of the same clients?
 
 use std::time::Duration;
 
-use tidewall_load::{LoadSpec, PingSpec, SenderKind};
+use tidewall_load::{BlastSpec, LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
 
 use super::{Experiment, Run, USUAL, ratio, trips, waited};
 use crate::bench::{Measured, load, server};
 use crate::capacity::Bed;
-use crate::result::{Claim, Series, find};
+use crate::result::{Claim, Point, Series, find};
 use crate::sweep::{Curve, Sample};
 use crate::system::System;
 use crate::testbed::BusyTimeout;
@@ -35,12 +39,29 @@ const ECHO_PORTS: [u16; 2] = [7, 8];
 const BLAST_PORT: u16 = 9;
 const STILL_PORT: u16 = 10;
 const TIMEOUT: Duration = Duration::from_millis(20);
+/// Before and while processes are measured that keep their processor busy, which the schedule
+/// shares by turns.
+const LONG: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(1));
 /// Requests/s of a paced client to each, as a share of `bare`'s capacity.
 const PACE: f64 = 0.003;
 /// Requests in flight to the one that stands still: its channel is full soon.
 const UNANSWERED: u16 = 64;
 /// The blast at which the claims are judged, as a share of `bare`'s capacity.
 const JUDGED: f64 = 0.3;
+/// Sockets of the first application beside one of a single socket.
+const SOCKETS: u16 = 100;
+const SOCKETS_FROM: u16 = 1_000;
+/// The blast at both, half of it at each.
+const BOTH: f64 = 0.5;
+/// Multiplications for each of their datagrams, and for each request, as in `http-base`.
+const WORK: u32 = 2_500;
+/// Requests in flight to each of two applications that are asked at the same time.
+const ASKED: u16 = 32;
+const MANY: &str = "100 sockets beside 1, both blasted";
+const REQUESTS: &str = "two asked at the same time";
+const OF_MANY: &str = "datagrams/s counted by the 100 sockets";
+const OF_ONE: &str = "datagrams/s counted by the 1 socket";
+
 const FULL: [f64; 5] = [0.0, 0.1, JUDGED, 0.5, 0.7];
 const QUICK: [f64; 3] = [0.0, JUDGED, 0.5];
 
@@ -106,23 +127,90 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
         });
         curves.push(pair);
     }
+    let worked = |kind, port| ServiceSpec {
+        work: WORK,
+        ..service(kind, port)
+    };
+    let sockets = SOCKETS_FROM..SOCKETS_FROM + SOCKETS;
+    let blast = |mut blast: BlastSpec| {
+        let turns = sockets.clone().flat_map(|port| [port, BLAST_PORT]);
+        blast.ports = turns.collect();
+        blast
+    };
+    let blasted = capacity.blast(SenderKind::Skb, BLAST_PORT, Some(BOTH));
+    curves.push(Curve {
+        system: System::Private,
+        setting: Some(MANY),
+        y: Some("datagrams/s counted by both"),
+        services: sockets
+            .clone()
+            .map(|it| worked(Kind::Discard, it))
+            .collect(),
+        beside: vec![Beside::Serves(worked(Kind::Discard, BLAST_PORT))],
+        loads: vec![LoadSpec {
+            blast: blasted.map(blast),
+            warm_up: LONG.0,
+            duration: LONG.1,
+            ..load(config)
+        }],
+        ..Curve::default()
+    });
+    let asked = |port| PingSpec {
+        outstanding: ASKED,
+        ..PingSpec::new(server(port))
+    };
+    let [first, second] = ECHO_PORTS.map(|port| worked(Kind::Echo, port));
+    let requests = Curve {
+        setting: Some(REQUESTS),
+        y: Some("requests/s answered by both"),
+        services: vec![first, second],
+        loads: vec![LoadSpec {
+            ping: Some(asked(ECHO_PORTS[0])),
+            beside: vec![asked(ECHO_PORTS[1])],
+            warm_up: LONG.0,
+            duration: LONG.1,
+            ..load(config)
+        }],
+        ..Curve::default()
+    };
+    curves.push(Curve {
+        system: System::Private,
+        services: vec![first],
+        beside: vec![Beside::Serves(second)],
+        ..requests.clone()
+    });
+    curves.push(requests);
     curves
 }
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let bed = run.bed()?;
     let curves = curves(bed, run.options.quick);
-    run.series = run.sweep(&curves, run.options.within(5, 60), reduce)?;
+    run.series = run.sweep(&curves, run.options.within(5, 90), reduce)?;
     run.note(format!(
         "All four on one processor, which the kernel's polling thread shares. Paced: {PACE} of \
          bare's capacity in requests/s to each of the two; closed loop: one 8-byte request at a time to each, given \
-         up after {TIMEOUT:?}. One thread spins for both and sends the blast."
+         up after {TIMEOUT:?}. One thread spins for both and sends the blast. 100 sockets beside \
+         1: each of the two applications is sent half of {BOTH} of bare's capacity, of 14-byte \
+         datagrams. Two asked at the same time: {ASKED} requests in flight to each; tidewall has \
+         both sockets in one embedded program."
     ));
     Ok(())
 }
 
-fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
+fn reduce(curve: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
+    if curve.setting == Some(MANY) {
+        let many: f64 = measured.outcome.delivered.iter().sum();
+        let one: f64 = measured.shares.received.iter().sum();
+        return Some(Sample {
+            x: report.blast.as_ref()?.rate,
+            y: many + one,
+            drops: measured.drops.clone(),
+            values: [(OF_MANY.to_owned(), many), (OF_ONE.to_owned(), one)].into(),
+            ..Sample::default()
+        });
+    }
     let first = report.ping.as_ref()?;
     let second = report.beside.first()?;
     let slower = if first.rate < second.rate {
@@ -132,9 +220,13 @@ fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     };
     let mut values = trips::values(slower, TIMEOUT);
     values.extend([waited(measured)]);
+    let y = match curve.setting {
+        Some(REQUESTS) => first.rate + second.rate,
+        _ => slower.rate,
+    };
     Some(Sample {
         x: report.blast.as_ref().map_or(0.0, |blast| blast.rate),
-        y: slower.rate,
+        y,
         drops: measured.drops.clone(),
         values,
         ..Sample::default()
@@ -169,6 +261,26 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             over(0.5),
         ));
     }
+    let many = find(series, "private", Some(MANY)).and_then(Series::last);
+    for (id, value) in [("sockets-100", OF_MANY), ("sockets-1", OF_ONE)] {
+        let over = |point: &Point| {
+            let half = (point.y > 0.0).then_some(point.y / 2.0);
+            ratio(point.values.get(value).copied(), half)
+        };
+        claims.push(Claim::at_least(
+            id,
+            format!("{MANY} with half of {BOTH} of bare's capacity: {value} over half of both's"),
+            many.and_then(over),
+            0.9,
+        ));
+    }
+    let requests = |system| Some(find(series, system, Some(REQUESTS))?.last()?.y);
+    claims.push(Claim::at_least(
+        "requests",
+        "two applications asked at the same time: requests/s of both, private over embedded",
+        ratio(requests("private"), requests("tidewall")),
+        0.9,
+    ));
     claims
 }
 
@@ -203,6 +315,42 @@ mod tests {
             .find(|claim| claim.id == "closed-0.3")
             .unwrap();
         assert_eq!((found.measured, found.holds), (None, Some(false)));
+    }
+
+    #[test]
+    fn two_applications_share_and_are_set_against_one_stack() {
+        let mut many = curve("private", Some(MANY), &[(8e5, 2e5)]);
+        let counted = [(OF_MANY, 1.12e5), (OF_ONE, 8.8e4)];
+        many.points[0].values = counted.map(|(name, it)| (name.to_owned(), it)).into();
+        let private = curve("private", Some(REQUESTS), &[(0.0, 9.5e4)]);
+        let embedded = curve("tidewall", Some(REQUESTS), &[(0.0, 1e5)]);
+        let claims = claims(&[many, private, embedded]);
+        for (id, measured, holds) in [
+            ("sockets-100", 1.12, true),
+            ("sockets-1", 0.88, false),
+            ("requests", 0.95, true),
+        ] {
+            let claim = claims.iter().find(|claim| claim.id == id).unwrap();
+            let difference = claim.measured.unwrap() - measured;
+            assert!(difference.abs() < 1e-9, "{claim:?}");
+            assert_eq!(claim.holds, Some(holds), "{id}");
+        }
+    }
+
+    #[test]
+    fn half_of_the_blast_is_at_each_application() {
+        let curves = curves((Config::default(), MILLION), true);
+        let many = curves.iter().find(|it| it.setting == Some(MANY)).unwrap();
+        let ports = &many.loads[0].blast.as_ref().unwrap().ports;
+        assert_eq!(many.services.len(), usize::from(SOCKETS));
+        let of_one = ports.iter().filter(|&&port| port == BLAST_PORT).count();
+        assert_eq!(2 * of_one, ports.len());
+        for service in &many.services {
+            assert_eq!(
+                ports.iter().filter(|&&port| port == service.port).count(),
+                1
+            );
+        }
     }
 
     #[test]
