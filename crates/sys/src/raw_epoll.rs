@@ -60,6 +60,14 @@ impl Epoll {
         Ok(Epoll { epoll })
     }
 
+    /// Has waits busy-poll: see [`busy_poll`].
+    ///
+    /// # Errors
+    /// As [`busy_poll`].
+    pub fn busy_poll(&self, microseconds: u32, budget: u16) -> io::Result<()> {
+        busy_poll(self.epoll.as_fd(), microseconds, budget)
+    }
+
     /// Has waits report `number` while `descriptor` has input.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ use crate::governor::{self, Governor};
 use crate::interrupt;
 use crate::profile::{Profile, Recorder};
 use crate::system::{BUSY_MICROSECONDS, System};
-use crate::testbed::{Config, RealTime, Testbed};
+use crate::testbed::{Config, Mode, RealTime, Testbed};
 pub(crate) use crate::worker::Setup;
 use crate::worker::{
     Account, Attacks, Beside, Child, Cpu, Drops, Job, Kills, LoadJob, LoadOutcome, Place, Seen,
@@ -162,11 +162,13 @@ impl Bench {
     pub(crate) fn possible(&mut self, systems: &[System]) -> Vec<System> {
         let mut possible = Vec::new();
         for &system in systems {
-            let tried = system
-                .defence()
-                .map(|defence| defence.put(&self.testbed, &[1]));
-            match tried.transpose() {
-                Ok(_) => possible.push(system),
+            let tried = match system.defence() {
+                Some(defence) => defence.put(&self.testbed, &[1]).map(drop),
+                None if system.mode() == Mode::Suspend => self.suspend_interrupts(),
+                None => Ok(()),
+            };
+            match tried {
+                Ok(()) => possible.push(system),
                 Err(error) => {
                     let name = system.name();
                     self.shortcomings.push(format!("{name}: {error:#}"));
@@ -174,6 +176,18 @@ impl Bench {
             }
         }
         possible
+    }
+
+    /// Sets the server's interface up for event loops that suspend its interrupts. Without one
+    /// the timeout that this leaves in the NAPI changes nothing.
+    fn suspend_interrupts(&mut self) -> anyhow::Result<()> {
+        self.testbed.set_mode(Mode::Suspend)?;
+        let place = Place {
+            namespace: self.testbed.server(),
+            cpu: self.testbed.config().client_cpu,
+        };
+        let what = "interrupt suspension (Linux 6.13)";
+        Child::start_ready(place, &Job::Suspend, what).map(drop)
     }
 
     /// Starts a service, which has answered where it answers datagrams: what it
@@ -190,7 +204,10 @@ impl Bench {
         };
         let steers = setup.system == System::NiLrp;
         self.testbed.set_steering(steers)?;
-        self.testbed.set_mode(setup.system.mode())?;
+        match setup.system.mode() {
+            Mode::Suspend => self.suspend_interrupts()?,
+            mode => self.testbed.set_mode(mode)?,
+        }
         let polling = poll_for_programs(&self.testbed, setup)?;
         let config = self.testbed.config();
         let mut manager = Manager::start(&self.testbed, setup)?;

@@ -66,6 +66,8 @@ pub enum System {
     LinuxTimer,
     /// Linux, busy-polled sockets.
     LinuxBusy,
+    /// Linux, interrupts suspended while an event loop is busy.
+    LinuxSuspend,
     /// The same behind an XDP program that limits SYNs.
     LinuxXdp,
     /// The same behind the kernel's SYN proxy.
@@ -95,6 +97,7 @@ impl System {
             System::LinuxRps => "linux-rps",
             System::LinuxTimer => "linux-timer",
             System::LinuxBusy => "linux-busy",
+            System::LinuxSuspend => "linux-suspend",
             System::LinuxXdp => "linux-xdp",
             System::LinuxSynproxy => "linux-synproxy",
             System::LinuxPlain => "linux-plain",
@@ -107,6 +110,7 @@ impl System {
             System::LinuxRps => Mode::Rps,
             System::LinuxTimer => Mode::Timer,
             System::LinuxBusy | System::LinuxXdp | System::LinuxSynproxy => Mode::Busy,
+            System::LinuxSuspend => Mode::Suspend,
             System::LinuxPlain => Mode::Plain,
             _ => Mode::Tidewall,
         }
@@ -155,10 +159,11 @@ impl System {
 
     /// The ways of receiving to try, of which the better counts.
     pub(crate) fn variants(self) -> &'static [Option<Receive>] {
-        if self.is_linux() {
-            &[Some(Receive::Recv), Some(Receive::Recvmmsg)]
-        } else {
-            &[None]
+        match self {
+            // An event loop has one.
+            System::LinuxSuspend => &[Some(Receive::Recvmmsg)],
+            _ if self.is_linux() => &[Some(Receive::Recv), Some(Receive::Recvmmsg)],
+            _ => &[None],
         }
     }
 
@@ -170,12 +175,14 @@ impl System {
         spin: Option<u32>,
     ) -> linux::Options {
         let busy = self.mode() == Mode::Busy;
+        let busy_poll = BusyPoll {
+            microseconds: spin.unwrap_or(BUSY_MICROSECONDS),
+            budget: BUSY_BUDGET,
+        };
         linux::Options {
             receive: receive.unwrap_or_default(),
-            busy_poll: busy.then_some(BusyPoll {
-                microseconds: spin.unwrap_or(BUSY_MICROSECONDS),
-                budget: BUSY_BUDGET,
-            }),
+            busy_poll: busy.then_some(busy_poll),
+            epoll_busy_poll: (self.mode() == Mode::Suspend).then_some(busy_poll),
             // Draining more than the default between two polls takes longer
             // than the millisecond after which the softirq takes over, and
             // then it does not let go.
@@ -231,6 +238,10 @@ impl System {
                 "{mode}; the better of recv and recvmmsg; SO_BUSY_POLL {BUSY_MICROSECONDS} unless \
                  said otherwise, budget {BUSY_BUDGET}, default receive buffer; for a program that does \
                  not ask for it, sysctl net.core.busy_poll and busy_read {BUSY_MICROSECONDS}"
+            ),
+            None if self == System::LinuxSuspend => format!(
+                "{mode}; an event loop (epoll, recvmmsg) by EPIOCSPARAMS: prefer_busy_poll, \
+                 {BUSY_MICROSECONDS} µs, budget {BUSY_BUDGET}; SO_RCVBUFFORCE {RECEIVE_BUFFER}"
             ),
             None => {
                 format!("{mode}; the better of recv and recvmmsg; SO_RCVBUFFORCE {RECEIVE_BUFFER}")

@@ -32,6 +32,9 @@ pub fn serve_events(
         ..options
     });
     let epoll = Epoll::new()?;
+    if let Some(busy) = options.epoll_busy_poll {
+        epoll.busy_poll(busy.microseconds, busy.budget)?;
+    }
     let last = services.len().saturating_sub(1);
     let mut served = Vec::new();
     for (number, service) in services.iter().enumerate() {

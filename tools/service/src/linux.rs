@@ -65,6 +65,10 @@ pub struct Options {
     /// Busy polling, with SO_PREFER_BUSY_POLL; needs CAP_NET_ADMIN.
     #[serde(default)]
     pub busy_poll: Option<BusyPoll>,
+    /// Busy polling by the event loop's epoll instance in place of the sockets
+    /// ([`serve_events`](crate::serve_events) only).
+    #[serde(default)]
+    pub epoll_busy_poll: Option<BusyPoll>,
     /// Receive buffer in bytes (SO_RCVBUFFORCE, or SO_RCVBUF without
     /// CAP_NET_ADMIN). `None`: `net.core.rmem_default`.
     #[serde(default)]

@@ -45,6 +45,7 @@ const NAPI_SET: u8 = 14;
 const NAPI_INDEX: u16 = 1;
 const NAPI_ID: u16 = 2;
 const NAPI_PID: u16 = 4;
+const NAPI_SUSPEND_TIMEOUT: u16 = 7;
 const NAPI_THREADED: u16 = 8;
 
 /// Some drivers ask their hardware first.
@@ -70,6 +71,8 @@ pub struct Napi {
     pub thread: Option<u32>,
     /// Whether a thread is to poll it; `None` before Linux 6.17.
     pub threaded: Option<bool>,
+    /// See [`Netdev::set_suspend_timeout`]; `None` before Linux 6.13.
+    pub suspend_timeout: Option<Duration>,
 }
 
 /// The open family.
@@ -157,6 +160,20 @@ impl Netdev {
         self.exchange(NAPI_SET, NLM_F_ACK, &body).map(drop)
     }
 
+    /// Sets for how long an event loop that prefers busy polling may keep a NAPI's interrupts
+    /// suspended between two of its waits; zero for not at all.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP or EINVAL before Linux 6.13, ENOENT for no such NAPI, EPERM without
+    /// CAP_NET_ADMIN; what the kernel reports.
+    pub fn set_suspend_timeout(&mut self, napi: u32, timeout: Duration) -> io::Result<()> {
+        let nanoseconds = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let mut body = Vec::new();
+        attribute(&mut body, NAPI_ID, &napi.to_ne_bytes());
+        attribute(&mut body, NAPI_SUSPEND_TIMEOUT, &nanoseconds.to_ne_bytes());
+        self.exchange(NAPI_SET, NLM_F_ACK, &body).map(drop)
+    }
+
     /// Receive queues of an interface, as far as its driver reports them.
     ///
     /// # Errors
@@ -205,6 +222,12 @@ fn napi(answer: &[u8]) -> Option<Napi> {
         id: word(answer, NAPI_ID)?,
         thread: word(answer, NAPI_PID),
         threaded: word(answer, NAPI_THREADED).map(|threaded| threaded != 0),
+        // A number of four bytes unless it takes eight.
+        suspend_timeout: find(answer, NAPI_SUSPEND_TIMEOUT).and_then(|value| {
+            let wide = chunk(value, 0).map(u64::from_ne_bytes);
+            let short = || chunk(value, 0).map(u32::from_ne_bytes).map(u64::from);
+            wide.or_else(short).map(Duration::from_nanos)
+        }),
     })
 }
 

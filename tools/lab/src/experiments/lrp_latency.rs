@@ -53,7 +53,7 @@ const QUICK: [f64; 4] = [0.0, 0.5, 0.9, 1.1];
 /// Of Linux, what the claims compare with.
 const QUICK_LINUX: [f64; 2] = [0.0, 0.9];
 
-const SYSTEMS: [System; 9] = [
+const SYSTEMS: [System; 10] = [
     System::Bare,
     System::Tidewall,
     System::NiLrp,
@@ -63,9 +63,10 @@ const SYSTEMS: [System; 9] = [
     System::LinuxRps,
     System::LinuxTimer,
     System::LinuxBusy,
+    System::LinuxSuspend,
 ];
 
-fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
+fn curves((config, capacity): Bed, quick: bool, systems: &[System]) -> Vec<Curve> {
     let shares = |system: System, setting: Option<&str>| -> &[f64] {
         match (quick, setting) {
             (true, None) if system.is_linux() => &QUICK_LINUX,
@@ -85,7 +86,7 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
         ..load(config)
     };
     let mut curves = Vec::new();
-    for system in SYSTEMS {
+    for &system in systems {
         // The claims are about tidewall and Linux.
         if quick && system.needs_real_time() {
             continue;
@@ -130,7 +131,8 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let bed = run.bed()?;
-    let curves = curves(bed, run.options.quick);
+    let systems = run.bench.possible(&SYSTEMS);
+    let curves = curves(bed, run.options.quick, &systems);
     run.series = run.sweep(&curves, run.options.within(5, 200), reduce)?;
     run.note(format!(
         "One 8-byte request at a time from a spinning client; lost after {TIMEOUT:?}. The same \
@@ -371,7 +373,7 @@ mod tests {
             },
             ..Measured::default()
         };
-        let curves = curves((Config::default(), MILLION), true);
+        let curves = curves((Config::default(), MILLION), true, &SYSTEMS);
         let sample = reduce(&curves[0], &curves[0].loads[1], &measured).unwrap();
         assert_eq!((sample.y, sample.values["lost"]), (0.0, 25.0));
         assert_eq!(sample.values[trips::P99], 20_000.0);
@@ -401,7 +403,7 @@ mod tests {
     #[test]
     fn loads_are_valid_and_quick_keeps_what_the_claims_need() {
         for quick in [false, true] {
-            let curves = curves((Config::default(), MILLION), quick);
+            let curves = curves((Config::default(), MILLION), quick, &SYSTEMS);
             assert!(
                 curves
                     .iter()
@@ -425,7 +427,7 @@ mod tests {
                     );
                 }
             }
-            for system in System::LINUX {
+            for system in System::LINUX.into_iter().chain([System::LinuxSuspend]) {
                 assert!(measured(system, None, JUDGED));
             }
         }

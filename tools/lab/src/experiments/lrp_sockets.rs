@@ -93,7 +93,16 @@ fn curve(system: System, setting: &'static str, services: &[ServiceSpec], socket
     }
 }
 
-fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
+/// The kernel's modes, that on the sender's processor included.
+const LINUX: [System; 5] = [
+    System::LinuxRps,
+    System::LinuxTimer,
+    System::LinuxBusy,
+    System::LinuxSuspend,
+    System::LinuxPlain,
+];
+
+fn curves((config, capacity): Bed, quick: bool, linux: &[System]) -> Vec<Curve> {
     let service = |kind, port| ServiceSpec {
         kind,
         port,
@@ -114,9 +123,8 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
         }),
         ..long.clone()
     };
-    let linux = [&System::LINUX[..], &[System::LinuxPlain]].concat();
     let mut curves = Vec::new();
-    for system in [&[System::Bare, System::Run], &*linux].concat() {
+    for system in [&[System::Bare, System::Run], linux].concat() {
         let shares: &[_] = match quick && system.is_linux() {
             true => &QUICK_LINUX,
             false => &SHARES,
@@ -153,7 +161,8 @@ fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let bed = run.bed()?;
-    let curves = curves(bed, run.options.quick);
+    let linux = run.bench.possible(&LINUX);
+    let curves = curves(bed, run.options.quick, &linux);
     run.series = run.sweep(&curves, run.options.within(5, 240), reduce)?;
     run.note(
         "Loads are shares of what bare takes here. Beside the echo socket the client has one \
@@ -261,7 +270,7 @@ mod tests {
     #[test]
     fn loads_are_valid() {
         for quick in [false, true] {
-            let curves = curves((Config::default(), MILLION), quick);
+            let curves = curves((Config::default(), MILLION), quick, &LINUX);
             let mut loads = curves.iter().flat_map(|curve| &curve.loads);
             assert!(loads.all(|load| load.check().is_ok()));
         }

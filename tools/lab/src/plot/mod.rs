@@ -32,6 +32,7 @@ pub(crate) fn look(system: &str) -> Look {
         "linux-rps" => ((0xcc, 0x79, 0xa7), 'r'),
         "linux-timer" => ((0x56, 0xb4, 0xe9), 't'),
         "linux-busy" => ((0x00, 0x00, 0x00), 'b'),
+        "linux-suspend" => ((0x99, 0x99, 0x99), 'u'),
         // Policies, which are never drawn together with architectures.
         "rhip" => ((0xd5, 0x5e, 0x00), 'R'),
         "adaptive" => ((0x00, 0x72, 0xb2), 'A'),

@@ -47,6 +47,7 @@ pub use bridged::{
     MIDDLE_CLIENT, MIDDLE_RIVAL, MIDDLE_SERVER, RIVAL, RIVAL_INTERFACE, RIVAL_MAC_ADDRESS,
 };
 use mode::FOR_EVER;
+pub(crate) use mode::SUSPEND;
 pub use mode::{BusyTimeout, Mode};
 pub(crate) use realtime::RealTime;
 

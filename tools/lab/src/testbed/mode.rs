@@ -10,6 +10,10 @@ use super::{CLIENT_INTERFACE, SERVER, SERVER_INTERFACE, Testbed, cpu_mask};
 
 /// Interrupts of the timer mode are this far apart, ns.
 const TIMER_PERIOD: u64 = 20_000;
+/// The same while interrupts may be suspended: how long an event loop that sleeps waits, ns.
+const SUSPEND_FLUSH: u64 = 200_000;
+/// How long a busy event loop may keep interrupts suspended: many times one turn of it.
+pub(crate) const SUSPEND: Duration = Duration::from_millis(20);
 /// `gro_flush_timeout` of busy polling: how long the device waits for the
 /// application's poll. Which is better depends on the work, so each experiment
 /// takes the one with which Linux does best in it.
@@ -55,6 +59,9 @@ pub enum Mode {
     /// The application's sockets poll the driver (SO_PREFER_BUSY_POLL); the
     /// device interrupts only when they have not for a [`BusyTimeout`].
     Busy,
+    /// As [`Mode::Busy`], by the application's epoll instance: interrupts are suspended for as
+    /// long as its waits find something ([`SUSPEND`]; Linux 6.13).
+    Suspend,
     /// The kernel's default: the driver's NAPI on the sender's processor. Fair
     /// only for what is idle.
     Plain,
@@ -76,6 +83,11 @@ impl Mode {
                  (lrp-latency, lrp-base), whichever is better, bound to the receiver's CPU \
                  (napi_defer_hard_irqs=100000000)"
             }
+            Mode::Suspend => {
+                "interrupt suspension: GRO on, irq_suspend_timeout 20 ms by netlink, \
+                 gro_flush_timeout 200 µs, bound to the receiver's CPU \
+                 (napi_defer_hard_irqs=100000000)"
+            }
             Mode::Plain => "kernel defaults, NAPI on the sender's CPU",
             Mode::Tidewall => "AF_XDP, GRO on, the stack's own interrupt deferral",
         }
@@ -90,6 +102,7 @@ impl Mode {
             Mode::Rps | Mode::Plain | Mode::Tidewall => (0, 0),
             Mode::Timer => (TIMER_PERIOD, FOR_EVER),
             Mode::Busy => (busy.nanoseconds(), FOR_EVER),
+            Mode::Suspend => (SUSPEND_FLUSH, FOR_EVER),
         }
     }
 }

@@ -23,6 +23,9 @@ pub struct DatagramsJob {
     /// Where they count: filled in by the worker that starts it.
     #[serde(default)]
     pub counters: PathBuf,
+    /// How its epoll instance busy-polls: filled in by the same.
+    #[serde(default)]
+    pub busy_poll: Option<linux::BusyPoll>,
 }
 
 impl DatagramsJob {
@@ -31,6 +34,7 @@ impl DatagramsJob {
         let counters = Counters::create(&self.counters, self.services.len())?;
         let options = linux::Options {
             receive_buffer: Some(RECEIVE_BUFFER),
+            epoll_busy_poll: self.busy_poll,
             ..linux::Options::default()
         };
         let stop = Arc::new(AtomicBool::new(false));

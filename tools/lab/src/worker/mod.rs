@@ -97,6 +97,8 @@ pub enum Job {
     /// Let so many SYNs a second to each port pass at the server's interface,
     /// until the standard input ends.
     SynLimit(u32),
+    /// Let event loops suspend the interrupts of the server's interface.
+    Suspend,
     /// Forward between interfaces as the specification says, until asked for
     /// the report or the standard input ends.
     Bridge(bridge::Spec),
@@ -397,6 +399,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
         Job::Hold(spec) => hold::run(&spec),
         Job::XdpSink => settings::xdp_sink(),
         Job::SynLimit(per_second) => settings::limit_syns(per_second),
+        Job::Suspend => settings::suspend_interrupts(),
         Job::Bridge(spec) => bridging::run(spec),
         Job::Forward(job) => forwarding::run(&job),
         Job::Frames(job) => frames::run(&job),
@@ -571,6 +574,7 @@ mod tests {
             Job::Hold(IdleSpec::new("10.77.0.2:80".parse().unwrap(), 100)),
             Job::XdpSink,
             Job::Compute(4096),
+            Job::Suspend,
             Job::Manager(ManagerJob {
                 program: "/usr/sbin/tidewalld".into(),
                 socket: "/dev/shm/y".into(),

@@ -19,7 +19,7 @@ use tidewall_service::linux_sockets::LinuxSockets;
 use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::tidewall_stream::TidewallStreams;
-use tidewall_service::{BATCH, Counters, SelectHost};
+use tidewall_service::{BATCH, Counters, SelectHost, serve_events};
 use tidewall_socket::descriptor::Allocator;
 use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
 use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
@@ -78,6 +78,8 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
         let mut program = program.clone();
         if let Program::Datagrams(datagrams) = &mut program {
             datagrams.counters.clone_from(&job.counters);
+            let options = setup.system.linux_options(None, setup.spin);
+            datagrams.busy_poll = options.epoll_busy_poll;
         }
         return program::serve(&program, port, interface, &SERVING, &stop, say_ready);
     }
@@ -85,6 +87,11 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
         let options = setup.system.linux_options(setup.receive, setup.spin);
         answer(job, &stop, account_of_linux, || None)?;
         return match &setup.tcp {
+            None if options.epoll_busy_poll.is_some() => {
+                let services = &setup.services;
+                serve_events(ANY, services, 1, options, &counters, &stop, say_ready)?;
+                Ok(())
+            }
             None => serve_datagrams(&|| Linux::new(options), job, &counters, &stop),
             Some(spec) => serve_linux(&options, spec, &counters, &stop),
         };
