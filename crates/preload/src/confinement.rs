@@ -6,6 +6,7 @@
 use tidewall_posix::{Errno, Posix, Result};
 use tidewall_socket::listener_holders::note_accepting;
 use tidewall_sys::option;
+use tidewall_sys::priority::leave_priorities;
 
 use crate::candidates::{self, Kind};
 use crate::needed::{Confinement, For};
@@ -46,6 +47,18 @@ pub(crate) fn confine(
     all_threads: bool,
     install: impl FnOnce() -> Result<i32>,
 ) -> Result<i32> {
+    let leaves = confinement.refuses(For::Priorities).is_some();
+    let install = || {
+        if !leaves {
+            return install();
+        }
+        let left_before = leave_priorities(true);
+        let installed = install();
+        if installed.is_err() {
+            leave_priorities(left_before);
+        }
+        installed
+    };
     let Some((interface, managed)) = interface().filter(|_| !is_inside()) else {
         return install();
     };

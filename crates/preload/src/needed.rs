@@ -18,6 +18,8 @@ pub(crate) enum For {
     Embedded,
     /// To be made; its threads, for the addresses of the interface and a new manager.
     Making,
+    /// To follow priorities, which it leaves where one of the calls is refused.
+    Priorities,
 }
 
 /// A call that the stack makes, with arguments by which filters tell calls apart.
@@ -97,6 +99,8 @@ const NEEDED: &[Needed] = needed! {
         SYS_prctl(0 = libc::PR_SET_NAME) SYS_prctl(0 = libc::PR_SET_TIMERSLACK)
         SYS_rt_sigaction() SYS_clock_nanosleep()
         SYS_clock_gettime(0 = libc::CLOCK_THREAD_CPUTIME_ID);
+    Priorities:
+        SYS_gettid() SYS_sched_getattr() SYS_sched_setattr() SYS_sched_yield();
 };
 
 /// Of one of two architectures alone.
@@ -109,6 +113,11 @@ impl Needed {
     /// The name of the call.
     pub(crate) fn name(&self) -> &'static str {
         self.name.trim_start_matches("SYS_")
+    }
+
+    /// Whether the stack works without it.
+    pub(crate) fn may_be_left(&self) -> bool {
+        self.what == For::Priorities
     }
 
     /// Whether a report calls for it.

@@ -4,7 +4,8 @@
 //! ancillary data ([`receive_message`], [`MessageBatch`]), sleeping with a
 //! signal mask ([`wait_readable`], [`SignalSet`]), ioctls of interfaces and of
 //! epoll, one netlink client ([`netlink`]), shared memory ([`Mapping`]), record locks
-//! ([`lock_byte`]); what a filter of system calls decides ([`seccomp`]).
+//! ([`lock_byte`]); priorities of threads ([`priority`]); what a filter of system calls
+//! decides ([`seccomp`]).
 //! Does not live here: anything that knows of packets or of Tidewall's sockets.
 //!
 //! Read first: socket(7), ip(7), netlink(7), rtnetlink(7);
@@ -36,6 +37,7 @@ pub mod interface {
 mod address;
 mod ancillary;
 pub mod netlink;
+pub mod priority;
 #[allow(unsafe_code)]
 mod raw_bpf;
 #[allow(unsafe_code)]

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::done;
+use crate::{count, done};
 
 /// Puts the calling thread, and those that it starts from now on, into
 /// SCHED_FIFO: ahead of all ordinary ones.
@@ -15,6 +15,32 @@ pub fn set_fifo(priority: i32) -> io::Result<()> {
     };
     // SAFETY: `parameters` outlives the call; 0 is the calling thread.
     done(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) })
+}
+
+/// A thread's attributes (sched_getattr(2)); 0: the calling thread's.
+pub(crate) fn scheduling(thread: i32) -> io::Result<libc::sched_attr> {
+    let size = size_of::<libc::sched_attr>() as u32;
+    let mut attributes = libc::sched_attr {
+        size,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    let place = &raw mut attributes;
+    // SAFETY: the kernel writes no more than `size` bytes there.
+    count(unsafe { libc::syscall(libc::SYS_sched_getattr, thread, place, size, 0) })?;
+    Ok(attributes)
+}
+
+/// Gives the calling thread its attributes (sched_setattr(2)).
+pub(crate) fn set_scheduling(attributes: &libc::sched_attr) -> io::Result<()> {
+    let place = std::ptr::from_ref(attributes);
+    // SAFETY: the kernel reads `size` bytes of it, and 0 is the calling thread.
+    count(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, place, 0) }).map(|_| ())
 }
 
 /// Has the calling thread find no file by its name from now on: openat(2) is ENOENT

@@ -131,6 +131,8 @@ fn check(test: &str, cases: &[(Confined, &str, bool, &[[&str; 3]])]) {
 const REFUSES_PPOLL: &str = "the program's filter of system calls refuses ppoll(2)";
 const REFUSES_SOCKET: &str = "the program's filter of system calls refuses socket(2)";
 const EINVAL: &str = "-1 22";
+/// Calls that the stack leaves where one of them is refused.
+const PRIORITIES: [&str; 4] = ["gettid", "sched_getattr", "sched_setattr", "sched_yield"];
 
 /// The calls that docs/preload.md says a filter must allow.
 fn documented() -> Vec<String> {
@@ -159,9 +161,16 @@ fn filters_that_allow_what_the_stack_calls_are_in_force() {
         actions: ALLOWS,
         calls: documented(),
     };
-    let cases: [(_, _, _, &[_]); 5] = [
+    let cases: [(_, _, _, &[_]); 6] = [
         (
             Confined::new("waiting", "seccomp,tsync", KILLS, &["ptrace", "mount"]),
+            "0 0",
+            true,
+            &[],
+        ),
+        // Priorities are followed no more.
+        (
+            Confined::new("ours", "seccomp,tsync", KILLS, &PRIORITIES),
             "0 0",
             true,
             &[],
@@ -277,8 +286,10 @@ fn filters_that_were_there_before_are_tried() {
     let (ppoll, files) = (format!("{why} ppoll(2)"), format!("{why} getdents64(2)"));
     let refused = |why| [["no-stack", "", why]];
     let (ppoll, files) = (refused(&*ppoll), refused(&*files));
-    let cases: [(_, _, _, &[_]); 4] = [
+    let cases: [(_, _, _, &[_]); 6] = [
         (new(KILLS, "ptrace"), "0 0", true, &[]),
+        (new(KILLS, "sched_getattr"), "0 0", true, &[]),
+        (new(FAILS, "sched_setattr"), "0 0", true, &[]),
         (new(FAILS, "ppoll"), "0 0", false, &ppoll),
         (new(KILLS, "ppoll"), "0 0", false, &ppoll),
         (new(KILLS, "getdents64"), "0 0", false, &files),

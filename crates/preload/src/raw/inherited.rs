@@ -5,14 +5,17 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libc::c_int;
+use tidewall_sys::priority::leave_priorities;
 
 use super::originals;
 use crate::needed::{Needed, needed};
 
-/// What is tried: what a report calls for, then all.
+/// What is tried: what a report calls for, then all, and last what the stack works without.
 fn in_order() -> impl Iterator<Item = &'static Needed> {
     let of_reports = needed().filter(|it| it.is_of_reports());
-    of_reports.chain(needed())
+    let last = needed().filter(|it| it.may_be_left());
+    let all = needed().filter(|it| !it.may_be_left());
+    of_reports.chain(all).chain(last)
 }
 
 /// The name of a call that the stack makes, and that this thread may not make; whether it may
@@ -46,8 +49,12 @@ pub(super) fn refused() -> Option<(&'static str, bool)> {
     // SAFETY: what was mapped, of which no reference is used any more.
     unsafe { libc::munmap(place, length) };
     let may_report = last >= needed().filter(|it| it.is_of_reports()).count();
-    let refused = in_order().nth(last).map(Needed::name);
-    refused.map(|name| (name, may_report))
+    let refused = in_order().nth(last)?;
+    if refused.may_be_left() {
+        leave_priorities(true);
+        return None;
+    }
+    Some((refused.name(), may_report))
 }
 
 /// In the child: how many may be made. One that ends the child is not counted.
