@@ -41,7 +41,7 @@ pub(crate) use registrations::CURRENT_CONTEXT;
 use registrations::Registrations;
 use waker::is_own;
 pub use waker::{Interrupter, interrupt_sleep, take_interruption};
-pub(crate) use waker::{Waker, thread_waker};
+pub(crate) use waker::{Waker, thread_waker, woken_higher, yield_to_higher};
 
 /// Something that a thread can sleep on.
 pub(crate) trait Waitable {
@@ -85,6 +85,13 @@ struct WaitEntry {
     /// It takes what it is woken for, so that one of its kind is enough (Linux's
     /// WQ_FLAG_EXCLUSIVE).
     exclusive: bool,
+}
+
+impl WaitEntry {
+    /// Whether it may be woken to lead in place of `other`.
+    fn would_lead(&self, other: &Arc<Waker>) -> bool {
+        !Arc::ptr_eq(&self.waker, other) && !self.waker.has_resigned.load(Ordering::Relaxed)
+    }
 }
 
 /// Threads and registrations that wait for one endpoint. See the module.
@@ -211,24 +218,37 @@ impl WaitQueue {
         })
     }
 
-    /// Wakes one thread other than `except` that has not resigned.
-    fn wake_other(&self, except: &Arc<Waker>) {
+    /// Wakes the thread of the highest priority that has not resigned, other than `except`; of
+    /// several the one that came first.
+    fn wake_highest(&self, except: &Arc<Waker>) {
         self.with_threads(|threads| {
-            let leads = |waker: &Arc<Waker>| {
-                !Arc::ptr_eq(waker, except) && !waker.has_resigned.load(Ordering::Relaxed)
-            };
-            if let Some(entry) = threads.iter().find(|entry| leads(&entry.waker)) {
+            let would_lead = threads.iter().rev().filter(|it| it.would_lead(except));
+            if let Some(entry) = would_lead.max_by_key(|entry| entry.waker.priority()) {
                 entry.waker.wake();
             }
         });
     }
 
-    /// True if a thread other than `except` has been woken and has not looked yet.
-    fn is_other_signalled(&self, except: &Arc<Waker>) -> bool {
+    /// True if a thread that has not resigned has a higher priority than `waker`.
+    fn has_higher(&self, waker: &Arc<Waker>) -> bool {
+        let mut has = false;
+        self.with_threads(|threads| {
+            let is_higher = |it: &WaitEntry| it.waker.priority() > waker.priority();
+            has = threads
+                .iter()
+                .any(|it| it.would_lead(waker) && is_higher(it));
+        });
+        has
+    }
+
+    /// True if a thread of no lower priority than `waker` has been woken and has not looked yet.
+    fn is_other_signalled(&self, waker: &Arc<Waker>) -> bool {
         let mut signalled = false;
         self.with_threads(|threads| {
             signalled = threads.iter().any(|entry| {
-                !Arc::ptr_eq(&entry.waker, except) && entry.waker.signalled.load(Ordering::Relaxed)
+                !Arc::ptr_eq(&entry.waker, waker)
+                    && entry.waker.signalled.load(Ordering::Relaxed)
+                    && entry.waker.priority() >= waker.priority()
             });
         });
         signalled

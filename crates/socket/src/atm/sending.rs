@@ -119,7 +119,7 @@ impl AtmSocket {
                 return Err(errno(at_last));
             }
             match at_last {
-                libc::ENOBUFS => std::thread::yield_now(),
+                libc::ENOBUFS => tidewall_sys::priority::yield_processor(),
                 _ => std::thread::sleep(NEIGHBOUR_LOOK),
             }
         }

@@ -29,7 +29,7 @@ use tidewall_receive::schedule::{DELIVER_FIRST, NEVER};
 use crate::ip::transmit::Transmitter;
 use crate::lock::{Mutex, SharedMutex, lock, rank};
 use crate::stack::Core;
-use crate::wait_queue::{Leadership, thread_waker};
+use crate::wait_queue::{Leadership, thread_waker, woken_higher, yield_to_higher};
 use classes::ClassShare;
 pub use classes::TrafficClass;
 use deferral::Deferral;

@@ -270,6 +270,7 @@ impl Receiver {
             return Ok(Progress::none(core.now()));
         }
         let mut progress = Progress::none(now);
+        let woken_before = woken_higher();
         let leads = caller == Caller::Sleeper;
         let mut failed = Ok(());
         let started = nanoseconds(now);
@@ -393,6 +394,9 @@ impl Receiver {
         self.round_ended
             .store(nanoseconds(progress.ended), Ordering::Relaxed);
         self.rounds_made.fetch_add(1, Ordering::Relaxed);
+        if yield_to_higher(woken_before) {
+            progress.ended = core.now();
+        }
         failed.map(|()| progress)
     }
 
@@ -535,6 +539,7 @@ impl Receiver {
             // Their frames have not been demultiplexed.
             return;
         }
+        let woken_before = woken_higher();
         for queue in &self.queues {
             let mut poller = queue.poller.lock();
             let mut ready = Ready::none();
@@ -560,6 +565,7 @@ impl Receiver {
             }
             self.deliver(core, poller, ready);
         }
+        yield_to_higher(woken_before);
     }
 
     /// What follows sorting: what the kernel delivered, wake-ups, memory pressure.

@@ -20,19 +20,12 @@ pub(super) struct OthersFrames {
 /// and the signals are not the device's to hold up.
 const ASK_KERNEL_EVERY: u32 = 64;
 
-/// Rounds of a leader that woke another thread and found nothing for itself, after which it
-/// resigns.
+/// Rounds of a leader that woke another thread and found nothing for itself, or after which a
+/// higher one took the lead over: so many, and it resigns.
 const ROUNDS_FOR_OTHERS: u32 = 16;
 
 /// When to try again what a device did not take.
 const SEND_AGAIN: Duration = Duration::from_millis(1);
-
-/// A thread that sleeps in the stack.
-struct Sleeper<'a> {
-    waker: &'a Arc<Waker>,
-    /// It is the one that sleeps on the device, too.
-    leads: bool,
-}
 
 impl Receiver {
     /// Sleeps until one of `sockets` has input, or the deadline. True when one
@@ -81,26 +74,21 @@ impl Receiver {
         }
         let waker = thread_waker()?;
         waker.clear_if_signalled();
-        let mut sleeper = Sleeper {
-            waker: &waker,
-            leads: self.leadership.enter(&waker),
-        };
+        waker.note_priority();
+        let leads = self.leadership.enter(&waker);
         for socket in sockets {
             socket.wait_queue().enter(&waker, socket.is_exclusive());
         }
         let armed_sleep = self.waiting() == Waiting::Sleep(Duration::ZERO);
-        if !sleeper.leads
-            && armed_sleep
-            && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed))
-        {
+        if !leads && armed_sleep && self.queues.iter().any(|q| q.masked.load(Ordering::Relaxed)) {
             // We polled and leave: the leader must arm it.
             self.leadership.wake_leader();
         }
-        let result = self.sleep_entered(core, sockets, deadline, signals, &mut sleeper, has_input);
+        let result = self.sleep_entered(core, sockets, deadline, signals, &waker, has_input);
         for socket in sockets {
             socket.leave(&waker);
         }
-        self.leadership.leave(&waker, sleeper.leads);
+        self.leadership.leave(&waker);
         core.tcp.helper.thread_leaves();
         // Who woke us for it wakes nobody else.
         match result {
@@ -144,7 +132,7 @@ impl Receiver {
         sockets: &[&dyn Waitable],
         deadline: Option<Instant>,
         signals: Option<&tidewall_sys::SignalSet>,
-        sleeper: &mut Sleeper<'_>,
+        waker: &Arc<Waker>,
         has_input: impl Fn() -> bool,
     ) -> io::Result<bool> {
         let mut descriptors = Vec::with_capacity(8);
@@ -152,10 +140,12 @@ impl Receiver {
         let mut rounds = 0u32;
         let mut sends = false;
         let mut for_others = 0;
+        let mut leads = false;
         loop {
+            let led = std::mem::replace(&mut leads, self.leadership.is_led_by(waker));
             let mut progress = Progress::none(core.now());
             let no_device = self.has_no_device(core);
-            if sleeper.leads && (sends || !self.device_polls()) {
+            if leads && (sends || !self.device_polls()) {
                 progress = self.rounds(core, Caller::Sleeper, progress.ended)?;
             } else if sends {
                 progress.ended = self.round(core, false)?.ended;
@@ -165,19 +155,24 @@ impl Receiver {
             if has_input() {
                 return Ok(true);
             }
-            if sleeper.leads && self.leadership.has_woken_another(sleeper.waker) {
+            let has_led_for_others = match leads {
+                true => self.leadership.has_woken_another(waker),
+                // A higher thread has taken the lead over.
+                false => led,
+            };
+            if has_led_for_others {
                 for_others += 1;
                 // Where nobody would look while all threads are away, it goes on.
                 if for_others >= ROUNDS_FOR_OTHERS && core.tcp.helper.is_running() {
-                    self.leadership.resign(sleeper.waker);
-                    sleeper.leads = false;
+                    self.leadership.resign(waker);
+                    leads = false;
                     core.tcp.helper.wake();
                 }
             }
             if take_interruption() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            let waiting = if sleeper.leads && !no_device {
+            let waiting = if leads && !no_device {
                 self.waiting()
             } else {
                 Waiting::Sleep(Duration::ZERO)
@@ -192,9 +187,7 @@ impl Receiver {
                 Waiting::Poll => true,
                 // Others' frames, or a device still busy: look again before
                 // sleeping, so that it is armed when we do.
-                Waiting::Sleep(Duration::ZERO) => {
-                    progress.frames > 0 || (sleeper.leads && !progress.armed)
-                }
+                Waiting::Sleep(Duration::ZERO) => progress.frames > 0 || (leads && !progress.armed),
                 // Its timer runs: it will interrupt.
                 Waiting::Sleep(_) => false,
             };
@@ -228,7 +221,7 @@ impl Receiver {
             if let Some(expiry) = lock(&core.ip.fragments).next_expiry(now) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
             }
-            if let Some(next) = core.tcp.next_timer(now).filter(|_| sleeper.leads) {
+            if let Some(next) = core.tcp.next_timer(now).filter(|_| leads) {
                 if next.is_zero() && !spins {
                     continue;
                 }
@@ -236,7 +229,7 @@ impl Receiver {
             }
             if spins {
                 timeout = Some(Duration::ZERO);
-            } else if sleeper.leads {
+            } else if leads {
                 if self.set_interrupt_interval(interval) {
                     self.timer_batches.store(0, Ordering::Relaxed);
                     continue;
@@ -244,14 +237,10 @@ impl Receiver {
                 self.looks.begin();
             }
             descriptors.clear();
-            descriptors.push(sleeper.waker.descriptor());
+            descriptors.push(waker.descriptor());
             let kernel = descriptors.len();
-            descriptors.extend(
-                sockets
-                    .iter()
-                    .map(|socket| socket.descriptor_for(sleeper.waker)),
-            );
-            if sleeper.leads && !spins && !no_device {
+            descriptors.extend(sockets.iter().map(|socket| socket.descriptor_for(waker)));
+            if leads && !spins && !no_device {
                 for queue in &self.queues {
                     let mut poller = queue.poller.lock();
                     poller.refill_to_sleep();
@@ -266,7 +255,7 @@ impl Receiver {
             core.sleep_on(&descriptors, timeout, signals, &mut fired)?;
             for &place in &fired {
                 if place == 0 {
-                    sleeper.waker.clear();
+                    waker.clear();
                 } else if let Some(socket) = sockets.get(place - kernel) {
                     socket.kernel_has_input();
                 }
@@ -278,14 +267,18 @@ impl Receiver {
                     socket.kernel_has_none();
                 }
             }
-            if sleeper.leads {
+            if leads {
                 self.collect(core);
-            } else {
-                sleeper.leads = self.leadership.lead(sleeper.waker);
             }
             lock(&core.ip.fragments).expire(|| core.now());
             if has_input() {
                 return Ok(true);
+            }
+            let gives_way = waker.note_priority()
+                && self.leadership.is_led_by(waker)
+                && self.leadership.give_way(waker);
+            if !gives_way {
+                self.leadership.lead(waker);
             }
         }
     }

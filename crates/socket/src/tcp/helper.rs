@@ -3,7 +3,8 @@
 //! The protocol runs when the application calls. One that computes for long, or
 //! never calls again, would leave its peers without acknowledgments, and data
 //! unsent. So when no thread of the application has been here for a tick, this
-//! one does what is due: at the application's own priority, on its bill.
+//! one does what is due: at the application's own priority, on its bill. It inherits the
+//! priority of the thread that starts it, and follows its changes ([`owner`]).
 //!
 //! While the application calls, the thread looks a hundred times a second; while
 //! nothing happens it sleeps. An application thread that sleeps in the stack
@@ -20,7 +21,10 @@ use std::time::Duration;
 use crate::lock::{Mutex, lock, rank};
 use crate::readiness::poll_context::PollContext;
 use crate::stack::Core;
+use owner::Owner;
 use tidewall_sys::WakeFd;
+
+mod owner;
 
 /// How long the application may stay away before its connections are seen to.
 const TICK: Duration = Duration::from_millis(8);
@@ -85,9 +89,10 @@ impl Helper {
             return Ok(());
         }
         let (core, own) = (Arc::downgrade(core), helper.clone());
+        let owner = Owner::of_this_thread();
         let started = std::thread::Builder::new()
             .name("tidewall-tcp".to_owned())
-            .spawn(move || own.run(&core))?;
+            .spawn(move || own.run(&core, owner))?;
         *thread = Some(started);
         Ok(())
     }
@@ -146,7 +151,7 @@ impl Helper {
         lock(&self.contexts).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(context)));
     }
 
-    fn run(&self, core: &Weak<Core>) {
+    fn run(&self, core: &Weak<Core>, mut owner: Owner) {
         let mut seen = self.calls.load(Ordering::Relaxed);
         let mut left = self.leaves.load(Ordering::Relaxed);
         let mut quiet = 0;
@@ -156,6 +161,9 @@ impl Helper {
                 return;
             }
             let Some(core) = core.upgrade() else { return };
+            if let Some(warning) = owner.follow() {
+                core.netdev.warn(warning);
+            }
             let mut descriptors = vec![self.wake_fd.descriptor()];
             let timeout = if quiet < QUIET_TICKS {
                 Some(TICK)

@@ -21,6 +21,7 @@ use crate::channel_frame::ChannelFrame;
 use crate::lock::lock;
 use crate::readiness::poll_context::readied;
 use crate::stack::Core;
+use crate::wait_queue::woken_higher;
 
 /// A datagram in a buffer of its own size.
 #[derive(Debug)]
@@ -181,7 +182,8 @@ impl SocketInner {
     ) -> usize {
         let mut given = self.drain_outside(core, limit, each);
         let mut step = BETWEEN_LOOKS;
-        let before = readied();
+        let woken = || (readied(), woken_higher());
+        let before = woken();
         for queue in 0..core.receiver.queue_count() {
             while given < limit {
                 let mut most = limit - given;
@@ -196,8 +198,9 @@ impl SocketInner {
                         // The next call reports it.
                         Err(_) => return given,
                     }
-                    if readied() != before {
-                        // Another socket need not wait for the rest of a batch.
+                    if woken() != before {
+                        // Another socket need not wait for the rest of a batch, nor a thread
+                        // of higher priority.
                         return given;
                     }
                 }

@@ -242,7 +242,7 @@ impl UdpSocket {
                         if now >= *give_up.get_or_insert(now + SEND_TIMEOUT) {
                             return Err(error);
                         }
-                        std::thread::yield_now();
+                        tidewall_sys::priority::yield_processor();
                     }
                     Err(error) => return Err(error),
                 }

@@ -6,13 +6,19 @@
 //! which leads in its place. So an idle stack has no thread that runs, and a frame
 //! wakes one thread, not all.
 //!
+//! The sleeper of the highest priority leads: frames for it would otherwise wait until a lower
+//! thread gets the processor. A higher thread that goes to sleep *takes the lead over*, and a
+//! leader whose priority falls gives it up.
+//!
 //! A leader that frames for others alone have woken again and again, such as a thread that
 //! only accepts beside one that serves, resigns: else it would be woken for each request
 //! before the thread that serves it. That one leads when it sleeps next, and leaves without
-//! waking who has resigned; meanwhile the helper looks, as it does for one thread.
+//! waking who has resigned; meanwhile the helper looks, as it does for one thread. So does a
+//! leader resign from which a higher thread has taken the lead as often. None resigns in favour
+//! of lower threads.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{WaitQueue, Waker};
 use crate::lock::{Mutex, lock, rank};
@@ -20,11 +26,15 @@ use crate::lock::{Mutex, lock, rank};
 /// Who leads: at most one sleeper at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Leadership {
-    taken: AtomicBool,
-    /// Who has it.
+    /// The address of `leader`, with whose lock it is changed; 0: none.
+    led_by: AtomicUsize,
     leader: Mutex<Option<Arc<Waker>>, rank::Leaf>,
     /// Everyone asleep on this stack.
     sleepers: WaitQueue,
+}
+
+fn address(waker: &Arc<Waker>) -> usize {
+    Arc::as_ptr(waker).addr()
 }
 
 impl Leadership {
@@ -36,7 +46,12 @@ impl Leadership {
 
     /// True while somebody leads.
     pub(crate) fn is_taken(&self) -> bool {
-        self.taken.load(Ordering::Relaxed)
+        self.led_by.load(Ordering::Relaxed) != 0
+    }
+
+    /// True while the caller leads: another may have taken the lead over.
+    pub(crate) fn is_led_by(&self, waker: &Arc<Waker>) -> bool {
+        self.led_by.load(Ordering::Relaxed) == address(waker)
     }
 
     /// Makes the leader look at the device again. A thread that is just taking
@@ -47,44 +62,69 @@ impl Leadership {
         }
     }
 
-    /// Tries to lead, for a sleeper that was woken without data.
+    /// Tries to lead, for a sleeper without data. A leader of a lower priority is woken, and
+    /// finds that it leads no more.
     pub(crate) fn lead(&self, waker: &Arc<Waker>) -> bool {
-        let leads = !self.taken.swap(true, Ordering::SeqCst);
-        if leads {
-            *lock(&self.leader) = Some(waker.clone());
+        if self.is_led_by(waker) {
+            return true;
         }
-        leads
+        let mut leader = lock(&self.leader);
+        if let Some(other) = &*leader {
+            let takes_over =
+                waker.priority() > other.priority() && !waker.has_resigned.load(Ordering::Relaxed);
+            if !takes_over {
+                return false;
+            }
+            other.wake();
+        }
+        *leader = Some(waker.clone());
+        self.led_by.store(address(waker), Ordering::SeqCst);
+        true
     }
 
-    /// True if another sleeper has been woken and has not looked yet.
+    /// True if another sleeper of no lower priority has been woken and has not looked yet.
     pub(crate) fn has_woken_another(&self, waker: &Arc<Waker>) -> bool {
         self.sleepers.is_other_signalled(waker)
     }
 
-    /// The leader leads no more, and sleeps on. Another that has not resigned is woken to,
-    /// if one sleeps.
+    /// The caller is not to be woken to lead, and leads no more, but sleeps on. Another that
+    /// has not resigned is woken to, if one sleeps and nobody leads.
     pub(crate) fn resign(&self, waker: &Arc<Waker>) {
         waker.has_resigned.store(true, Ordering::Relaxed);
-        self.pass_on(waker, true);
+        self.pass_on(waker);
+    }
+
+    /// The caller leads no more, and a higher sleeper is woken to lead. False where there is
+    /// none: nothing changes.
+    pub(crate) fn give_way(&self, waker: &Arc<Waker>) -> bool {
+        let gives_way = self.sleepers.has_higher(waker);
+        if gives_way {
+            self.pass_on(waker);
+        }
+        gives_way
     }
 
     /// Leaves the sleepers, and wakes one of them to lead if nobody does: the
     /// caller did, or was woken to while it was leaving.
-    pub(crate) fn leave(&self, waker: &Arc<Waker>, led: bool) {
+    pub(crate) fn leave(&self, waker: &Arc<Waker>) {
         self.sleepers.leave(waker);
         waker.has_resigned.store(false, Ordering::Relaxed);
-        self.pass_on(waker, led);
+        self.pass_on(waker);
     }
 
-    fn pass_on(&self, waker: &Arc<Waker>, led: bool) {
-        if led {
-            *lock(&self.leader) = None;
-            // SeqCst, here and in `lead`: either we see a newcomer's entry, or
-            // it sees that nobody leads.
-            self.taken.store(false, Ordering::SeqCst);
+    fn pass_on(&self, waker: &Arc<Waker>) {
+        // Only the leader itself ceases to be one without another's taking it over.
+        if self.is_led_by(waker) {
+            let mut leader = lock(&self.leader);
+            if self.is_led_by(waker) {
+                *leader = None;
+                self.led_by.store(0, Ordering::SeqCst);
+            }
         }
-        if !self.taken.load(Ordering::SeqCst) {
-            self.sleepers.wake_other(waker);
+        // A newcomer has entered the sleepers before it looks for the leader under the lock:
+        // either we see its entry, or it sees that nobody leads.
+        if self.led_by.load(Ordering::SeqCst) == 0 {
+            self.sleepers.wake_highest(waker);
         }
     }
 }

@@ -3,10 +3,15 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
 
 use tidewall_device::forked::Unshared;
-use tidewall_sys::WakeFd;
+use tidewall_sys::priority::{Priority, Scheduling, yield_processor};
+use tidewall_sys::{WakeFd, monotonic};
+
+/// How often a thread asks for its own priority, at most.
+const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// Wakes a sleeping thread, which polls its descriptor.
 #[derive(Debug)]
@@ -19,6 +24,8 @@ pub(crate) struct Waker {
     interrupted: AtomicBool,
     /// It sleeps and is not to be woken to lead: [`super::Leadership::resign`].
     pub(super) has_resigned: AtomicBool,
+    /// The thread's [`Priority`], as it was when it last went to sleep.
+    priority: AtomicU8,
 }
 
 impl Waker {
@@ -28,7 +35,21 @@ impl Waker {
             signalled: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
             has_resigned: AtomicBool::new(false),
+            priority: AtomicU8::new(Priority::NORMAL.to_u8()),
         })
+    }
+
+    /// Notes the calling thread's priority, whose waker this is. True where it has changed.
+    pub(crate) fn note_priority(&self) -> bool {
+        self.set_priority(own_priority())
+    }
+
+    pub(crate) fn set_priority(&self, priority: Priority) -> bool {
+        self.priority.swap(priority.to_u8(), Ordering::Relaxed) != priority.to_u8()
+    }
+
+    pub(super) fn priority(&self) -> Priority {
+        Priority::from_u8(self.priority.load(Ordering::Relaxed))
     }
 
     /// Wakes it. False when it has been woken and has not looked yet.
@@ -36,6 +57,9 @@ impl Waker {
         let first = !self.signalled.swap(true, Ordering::SeqCst);
         if first {
             self.event.signal();
+            if self.priority() > own_priority() {
+                let _ = WOKEN_HIGHER.try_with(|woken| woken.set(woken.get().wrapping_add(1)));
+            }
         }
         first
     }
@@ -66,6 +90,39 @@ thread_local! {
     /// There is one; without a destructor, so that a handler of a signal may look.
     static HAS_WAKER: Cell<bool> = const { Cell::new(false) };
     static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+    static WOKEN_HIGHER: Cell<u32> = const { Cell::new(0) };
+    /// The thread's priority, and when it was asked for (CLOCK_MONOTONIC).
+    static PRIORITY: Cell<(Priority, Duration)> =
+        const { Cell::new((Priority::NORMAL, Duration::ZERO)) };
+}
+
+/// The calling thread's priority, as it was 100 ms ago or later.
+fn own_priority() -> Priority {
+    let (known, asked) = PRIORITY.get();
+    let now = monotonic();
+    if now.saturating_sub(asked) < ASK_EVERY {
+        return known;
+    }
+    let scheduling = Scheduling::of(None);
+    let priority = scheduling.map_or(Priority::NORMAL, |it| it.priority());
+    PRIORITY.set((priority, now));
+    priority
+}
+
+/// How many threads of a higher priority than its own the calling thread has woken, modulo
+/// 2^32.
+pub(crate) fn woken_higher() -> u32 {
+    WOKEN_HIGHER.get()
+}
+
+/// Lets those run that were woken since [`woken_higher`] was `before`, if there are any: the
+/// scheduler may leave the rest of its slice to who wakes them. True where there are.
+pub(crate) fn yield_to_higher(before: u32) -> bool {
+    let has_woken = woken_higher() != before;
+    if has_woken {
+        yield_processor();
+    }
+    has_woken
 }
 
 /// Has the calling thread's sleep in a stack, or its next one, end with EINTR, as a signal

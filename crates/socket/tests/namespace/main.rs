@@ -28,6 +28,7 @@ mod options;
 mod path_mtu;
 mod policies;
 mod poll;
+mod priorities;
 mod raw_system;
 mod readiness;
 mod sending;
@@ -134,6 +135,9 @@ system_tests! {
     spin::a_closed_loop_is_as_fast_as_where_polling_is_asked_for on 1,
     burst::clients_that_connect_at_once_send_no_syn_twice on 1,
     turns::what_a_slow_turn_writes_leaves_before_its_end on 1,
+    priorities::the_sleeper_of_the_highest_priority_leads on 1,
+    priorities::the_helper_follows_the_thread_that_started_it on 1,
+    priorities::a_helper_that_may_not_follow_says_so_once on 1,
     waiting::an_idle_service_uses_no_cpu on 1,
     waiting::threads_on_different_sockets_hand_the_lead_on on 1,
     waiting::a_sleeper_is_served_beside_a_thread_that_polled on 1,

@@ -3,8 +3,11 @@
 use tidewall_wire::ethernet::MacAddress;
 
 use super::*;
-use crate::{MemoryConfig, Stack};
+use crate::wait_queue::Waitable;
+use crate::{MemoryConfig, Stack, UdpSocket};
+use std::net::IpAddr;
 use tidewall_device::memory::{LinkConfig, pair};
+use tidewall_sys::priority::Priority;
 
 fn config() -> MemoryConfig {
     MemoryConfig {
@@ -87,6 +90,49 @@ fn a_delivery_looks_less_often_while_a_poll_is_far() {
     assert_eq!(rounds(), 0);
     assert_eq!(look_at(100_000), 4);
     assert_eq!(rounds(), 1);
+}
+
+/// A batch that has made a round ends where that woke a thread of higher priority.
+#[test]
+fn a_batch_ends_for_a_thread_of_higher_priority() {
+    for (priority, expected) in [(Priority::IDLE, 20), (Priority::from_u8(u8::MAX), 4)] {
+        let (_link, near, far) = pair(LinkConfig::default()).unwrap();
+        let [here, there] = ["10.0.0.1", "10.0.0.2"].map(|it| it.parse::<IpAddr>().unwrap());
+        let MemoryConfig { mac, peer, .. } = config();
+        let near_config = MemoryConfig {
+            addresses: vec![there],
+            mac: peer,
+            peer: mac,
+        };
+        let near = Stack::in_memory(near, near_config).unwrap();
+        let clock = Arc::new(AtomicU64::new(50));
+        let reads = clock.clone();
+        let now = move || Duration::from_nanos(reads.load(Ordering::Relaxed));
+        let far = Stack::in_memory_on_clock(far, config(), now).unwrap();
+        let sender = UdpSocket::bind(&near, (there, 7000).into()).unwrap();
+        let [one, other] =
+            [7000, 7001].map(|port| UdpSocket::bind(&far, (here, port).into()).unwrap());
+        let waker = std::thread::spawn(|| thread_waker().unwrap());
+        let waker = waker.join().unwrap();
+        waker.set_priority(priority);
+        other.inner.wait_queue().enter(&waker, true);
+        for _ in 0..20 {
+            sender.send_to(b"x", (here, 7000).into()).unwrap();
+        }
+        let core = far.core();
+        core.receiver.round(core, false).unwrap();
+        core.receiver.queues[0].due.store(100, Ordering::Relaxed);
+        let mut received = 0;
+        let given = one.recv_batch(20, |_| {
+            if received == 0 {
+                clock.store(200, Ordering::Relaxed);
+                sender.send_to(b"x", (here, 7001).into()).unwrap();
+            }
+            received += 1;
+        });
+        assert_eq!((given.unwrap(), received), (expected, expected));
+        assert!(other.inner.has_input());
+    }
 }
 
 /// One that polls for a time must see it pass while another thread polls.
