@@ -347,6 +347,7 @@ owned:;
 				WRITE_ONCE(head->head, READ_ONCE(bounds->tail));
 				WITHOUT_SOCKET(0);
 			}
+			total->dropped++;
 			if (!is_full)
 				DROP(TW_COUNT_APPLICATION_FULL);
 			DROP(TW_COUNT_CHANNEL_FULL);

@@ -403,7 +403,9 @@ struct tw_channel_driver {
  * ones that the device has. Beyond, the kernel would lose them after all work was done. */
 struct tw_total {
 	__u32 head;                    /* frames ever admitted. Writer: driver */
-	__u32 pad[15];                 /* zero */
+	__u32 pad;                     /* zero */
+	__u64 dropped;                 /* frames that found no room. Writer: driver */
+	__u32 padding[12];             /* zero */
 	__u32 given;                   /* what `head` may reach; 0: anything. Writer: application */
 	__u32 spare;                   /* of these the last, for quiet channels. Writer: application */
 	__u32 rest[14];                /* zero */

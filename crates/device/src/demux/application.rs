@@ -201,6 +201,13 @@ impl ApplicationTables {
             .map_or(0, |total| total.head.load(Acquire))
     }
 
+    /// Frames of this application alone that found no room on a queue, in their channel or
+    /// in all of them, ever.
+    pub fn total_dropped(&self, queue: u32) -> u64 {
+        self.total(queue)
+            .map_or(0, |total| total.dropped.load(Relaxed))
+    }
+
     fn total(&self, queue: u32) -> Option<&Total> {
         self.map().totals.get(queue as usize)
     }

@@ -652,6 +652,7 @@ fn an_application_is_full_whatever_room_its_channels_have() {
     assert_eq!(tables.embedded.total_head(0), 950);
     assert_eq!(tables.trusted.counter(0, Counter::ApplicationFull), 7050);
     assert!(tables.embedded.dropped(0, 8) > 0);
+    assert_eq!(tables.embedded.total_dropped(0), 7050);
     // The last ones are for a channel that holds few.
     for _ in 0..QUIET {
         assert_eq!(channel_of(to(9)), 9);
@@ -670,5 +671,7 @@ fn an_application_is_full_whatever_room_its_channels_have() {
     let full = Verdict::Drop {
         counter: Counter::ChannelFull,
     };
+    let before = tables.embedded.total_dropped(0);
     assert_eq!(to(1), full);
+    assert_eq!(tables.embedded.total_dropped(0), before + 1);
 }

@@ -69,7 +69,7 @@ pub struct Round {
     /// Use of the fullest channel just after frames were appended to it, 0 to
     /// 1; of channels that their receivers empty.
     pub buffer_use: f32,
-    /// Frames that found their channel full, whosever.
+    /// Frames of this application that found no room in its channels.
     pub overflowed: u64,
 }
 
@@ -306,7 +306,7 @@ impl Poller {
             round.buffer_use = self.fullest();
             return Ok(round);
         }
-        let full = self.shared.driver.overflowed();
+        let full = self.dropped();
         self.fullness = Fullness::default();
         self.round_number = self.round_number.wrapping_add(1);
         let mut failed = Ok(());
@@ -328,7 +328,7 @@ impl Poller {
         }
         let taken = round.driven.max(round.frames as u64);
         round.exhausted = taken >= u64::from(self.budget);
-        round.overflowed = self.shared.driver.overflowed().wrapping_sub(full);
+        round.overflowed = self.dropped().wrapping_sub(full);
         round.buffer_use = self.fullness.largest;
         let counters = &self.shared.counters;
         counters.rounds.fetch_add(1, Ordering::Relaxed);
@@ -373,6 +373,11 @@ impl Poller {
     /// Frames that the driver has admitted to this application: others may share the device.
     fn admitted(&self) -> u32 {
         self.shared.tables.total_head(self.shared.queue)
+    }
+
+    /// Frames of this application that found no room, ever.
+    fn dropped(&self) -> u64 {
+        self.shared.tables.total_dropped(self.shared.queue)
     }
 
     /// Sorts a batch out of the ring. Returns its frames, and how many are missing

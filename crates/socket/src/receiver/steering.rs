@@ -223,7 +223,7 @@ impl SteeringWatch {
             } else {
                 let frames = queue.shared.driver().counter(Counter::Frames);
                 counts.frames = counts.frames.wrapping_add(frames);
-                let dropped = queue.shared.driver().overflowed();
+                let dropped = core.tables.total_dropped(queue.shared.queue());
                 counts.dropped = counts.dropped.wrapping_add(dropped);
                 &mut counts.polls
             };
