@@ -5,9 +5,9 @@
 //! frames come back), [`credit`] (how the driver knows a channel is full),
 //! [`poller`] (one round of receiving), [`control`] (how many frames a round
 //! takes, and when the device may interrupt), [`architecture`] (who does what:
-//! LRP's four arrangements and RHIP's), [`schedule`] (when a queue is polled next) and
-//! [`steering`] (when a flooded port gets a queue of its own). Does not live here: protocols, sockets,
-//! system calls of a socket.
+//! LRP's four arrangements and RHIP's), [`schedule`] (when a queue is polled next),
+//! [`steering`] (when a flooded port gets a queue of its own) and [`share`] (how often that
+//! queue is polled). Does not live here: protocols, sockets, system calls of a socket.
 //!
 //! Read first: LRP (Druschel & Banga, OSDI 1996) §3; RHIP (Chang & Muppala, LCN
 //! 2007) §II to IV; docs/decisions.md on credits and receive control.
@@ -30,6 +30,7 @@ pub mod poller;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
 pub mod schedule;
+pub mod share;
 mod slots;
 pub mod steering;
 mod sync;

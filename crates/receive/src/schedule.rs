@@ -33,8 +33,8 @@
 //!    frames are for no socket, delivering gets as much time as polling.
 //! 6. While all of the queue's frames are one socket's, no other socket loses any, and no
 //!    poll is due before what waits is delivered.
-//! 7. While a flooded port has a queue of its own ([`crate::steering`]), a poll of the
-//!    others, which finds little, is due as soon as rule 3 allows.
+//! 7. While a flooded port has a queue of its own ([`crate::steering`]), [`crate::share`]
+//!    says when a poll of the others, which finds little, is due.
 //!
 //! Each number is a share of the ring, of a poll or of the total, and what a poll takes
 //! is measured: a machine that is half as fast polls as often for the same frames.
@@ -44,7 +44,7 @@ use tidewall_device::queue::BURST;
 use crate::poller::WAITED;
 
 /// Delivering gets one part in so many of the time that a poll took.
-const DELIVERS: u64 = 16;
+pub(crate) const DELIVERS: u64 = 16;
 /// Polls in a row that used up their budget, after which the ring is taken to fill faster
 /// than it can be polled. Two empty a ring into which nothing comes, and twenty one that
 /// takes nine tenths of the time.
@@ -62,13 +62,6 @@ pub const NEVER: u64 = u64::MAX;
 /// Returned by [`Schedule::polled`] where no poll is due before the frames that wait are
 /// delivered.
 pub const DELIVER_FIRST: u64 = u64::MAX - 1;
-
-/// When the next poll is due of a queue that a flooded port has left for one of its own.
-/// The last one began and ended then, ns.
-pub fn due_beside_reserved(began: u64, ended: u64) -> u64 {
-    let took = ended.saturating_sub(began).max(1);
-    ended.saturating_add(took.saturating_mul(DELIVERS))
-}
 
 /// A poll of a queue. Times are ns since any fixed moment.
 #[derive(Clone, Copy, Debug, Default)]

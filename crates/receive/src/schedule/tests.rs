@@ -312,13 +312,3 @@ fn what_waits_comes_first_while_all_frames_are_for_one_socket() {
         "another socket's frames may be lost"
     );
 }
-
-#[test]
-fn beside_a_reserved_queue_polling_takes_a_seventeenth_of_the_time() {
-    let (mut now, mut polled) = (0, 0);
-    while now < 1_000_000 {
-        polled += 1_000;
-        now = due_beside_reserved(now, now + 1_000);
-    }
-    assert!((16..=17).contains(&(now / polled)), "{polled} of {now}");
-}

@@ -9,7 +9,6 @@ use super::classes::nanoseconds;
 use super::*;
 use crate::lock::{MutexGuard, rank};
 use tidewall_receive::poller::{Round, WAITED};
-use tidewall_receive::schedule;
 
 /// What a round over all queues did.
 #[derive(Clone, Copy, Debug)]
@@ -285,12 +284,13 @@ impl Receiver {
             queue.note_poll();
             let began = progress.ended;
             let reserved = reserved.filter(|&(place, _)| place == number);
+            let mut budget = None;
             if let Some((_, channel)) = reserved {
-                if !self.wants_reserved(core, queue, channel, leads, began) {
+                budget = self.wants_reserved(core, queue, channel, leads, began);
+                if budget.is_none() {
                     progress.held = true;
                     continue;
                 }
-                self.reserved.note_poll(began);
             }
             if active && queue.class_share.is_held(started) {
                 progress.held = true;
@@ -301,6 +301,10 @@ impl Receiver {
                 None if leads => queue.poller.lock(),
                 None => continue,
             };
+            // The port may have been put back, and the limit been lifted, in between.
+            if budget.is_some() && self.reserved.get().is_some() {
+                poller.limit_budget(budget);
+            }
             let mut ready = Ready::none();
             let napi = poller.napi();
             queue.note_napi(napi);
@@ -451,7 +455,7 @@ impl Receiver {
         let due = match reserved {
             None => due,
             Some((number, _)) if number as u32 == queue.shared.queue() => NEVER,
-            Some(_) => due.min(schedule::due_beside_reserved(from, to)),
+            Some(_) => due.min(self.reserved.looked(queue, &round, from, to)),
         };
         queue.due.store(due, Ordering::Relaxed);
         Ok((round, ended))

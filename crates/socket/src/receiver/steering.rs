@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::layout::{Counter, Protocol};
-use tidewall_device::queue::POLL_MAX;
 use tidewall_manager::adaptor::Adaptor;
 use tidewall_manager::ethtool::NtupleRule;
+use tidewall_receive::poller::Round;
+use tidewall_receive::share::Share;
 use tidewall_receive::steering::{Look, Order, Polls, PortLoad, Refusal, Steering};
 
 use super::classes::nanoseconds;
@@ -23,12 +24,9 @@ use super::{QueueHandle, Receiver};
 use crate::stack::Core;
 use crate::udp::inner::SocketInner;
 
-/// Most frames of a poll of the reserved queue: a quarter of the usual. It takes about
-/// sixteen times what an empty poll of the others does, and they wait no longer.
-const BUDGET: u32 = POLL_MAX / 4;
 /// The reserved queue is polled at least so often, whatever waits in its channel: the
 /// device's timer (5 ms), which would have it polled in softirq, restarts with each poll.
-const KEEPS_MASKED: u64 = 4_000_000;
+const KEEPS_MASKED: Duration = Duration::from_millis(4);
 /// How long a flood is taken to go on after it was seen: many such polls.
 const FLOOD_LASTS: u64 = 50_000_000;
 /// The cost of a dropped frame before one was polled, ns.
@@ -43,8 +41,8 @@ pub(crate) struct Reserved {
     place: AtomicU32,
     /// The port.
     port: AtomicU32,
-    /// Frames of a poll.
-    budget: AtomicU32,
+    /// Its [`Share`] of the polls.
+    share: AtomicU32,
     /// When the queue was last polled, ns since the start.
     polled: AtomicU64,
     /// The flood is taken to go on until then, ns since the start.
@@ -69,9 +67,9 @@ impl Reserved {
         Some((self.port.load(Ordering::Relaxed) as u16, queue as u32))
     }
 
-    fn set(&self, queue: usize, channel: u16, port: u16, budget: u32) {
+    fn set(&self, queue: usize, channel: u16, port: u16) {
         self.port.store(port.into(), Ordering::Relaxed);
-        self.budget.store(budget, Ordering::Relaxed);
+        self.share.store(Share::default().0, Ordering::Relaxed);
         let place = (queue as u32) << 16 | u32::from(channel);
         self.place.store(place, Ordering::Relaxed);
     }
@@ -80,9 +78,17 @@ impl Reserved {
         self.place.store(0, Ordering::Relaxed);
     }
 
-    /// The queue is polled.
-    pub(super) fn note_poll(&self, now: Duration) {
-        self.polled.store(nanoseconds(now), Ordering::Relaxed);
+    /// Notes a poll of another queue, which began and ended then, ns. Returns when the next
+    /// one is due. Threads that poll at once may lose a look.
+    pub(super) fn looked(&self, queue: &QueueHandle, round: &Round, began: u64, ended: u64) -> u64 {
+        let found = round.driven > 0 || round.frames > 0;
+        let mut share = Share(self.share.load(Ordering::Relaxed));
+        // The first queue stands for all that find nothing in a round.
+        if found || queue.shared.queue() == 0 {
+            share = share.looked(found);
+            self.share.store(share.0, Ordering::Relaxed);
+        }
+        share.due(began, ended)
     }
 
     /// The flood goes on at `now`, ns.
@@ -118,9 +124,9 @@ impl Receiver {
         }
     }
 
-    /// Whether the reserved queue is polled in a round: where its channel takes what a
-    /// poll brings, and fewer wait there than that. `sleeps`: the caller is about to sleep
-    /// on the devices.
+    /// Frames of a poll of the reserved queue in this round; `None`: it is not polled. It is
+    /// where its channel takes what a poll brings, and fewer wait there than that.
+    /// `sleeps`: the caller is about to sleep on the devices.
     pub(super) fn wants_reserved(
         &self,
         core: &Core,
@@ -128,20 +134,21 @@ impl Receiver {
         channel: u16,
         sleeps: bool,
         now: Duration,
-    ) -> bool {
-        let number = queue.shared.queue();
+    ) -> Option<u32> {
+        let (number, reserved) = (queue.shared.queue(), &self.reserved);
+        let share = Share(reserved.share.load(Ordering::Relaxed));
+        let budget = share.budget(core.tables.limit(number, channel));
         let head = core.tables.head(number, channel);
         let waits = head.wrapping_sub(core.tables.tail(number, channel));
-        waits < self.reserved.budget.load(Ordering::Relaxed)
+        let polled = Duration::from_nanos(reserved.polled.load(Ordering::Relaxed));
+        let wants = waits < budget
             || sleeps && !self.holds_flood(now)
-            || nanoseconds(now).saturating_sub(self.reserved.polled.load(Ordering::Relaxed))
-                >= KEEPS_MASKED
+            || now.saturating_sub(polled) >= KEEPS_MASKED;
+        if wants {
+            reserved.polled.store(nanoseconds(now), Ordering::Relaxed);
+        }
+        wants.then_some(budget)
     }
-}
-
-/// Frames of a poll of the reserved queue: no more than half of what its channel holds.
-fn budget(core: &Core, queue: u32, channel: u16) -> u32 {
-    BUDGET.min(core.tables.limit(queue, channel) / 2).max(1)
 }
 
 /// The cost of a frame that a full channel drops, ns, as polls have measured it. In an
@@ -292,13 +299,9 @@ impl SteeringWatch {
             }
             return;
         }
-        if let Some(handle) = core.receiver.queues.get(queue) {
-            let most = budget(core, queue as u32, channel);
-            handle.poller.lock().limit_budget(Some(most));
-            let reserved = &core.receiver.reserved;
-            reserved.set(queue, channel, port, most);
-            reserved.note_flood(nanoseconds(core.now()));
-        }
+        let reserved = &core.receiver.reserved;
+        reserved.set(queue, channel, port);
+        reserved.note_flood(nanoseconds(core.now()));
         // Its counts are another's from now on.
         self.before = Counts {
             channels: std::mem::take(&mut self.before.channels),
