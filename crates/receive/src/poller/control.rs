@@ -79,13 +79,12 @@ impl Poller {
     /// Notes a poll that began and ended then, ns since any fixed moment. Returns when
     /// the next one is due ([`crate::schedule`]).
     pub fn polled(&mut self, began: u64, ended: u64, round: &Round) -> u64 {
-        if round.overflowed > 0 {
-            let took = ended.saturating_sub(began);
-            let wasted = took.saturating_mul(round.overflowed) / round.driven.max(1);
+        if round.driven > 0 {
             let counters = &self.shared.counters;
-            counters.wasted.fetch_add(wasted, Ordering::Relaxed);
-            let frames = &counters.timed_overflows;
-            frames.fetch_add(round.overflowed, Ordering::Relaxed);
+            let took = ended.saturating_sub(began);
+            counters.timed.fetch_add(took, Ordering::Relaxed);
+            let frames = &counters.timed_frames;
+            frames.fetch_add(round.driven, Ordering::Relaxed);
         }
         self.schedule.polled(Poll {
             began,

@@ -34,10 +34,10 @@ pub struct QueueCounters {
     pub interrupts: AtomicU64,
     /// Frames that found their channel full.
     pub overflowed: AtomicU64,
-    /// Those of them whose polls were timed.
-    pub timed_overflows: AtomicU64,
-    /// Time that went into these, ns.
-    pub wasted: AtomicU64,
+    /// Frames of polls that were timed.
+    pub timed_frames: AtomicU64,
+    /// Time that these polls took, ns.
+    pub timed: AtomicU64,
 }
 
 /// The part of a queue that every thread may use at once.

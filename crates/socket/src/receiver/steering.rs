@@ -29,8 +29,9 @@ use crate::udp::inner::SocketInner;
 const KEEPS_MASKED: Duration = Duration::from_millis(4);
 /// How long a flood is taken to go on after it was seen: many such polls.
 const FLOOD_LASTS: u64 = 50_000_000;
-/// The cost of a dropped frame before one was polled, ns.
-const DROPPED_COST: f64 = 400.0;
+/// The cost of a frame while no poll has taken any, ns. An application that never empties
+/// its channel makes none, and nothing shows what the kernel's interrupts cost it.
+pub(super) const UNMEASURED: f64 = 400.0;
 /// How often it is looked who is flooded, while frames come.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
@@ -151,19 +152,19 @@ impl Receiver {
     }
 }
 
-/// The cost of a frame that a full channel drops, ns, as polls have measured it. In an
-/// interrupt it costs the same.
-fn dropped_cost(core: &Core) -> f64 {
+/// The cost of a frame that a full channel drops, ns: as that of any frame, the time of
+/// polls over the frames that they took. An interrupt's frames cost the same.
+pub(super) fn frame_cost(core: &Core) -> f64 {
     let of = |queue: &QueueHandle| {
         let counters = queue.shared.counters();
-        let wasted = counters.wasted.load(Ordering::Relaxed);
-        (wasted, counters.timed_overflows.load(Ordering::Relaxed))
+        let took = counters.timed.load(Ordering::Relaxed);
+        (took, counters.timed_frames.load(Ordering::Relaxed))
     };
     let sums = core.receiver.queues.iter().map(of);
-    let (wasted, frames) = sums.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+    let (took, frames) = sums.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
     match frames {
-        0 => DROPPED_COST,
-        frames => wasted as f64 / frames as f64,
+        0 => UNMEASURED,
+        frames => took as f64 / frames as f64,
     }
 }
 
@@ -245,7 +246,7 @@ impl SteeringWatch {
         let dropped = counts.dropped.saturating_sub(before.dropped);
         let mut look = Look {
             now: nanoseconds(core.now()),
-            wasted: (dropped as f64 * dropped_cost(core)) as u64,
+            wasted: (dropped as f64 * frame_cost(core)) as u64,
             polls: since(counts.polls, before.polls),
             frames: counts.frames.saturating_sub(before.frames),
             reserved: since(counts.reserved, before.reserved),

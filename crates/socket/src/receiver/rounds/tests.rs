@@ -3,6 +3,7 @@
 use tidewall_wire::ethernet::MacAddress;
 
 use super::*;
+use crate::receiver::steering::{UNMEASURED, frame_cost};
 use crate::wait_queue::Waitable;
 use crate::{MemoryConfig, Stack, UdpSocket};
 use std::net::IpAddr;
@@ -29,6 +30,38 @@ fn a_round_reads_the_clock_once() {
     let progress = core.receiver.rounds(core, Caller::Poller, before).unwrap();
     assert_eq!(progress.ended, before + Duration::from_nanos(1));
     assert_eq!(core.now(), before + Duration::from_nanos(2));
+}
+
+/// A frame that is dropped in an interrupt is charged as those of polls.
+#[test]
+fn a_frame_costs_the_time_of_polls_over_their_frames() {
+    const POLL: u64 = 1_000;
+    let (_link, end, other) = pair(LinkConfig::default()).unwrap();
+    let clock = Arc::new(AtomicU64::new(0));
+    let reads = clock.clone();
+    let now = move || Duration::from_nanos(reads.fetch_add(POLL, Ordering::Relaxed));
+    let stack = Stack::in_memory_on_clock(end, config(), now).unwrap();
+    let peer = MemoryConfig {
+        addresses: vec!["10.0.0.2".parse().unwrap()],
+        mac: config().peer,
+        peer: config().mac,
+    };
+    let peer = Stack::in_memory(other, peer).unwrap();
+    let at = "10.0.0.1:7".parse().unwrap();
+    let _socket = UdpSocket::bind(&stack, at).unwrap();
+    let sender = UdpSocket::bind(&peer, "10.0.0.2:9".parse().unwrap()).unwrap();
+    let core = stack.core();
+    assert_eq!(frame_cost(core), UNMEASURED);
+    let (mut polls, mut frames) = (0, 0);
+    while frames < 10 {
+        sender.send_to(b"a datagram", at).unwrap();
+        sender.send_to(b"a datagram", at).unwrap();
+        let progress = core.receiver.rounds(core, Caller::Poller, core.now());
+        let taken = progress.unwrap().frames as u64;
+        polls += u64::from(taken > 0);
+        frames += taken;
+    }
+    assert_eq!(frame_cost(core), (POLL * polls) as f64 / frames as f64);
 }
 
 /// A thread that asks its sockets one after the other polls once for all of them;
