@@ -223,6 +223,32 @@ def files(host):
     return f"{len(FILES)} of {len(FILES)} in {time.monotonic() - began:.1f} s"
 
 
+def rss(cell):
+    """A card's RSS table loses its last queue, until the owner is killed."""
+    def table():
+        return re.findall(r"^ +\d+: +(.*)$", cell.run("ethtool -x eth0"), re.M)
+
+    cell.run("ip link set eth0 up")
+    before = {queue for row in table() for queue in row.split()}
+    if before != {"0", "1"}:
+        raise Failed(f"the table has the queues {before}")
+    cell.run("card eth0 >/tmp/card 2>&1 & echo $! >/tmp/pid")
+    if not cell.wait("grep -qs narrowed /tmp/card"):
+        raise Failed(cell.run("cat /tmp/card"))
+    said = cell.run("head -1 /tmp/card")
+    if "does not support" not in said:
+        raise Failed(f"a rule for a port: {said}")
+    if any("1" in row.split() for row in table()):
+        raise Failed(f"not narrowed: {table()}")
+    cell.run("kill -9 $(cat /tmp/pid)")
+    if not cell.wait("ethtool -x eth0 | grep -q '^ .*: .* 1'"):
+        raise Failed(f"not put back: {table()}")
+    after = [int(queue) for row in table() for queue in row.split()]
+    if after != [place % 2 for place in range(len(after))]:
+        raise Failed(f"put back as {after}")
+    return "narrowed, and put back after SIGKILL"
+
+
 # The checks, by name.
 
 def doctor(cell):

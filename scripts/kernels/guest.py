@@ -56,16 +56,17 @@ def modules(kernel):
     return done
 
 
-def initramfs(tools, kernel, program, extra):
-    """A cpio archive (newc) that boots `kernel` into scripts/kernels/init, with `program` as tidewall and
-    more files, by name."""
+def initramfs(tools, kernel, programs, extra):
+    """A cpio archive (newc) that boots `kernel` into scripts/kernels/init, with programs and more files, by
+    name."""
     links = {name: ("usr/" + name).encode() for name in ("bin", "sbin", "lib", "lib64")}
     data = {"init": (HERE / "init").read_bytes(), **extra}
     with tempfile.TemporaryDirectory() as folder:
-        stripped = pathlib.Path(folder) / "tidewall"
-        shutil.copy(program, stripped)
-        subprocess.run(["strip", stripped], check=True)
-        for source, name in [(stripped, "bin/tidewall"), *((tools / "usr" / name, name) for name in (
+        stripped = [pathlib.Path(folder) / name for name in programs]
+        for path, program in zip(stripped, programs.values()):
+            shutil.copy(program, path)
+            subprocess.run(["strip", path], check=True)
+        for source, name in [*((path, f"bin/{path.name}") for path in stripped), *((tools / "usr" / name, name) for name in (
                 "bin/busybox", "bin/dash", "bin/ip", "sbin/ethtool", "sbin/nft"))]:
             data[f"usr/{name}"] = source.read_bytes()
             listed = subprocess.run([*tool(tools, "")[:3], "--list", source], capture_output=True, text=True)

@@ -2,7 +2,8 @@
 """Does Tidewall run where its users are? Debian's kernels by emulated network cards, in QEMU.
 
   fetch   what the others need, if it is not there
-  load    the driver program loads and attaches under each kernel (neither card nor root is needed)
+  load    the driver program loads and attaches under each kernel, and igb's RSS table is narrowed and put
+          back (neither card nor root is needed)
   run     all cells, kernel by driver, and all checks (as root): a table, and out/kernels/kernels.json
 
 Exit status: 0 all is as it should be; 1 it is not. The environment: TIDEWALL, the program
@@ -27,6 +28,7 @@ from guest import HERE, Failed, Guest, die_with_parent, initramfs
 ROOT = HERE.parent.parent
 FOLDER = pathlib.Path(os.environ.get("TIDEWALL_KERNELS", ROOT / "target/kernels")).resolve()
 PROGRAM = pathlib.Path(os.environ.get("TIDEWALL", ROOT / "target/release/tidewall")).resolve()
+CARD = PROGRAM.parent / "examples/card"  # built by `cargo test`
 OUT = ROOT / "out/kernels"
 KERNELS = ("6.1", "6.12", "newest")
 JOBS = 2  # guests at a time, of two processors each
@@ -49,6 +51,19 @@ def load(kernel):
     except Failed as failed:
         said, good = str(failed), False
     print(f"kernel {release}: {'ok' if good else 'FAILED'}: {said} ({time.monotonic() - began:.0f} s in all)", flush=True)
+    return good
+
+
+def rss(kernel):
+    """One line on a kernel: is the last queue taken out of igb's RSS table, and given back after SIGKILL?"""
+    began = time.monotonic()
+    options = ("-netdev", "hubport,id=net0,hubid=0", "-device", "igb,netdev=net0,romfile=")
+    try:
+        with Guest(FOLDER / "tools", FOLDER / kernel, archive(kernel), OUT / f"{kernel}-rss.console", *options) as guest:
+            said, good = checks.rss(checks.Cell(guest, "igb")), True
+    except Failed as failed:
+        said, good = str(failed), False
+    print(f"kernel {kernel}: igb: {'ok' if good else 'FAILED'}: {said} ({time.monotonic() - began:.0f} s in all)", flush=True)
     return good
 
 
@@ -173,6 +188,13 @@ def processes(function, tasks):
     return [end.recv() for end in ends]
 
 
+def skip(why):
+    line = f"SKIPPED {why}"
+    print(line)
+    with open(os.environ.get("TIDEWALL_SKIPPED", os.devnull), "a") as skipped:
+        print(line, file=skipped)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("fetch", "load", "run"))
@@ -188,20 +210,22 @@ def main():
         return fetched
     if fetched:
         if options.what == "load" and os.environ.get("CI") != "true":
-            line = "SKIPPED kernels: they could not be fetched"
-            print(line)
-            with open(os.environ.get("TIDEWALL_SKIPPED", os.devnull), "a") as skipped:
-                print(line, file=skipped)
+            skip("kernels: they could not be fetched")
             return 0
         return 1
     OUT.mkdir(parents=True, exist_ok=True)
     os.nice(10)
     began = time.monotonic()
     files = {f"srv/{name}": data for name, data in checks.FILES.items()}
+    programs = {"tidewall": PROGRAM, **({"card": CARD} if CARD.exists() else {})}
     for kernel in kernels:
-        archive(kernel).write_bytes(initramfs(FOLDER / "tools", FOLDER / kernel, PROGRAM, files))
+        archive(kernel).write_bytes(initramfs(FOLDER / "tools", FOLDER / kernel, programs, files))
     if options.what == "load":
         good = all(processes(load, [(kernel,) for kernel in kernels]))
+        if "card" in programs:
+            good &= all(processes(rss, [(kernel,) for kernel in kernels]))
+        else:
+            skip(f"rss: no {CARD} (cargo build -p tidewall-manager --example card)")
     else:
         cells = processes(run, [(kernel, driver, set(options.check or checks.NAMES))
                                 for kernel in kernels for driver in options.driver or checks.DRIVERS])

@@ -75,8 +75,9 @@ impl Drop for Narrowed {
     }
 }
 
-/// Asks for the table that the kernel gives each device: its queues in turn. Without
-/// places, it marks the table as not set by hand again.
+/// Asks for the table that the kernel gives each device: its queues in turn (`ethtool -X
+/// DEV default`). Without places, it marks the table as not set by hand again. A driver
+/// that orders its queues otherwise has them in turn from then on, as evenly.
 const RESET: [u32; 2] = [SET_INDIRECTION, 0];
 
 /// The table without its last queue; `None`: it is so already.
@@ -93,8 +94,12 @@ fn narrowed(table: &[u32], queues: u32) -> Result<Option<Vec<u32>>, &'static str
     if !table.contains(&last) {
         return Ok(None);
     }
-    let usual = |queues: u32| (0..table.len() as u32).map(move |place| place % queues);
-    if !table.iter().copied().eq(usual(queues)) {
+    let places = table.len() as u32;
+    let usual = |queues: u32| (0..places).map(move |place| place % queues);
+    // As igb and igc set it: each queue's places side by side.
+    let block = |place: u32| (u64::from(place) * u64::from(queues) / u64::from(places)) as u32;
+    let read = table.iter().copied();
+    if !read.clone().eq(usual(queues)) && !read.eq((0..places).map(block)) {
         return Err("it was set by hand (ethtool -X) and uses the last queue");
     }
     Ok(Some(usual(last).collect()))
@@ -144,6 +149,8 @@ mod tests {
         let table = [0, 1, 2, 3, 0, 1, 2, 3];
         assert_eq!(narrowed(&table, 4), Ok(Some(vec![0, 1, 2, 0, 1, 2, 0, 1])));
         assert_eq!(narrowed(&[0, 1, 0], 2), Ok(Some(vec![0, 0, 0])));
+        // As igb has it.
+        assert_eq!(narrowed(&[0, 0, 1, 1, 2], 3), Ok(Some(vec![0, 1, 0, 1, 0])));
     }
 
     #[test]
