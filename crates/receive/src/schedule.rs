@@ -31,8 +31,10 @@
 //!    processor can even poll. Isolation cannot be had, and the total is kept flat.
 //!    Another attempt follows after 31 times as long, and costs a thirty-second. Where most
 //!    frames are for no socket, delivering gets as much time as polling.
-//! 6. While all of the queue's frames are one socket's, no other socket loses any, and no
-//!    poll is due before what waits is delivered.
+//! 6. Isolation is for neighbours: channels that got frames and dropped none. Where only one
+//!    channel gets frames, or each that does has dropped some of late, there is none, and
+//!    no poll is due before what waits is delivered. A channel that is delivered first drops
+//!    nothing, so rules 1 to 3 hold again for a thirty-second of the time, to look.
 //! 7. While a flooded port has a queue of its own ([`crate::steering`]), [`crate::share`]
 //!    says when a poll of the others, which finds little, is due.
 //!
@@ -55,7 +57,7 @@ const AGAIN: u64 = 31;
 const PERIOD: u32 = 1024;
 /// Most of the total that isolation may cost.
 const COST: f64 = 1.0 / 3.0;
-/// Frames in a row of one socket, after which the queue is taken for its own.
+/// Frames in a row of which none is a neighbour's, after which there is none.
 const ALONE: u64 = 1 << 18;
 /// Returned by [`Schedule::polled`] where no poll is due.
 pub const NEVER: u64 = u64::MAX;
@@ -81,7 +83,7 @@ pub struct Poll {
 }
 
 /// What is known of a queue's polls. Times are ns since any fixed moment.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Schedule {
     /// When the last poll ended.
     ended: u64,
@@ -89,10 +91,31 @@ pub struct Schedule {
     gap: f64,
     /// Polls in a row that left frames behind.
     behind: u32,
-    /// The channel that frames came to last, and how many in a row.
+    /// The channel that frames came to last.
     channel: u16,
+    /// Frames since the last one of a neighbour.
     alone: u64,
+    /// What is known of each channel, by its number.
+    channels: Vec<Seen>,
+    /// Whole attempts at isolation so far.
+    attempts: u32,
     period: Period,
+}
+
+/// What is known of a channel.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Frames that it has dropped, when it last got one; `None`: it has got none.
+    dropped: Option<u64>,
+    /// Whole attempts before the one in which it dropped one last, plus one; zero: none.
+    full: u32,
+}
+
+impl Seen {
+    /// Whether it has dropped nothing in this attempt and the last one.
+    fn is_quiet(self, attempts: u32) -> bool {
+        self.full == 0 || self.full < attempts
+    }
 }
 
 /// The period that the queue is in.
@@ -101,20 +124,49 @@ struct Period {
     began: u64,
     /// The total is flat until then. Zero: the ring is kept empty.
     flat_until: u64,
+    /// That is because there is no neighbour.
+    alone: bool,
+    /// Frames have come to more than one channel.
+    mixed: bool,
     polls: u32,
     /// Time that went into polling frames that were dropped, ns.
     wasted: u64,
 }
 
 impl Schedule {
-    /// Frames came to these channels (perhaps with [`WAITED`]), `frames` in all.
-    pub(crate) fn sorted(&mut self, channels: &[u16], frames: usize) {
+    /// A channel is opened: what is known of its number is another's.
+    pub(crate) fn opened(&mut self, channel: u16) {
+        if let Some(seen) = self.channels.get_mut(usize::from(channel)) {
+            *seen = Seen::default();
+        }
+    }
+
+    /// Frames came to these channels (perhaps with [`WAITED`]), `frames` in all. `dropped`
+    /// returns how many a channel has dropped, ever.
+    pub(crate) fn sorted(&mut self, channels: &[u16], frames: usize, dropped: impl Fn(u16) -> u64) {
         self.alone = self.alone.saturating_add(frames as u64);
         for &channel in channels {
             let channel = channel & !WAITED;
+            let place = usize::from(channel);
+            if place >= self.channels.len() {
+                self.channels.resize(place + 1, Seen::default());
+            }
+            let Some(seen) = self.channels.get_mut(place) else {
+                continue;
+            };
+            let dropped = Some(dropped(channel));
+            if seen.dropped != dropped {
+                if seen.dropped.is_some() {
+                    seen.full = self.attempts.saturating_add(1);
+                }
+                seen.dropped = dropped;
+            }
             if channel != self.channel {
                 self.channel = channel;
-                self.alone = 0;
+                self.period.mixed = true;
+                if seen.is_quiet(self.attempts) {
+                    self.alone = 0;
+                }
             }
         }
     }
@@ -144,7 +196,7 @@ impl Schedule {
         if driven == 0 {
             return NEVER;
         }
-        if self.alone >= ALONE || self.is_flat(poll) {
+        if self.is_flat(poll) {
             return DELIVER_FIRST;
         }
         let took = ended.saturating_sub(poll.began);
@@ -165,23 +217,46 @@ impl Schedule {
     /// Whether the total is to be flat from now on.
     fn is_flat(&mut self, poll: Poll) -> bool {
         let now = poll.ended;
-        let period = &mut self.period;
+        let is_alone = self.alone >= ALONE;
+        let period = self.period;
         if period.flat_until > 0 {
-            return now < period.flat_until && poll.more || self.begin(now, 0);
+            let goes_on = match period.alone {
+                // One channel alone has no other to look for.
+                true => is_alone && (now < period.flat_until || !period.mixed),
+                false => now < period.flat_until && poll.more,
+            };
+            return goes_on || self.begin(now, 0);
+        }
+        if is_alone && !period.mixed {
+            self.begin(now, 1);
+            self.period.alone = true;
+            return true;
         }
         let took = now.saturating_sub(poll.began);
-        period.wasted += took.saturating_mul(poll.dropped) / poll.driven.max(1);
-        if period.wasted == 0 {
+        let wasted = took.saturating_mul(poll.dropped) / poll.driven.max(1);
+        if period.wasted == 0 && wasted > 0 {
             // It begins with the first frame that is dropped.
-            return self.begin(now, 0);
+            self.period = Period {
+                began: poll.began,
+                mixed: period.mixed,
+                ..Period::default()
+            };
         }
+        let period = &mut self.period;
+        period.wasted += wasted;
         period.polls += 1;
         let lasted = now.saturating_sub(period.began);
-        if self.behind >= OVERLOAD {
+        if self.behind >= OVERLOAD && period.wasted > 0 {
             return self.begin(now, lasted.saturating_mul(AGAIN));
         }
         if period.polls < PERIOD {
             return false;
+        }
+        self.attempts = self.attempts.saturating_add(1);
+        if is_alone && period.wasted > 0 {
+            self.begin(now, lasted.saturating_mul(AGAIN));
+            self.period.alone = true;
+            return true;
         }
         let cost = period.wasted as f64 / lasted.max(1) as f64;
         // Both periods together lose COST.

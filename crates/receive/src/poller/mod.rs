@@ -258,6 +258,7 @@ impl Poller {
         }
         end.id.store(id.value(), Ordering::Release);
         self.open.push(u32::from(number));
+        self.schedule.opened(number);
         self.shared
             .tables
             .set_limit(self.shared.queue, number, limit);
@@ -388,8 +389,10 @@ impl Poller {
         let admitted = self.admitted();
         let before = ready.len();
         let frames = self.receive(ready);
-        self.schedule
-            .sorted(ready.get(before..).unwrap_or(&[]), frames);
+        let Shared { tables, queue, .. } = &*self.shared;
+        let dropped = |channel| tables.dropped(*queue, channel);
+        let channels = ready.get(before..).unwrap_or(&[]);
+        self.schedule.sorted(channels, frames, dropped);
         let mut missing = 0;
         if frames < BATCH {
             missing = self.not_here(admitted);

@@ -74,10 +74,14 @@ struct World<'a> {
     /// Whose frames wait in the device; the neighbour is number `floods.len()`.
     ring: VecDeque<usize>,
     channels: Vec<u32>,
+    /// Frames that each channel has dropped.
+    full: Vec<u64>,
     client: Client,
     schedule: Schedule,
     due: u64,
     outcome: Outcome,
+    /// The socket behind the one that was served last.
+    first: usize,
 }
 
 impl World<'_> {
@@ -140,12 +144,16 @@ impl World<'_> {
                 cost += self.machine.admitted;
             } else {
                 dropped += 1;
+                self.full[socket] += 1;
                 cost += self.machine.dropped;
             }
         }
         self.outcome.dropped += dropped as f64;
         self.pass(cost);
-        self.schedule.sorted(&channels, channels.len());
+        let full = &self.full;
+        self.schedule.sorted(&channels, channels.len(), |channel| {
+            full[usize::from(channel)]
+        });
         self.due = self.schedule.polled(Poll {
             began: began as u64,
             ended: self.now as u64,
@@ -161,17 +169,18 @@ impl World<'_> {
     }
 
     /// A turn of the event loop, from one wait to the next.
-    fn turn(&mut self, first: usize) {
+    fn turn(&mut self) {
         if self.is_due() || self.channels.iter().all(|&waiting| waiting == 0) {
             self.poll();
         }
         self.pass(self.machine.turn);
-        let sockets = self.channels.len();
+        let (sockets, first) = (self.channels.len(), self.first);
         for socket in (0..sockets).map(|socket| (socket + first) % sockets) {
             let mut left = self.channels[socket].min(BATCH);
             while left > 0 && !self.is_due() {
                 let step = left.min(STEP);
                 left -= step;
+                self.first = socket + 1;
                 self.channels[socket] -= step;
                 self.pass(f64::from(step) * self.machine.datagram);
                 if socket < self.floods.len() {
@@ -185,30 +194,40 @@ impl World<'_> {
     }
 }
 
+impl<'a> World<'a> {
+    fn new(machine: Machine, floods: &'a [f64]) -> Self {
+        World {
+            machine,
+            floods,
+            parts: (0..floods.len())
+                .map(|it| it as f64 / floods.len() as f64)
+                .collect(),
+            now: 0.0,
+            ring: VecDeque::new(),
+            channels: vec![0; floods.len() + 1],
+            full: vec![0; floods.len() + 1],
+            client: Client {
+                asks: 0.0,
+                gives_up: None,
+            },
+            schedule: Schedule::default(),
+            due: NEVER,
+            outcome: Outcome::default(),
+            first: 0,
+        }
+    }
+
+    fn run(&mut self, until: f64) {
+        while self.now < until {
+            self.turn();
+        }
+    }
+}
+
 /// Floods at so many frames a ns for `span` ns.
 fn run(machine: Machine, floods: &[f64], span: f64) -> Outcome {
-    let mut world = World {
-        machine,
-        floods,
-        parts: (0..floods.len())
-            .map(|it| it as f64 / floods.len() as f64)
-            .collect(),
-        now: 0.0,
-        ring: VecDeque::new(),
-        channels: vec![0; floods.len() + 1],
-        client: Client {
-            asks: 0.0,
-            gives_up: None,
-        },
-        schedule: Schedule::default(),
-        due: NEVER,
-        outcome: Outcome::default(),
-    };
-    let mut turns = 0;
-    while world.now < span {
-        world.turn(turns);
-        turns += 1;
-    }
+    let mut world = World::new(machine, floods);
+    world.run(span);
     world.outcome
 }
 
@@ -266,6 +285,65 @@ fn the_total_is_flat_for_any_number_of_sockets() {
     }
 }
 
+/// Where all sockets drop there is no neighbour to isolate. To look for one costs a
+/// thirty-second.
+#[test]
+fn the_total_is_whole_where_every_socket_is_flooded() {
+    let peak = 1.0 / (VETH.admitted + VETH.datagram);
+    for sockets in [1, 2, 8, 100] {
+        for share in [1.2, 1.5, 2.0] {
+            let loads = loads(share * peak, sockets, true);
+            let mut world = World::new(VETH, &loads);
+            world.client.asks = f64::INFINITY;
+            world.run(500e6);
+            let before = world.outcome.delivered;
+            world.run(1_500e6);
+            let found = (world.outcome.delivered - before) / 1_000e6;
+            assert!(found >= 0.9 * peak, "{sockets} {share}: {found} of {peak}");
+        }
+    }
+}
+
+/// A channel that has dropped nothing ends the flat total with its first frame, and so does
+/// one that another socket opens under a flooded one's number.
+#[test]
+fn a_neighbour_of_flooded_sockets_is_isolated_at_once() {
+    for (opened, channel) in [(None, 2), (Some(0), 0)] {
+        let loads = loads(1.5e-3, 2, true);
+        let mut world = World::new(VETH, &loads);
+        world.client.asks = f64::INFINITY;
+        world.run(1_500e6);
+        let (full, schedule) = (&world.full, &mut world.schedule);
+        let mut polled = |channels: &[u16]| {
+            schedule.sorted(channels, 128, |channel| full[usize::from(channel)]);
+            schedule.polled(Poll {
+                began: world.now as u64,
+                ended: world.now as u64 + 3_000,
+                driven: 128,
+                sorted: 128,
+                more: true,
+                ..Poll::default()
+            })
+        };
+        assert_eq!(polled(&[0, 1]), DELIVER_FIRST);
+        if let Some(opened) = opened {
+            world.schedule.opened(opened);
+        }
+        let mut polled = |channels: &[u16]| {
+            world.schedule.sorted(channels, 128, |_| 0);
+            world.schedule.polled(Poll {
+                began: world.now as u64 + 3_000,
+                ended: world.now as u64 + 6_000,
+                driven: 128,
+                sorted: 128,
+                more: true,
+                ..Poll::default()
+            })
+        };
+        assert_ne!(polled(&[channel]), DELIVER_FIRST, "{channel}");
+    }
+}
+
 /// Between the two, a neighbour gets whole periods.
 #[test]
 fn a_neighbour_makes_round_trips_while_isolation_can_be_had() {
@@ -295,7 +373,7 @@ fn nothing_is_due_on_a_queue_that_is_empty() {
 fn what_waits_comes_first_while_all_frames_are_for_one_socket() {
     let mut schedule = Schedule::default();
     let mut polled = |channels: &[u16]| {
-        schedule.sorted(channels, 128);
+        schedule.sorted(channels, 128, |_| 0);
         schedule.polled(Poll {
             ended: 3_000,
             driven: 128,
