@@ -12,7 +12,8 @@ use demux_support::waits::{Wait, flow, segments};
 use demux_support::{COOKIES, HASH_KEY, Random, SHARE, Sample, af_xdp, corpus, mutate, set_up};
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
 use tidewall_device::demux::{
-    ClassLimit, CookieMode, Tables, Verdict, Waits, classify_host, drive,
+    Bound, ClassLimit, CookieMode, EMBEDDED_APPLICATION, Tables, Verdict, Waits, classify_host,
+    drive,
 };
 use tidewall_manager::Program;
 
@@ -130,6 +131,7 @@ fn agree_on_the_corpus() {
         Counter::CookieValid,
         Counter::OverShare,
         Counter::ApplicationFull,
+        Counter::OverBudget,
     ];
     for counter in Counter::ALL
         .into_iter()
@@ -365,6 +367,41 @@ fn agree_on_full_applications() {
     });
     let full = pair.tables.trusted.counter(0, Counter::ApplicationFull);
     assert!(full > 10, "{full}");
+}
+
+#[test]
+fn agree_on_budgets() {
+    let Some(mut pair) = Pair::new("agree_on_budgets") else {
+        return;
+    };
+    let bound = |until| Bound {
+        rate: 1.0,
+        tolerance: Duration::ZERO,
+        until,
+    };
+    let set = |tables: &Tables, until| {
+        let bound = Some(bound(until));
+        tables.trusted.set_bound(EMBEDDED_APPLICATION, 0, bound);
+    };
+    let far = Duration::from_nanos(monotonic()) + Duration::from_secs(60);
+    pair.both(|tables| set(tables, far));
+    pair.run_corpus(|_| ());
+    let over = |pair: &Pair| pair.tables.trusted.counter(0, Counter::OverBudget);
+    let first = over(&pair);
+    let polled = pair.tables.trusted.polled(EMBEDDED_APPLICATION, 0);
+    assert!(first > 10, "{first}");
+    // One a second, and the corpus takes less.
+    assert!((1..20).contains(&polled.passed), "{polled:?}");
+    assert_eq!(
+        polled,
+        pair.program
+            .tables()
+            .trusted
+            .polled(EMBEDDED_APPLICATION, 0)
+    );
+    pair.both(|tables| set(tables, Duration::ZERO));
+    pair.run_corpus(|tables| tables.trusted.forget_fragments());
+    assert_eq!(over(&pair), first, "a bound ends by itself");
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod support;
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use support::*;
@@ -90,7 +90,7 @@ fn echoes(end: &tidewall_socket::UdpSocket) {
 
 /// Asks so often beside a flood of the other port. Returns how many answers were lost.
 fn ask_beside_flood(times: u32) -> u32 {
-    let ended = AtomicBool::new(false);
+    let (ended, sent) = (AtomicBool::new(false), AtomicU32::new(0));
     at_peer(|| {
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -99,6 +99,7 @@ fn ask_beside_flood(times: u32) -> u32 {
                     for _ in 0..50 {
                         let _ = end.send_to(b"flood", (ADDRESS, FLOODED));
                     }
+                    sent.fetch_add(50, Ordering::Relaxed);
                     std::thread::sleep(Duration::from_millis(1));
                 }
             });
@@ -113,6 +114,10 @@ fn ask_beside_flood(times: u32) -> u32 {
             };
             let asked = (0..times).filter(|number| !ask(&number.to_ne_bytes()));
             let lost = asked.count() as u32;
+            // Answers may come faster than a flood that fills a channel.
+            wait_until("it was a flood", || {
+                sent.load(Ordering::Relaxed) > 2 * LIMIT
+            });
             ended.store(true, Ordering::Relaxed);
             lost
         })

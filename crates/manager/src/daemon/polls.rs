@@ -2,7 +2,7 @@
 //! [`Budget`] decides.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tidewall_device::demux::layout::Counter;
@@ -133,21 +133,26 @@ impl Polls {
     ) -> Option<Reading> {
         let threads = self.threads.iter().map(|it| TaskTime::read(it).ok());
         let threads: Vec<TaskTime> = threads.collect::<Option<_>>()?;
-        let keys = payers
-            .iter()
-            .flat_map(|payer| (0..queues).map(|queue| (payer.application, queue)));
+        let keys =
+            (payers.iter()).flat_map(|payer| (0..queues).map(|queue| (payer.application, queue)));
+        let polled: HashMap<_, _> = keys
+            .map(|(application, queue)| ((application, queue), tables.polled(application, queue)))
+            .collect();
+        let is_served = |payer: &&Payer| {
+            let last = self.last.as_ref().map(|last| &last.polled);
+            (0..queues).any(|queue| {
+                let key = (payer.application, queue);
+                last.is_some_and(|last| last.get(&key) != polled.get(&key))
+            })
+        };
         Some(Reading {
             at,
-            own: own_times(payers, &threads),
+            own: own_times(payers.iter().filter(is_served), &threads),
             threads,
             frames: (0..queues)
                 .map(|queue| tables.counter(queue, Counter::Frames))
                 .sum(),
-            polled: keys
-                .map(|(application, queue)| {
-                    ((application, queue), tables.polled(application, queue))
-                })
-                .collect(),
+            polled,
         })
     }
 
@@ -226,29 +231,27 @@ impl Polls {
     }
 }
 
-/// Threads of an application that are looked at, at most.
-const THREADS: usize = 64;
+/// Threads that are looked at, at most: each costs two files.
+const THREADS: usize = 256;
 
 /// See [`Reading::own`].
-fn own_times(payers: &[Payer], polling: &[TaskTime]) -> HashMap<(u16, u32), Duration> {
-    let mut times = HashMap::new();
-    for payer in payers {
-        let directory = format!("/proc/{}/task", payer.process);
-        // A process of another PID namespace is not seen.
-        let tasks = std::fs::read_dir(Path::new(&directory))
-            .into_iter()
-            .flatten();
-        for task in tasks.flatten().take(THREADS) {
-            let number = task.file_name().to_str().and_then(|name| name.parse().ok());
-            let (Some(number), Ok(time)) = (number, TaskTime::read(&task.path())) else {
-                continue;
-            };
-            if polling.iter().any(|it| it.processor == time.processor) {
-                times.insert((payer.application, number), time.ran);
-            }
-        }
-    }
-    times
+fn own_times<'a>(
+    payers: impl Iterator<Item = &'a Payer>,
+    polling: &[TaskTime],
+) -> HashMap<(u16, u32), Duration> {
+    // A process of another PID namespace is not seen.
+    let tasks = payers.flat_map(|payer| {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", payer.process));
+        let tasks = tasks.into_iter().flatten().flatten();
+        tasks.map(|task| (payer.application, task))
+    });
+    let times = tasks.take(THREADS).filter_map(|(application, task)| {
+        let number = task.file_name().to_str()?.parse().ok()?;
+        let time = TaskTime::read(&task.path()).ok()?;
+        let is_beside = polling.iter().any(|it| it.processor == time.processor);
+        is_beside.then_some(((application, number), time.ran))
+    });
+    times.collect()
 }
 
 fn own_since(application: u16, before: &Reading, now: &Reading) -> Duration {
