@@ -253,13 +253,15 @@ owned:;
 			KERNEL(TW_COUNT_UNOWNED, TW_CLASS_OTHER, HERE);
 		DATAGRAM_TO_KERNEL(TW_COUNT_UNOWNED);
 	}
-	__u32 payer = owner;
-	BOUND(payer, TW_APPLICATIONS - 1);
-	struct tw_account *account = &device->accounts[payer][index];
-	account->frames++;
-	__u64 interval = READ_ONCE(account->interval);
-	if (unlikely(interval) && is_over_budget(account))
-		DROP_OWNED(TW_COUNT_OVER_BUDGET);
+	struct tw_account *account = 0;
+	if (unlikely(READ_ONCE(control->charges))) {
+		__u32 payer = owner;
+		BOUND(payer, TW_APPLICATIONS - 1);
+		account = &device->accounts[payer][index];
+		account->frames++;
+		if (is_over_budget(account))
+			DROP_OWNED(TW_COUNT_OVER_BUDGET);
+	}
 
 	/* Of a segment behind extension headers, the last of them would have to
 	 * change. A handshake's last segment would come behind those of later
@@ -389,9 +391,10 @@ owned:;
 	if (bpf_redirect_map(&sockets, socket, XDP_DROP) != XDP_REDIRECT &&
 	    !to_pair(queue, metadata, owner * TW_QUEUES + index))
 		WITHOUT_SOCKET(queue->metadata_in_frame);
-	account->passed++;
-	if (unlikely(interval))
-		account->due += interval;
+	if (unlikely(account)) {
+		account->passed++;
+		account->due += READ_ONCE(account->interval);
+	}
 	if (head) {
 		WRITE_ONCE(head->head, credit);
 		struct tw_total *total = &application->totals[index];

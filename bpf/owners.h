@@ -113,7 +113,7 @@ GLOBAL int is_gone(__u32 owner, __u32 queue)
 /* True if an application has had its part of the polls for now. */
 GLOBAL int is_over_budget(struct tw_account *account)
 {
-	if (!account)
+	if (!account || !READ_ONCE(account->interval))
 		return 0;
 	__u64 now = bpf_ktime_get_ns(), due = account->due;
 	if (now >= READ_ONCE(account->until))

@@ -272,7 +272,7 @@ struct tw_control {
 	__u32 longest;                 /* bytes of the longest frame that it sends */
 	__u8 link[6];                  /* its link address, which such frames must come from, and those of circuits go to */
 	__u8 kernel_uses;              /* TW_USE_. Writer: manager */
-	__u8 pad;                      /* zero */
+	__u8 charges;                  /* 1: frames are counted by application, which may be bounded. Writer: manager */
 };
 
 /* What one receive queue counts, the value of the map `queues`. Writer: the driver
@@ -308,7 +308,7 @@ struct tw_owner_key {              /* key of the `owners` hash; value: __u32 app
  * a rate at which its frames pass (GCRA, ITU-T I.371), and ends by itself: a manager that
  * has died or stands still bounds nothing for long. */
 struct tw_account {
-	__u64 frames;    /* frames of the application's. Writer: driver */
+	__u64 frames;    /* frames of the application's while tw_control.charges. Writer: driver */
 	__u64 passed;    /* frames of these that went to its sockets. Writer: driver */
 	__u64 due;       /* ns: when the next may pass; only under a bound. Writer: driver */
 	__u64 interval;  /* ns between frames that pass; 0: no bound. Writer: manager */

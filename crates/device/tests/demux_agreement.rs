@@ -12,8 +12,8 @@ use demux_support::waits::{Wait, flow, segments};
 use demux_support::{COOKIES, HASH_KEY, Random, SHARE, Sample, af_xdp, corpus, mutate, set_up};
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
 use tidewall_device::demux::{
-    Bound, ClassLimit, CookieMode, EMBEDDED_APPLICATION, Tables, Verdict, Waits, classify_host,
-    drive,
+    Bound, ClassLimit, CookieMode, EMBEDDED_APPLICATION, Polled, Tables, Verdict, Waits,
+    classify_host, drive,
 };
 use tidewall_manager::Program;
 
@@ -386,19 +386,21 @@ fn agree_on_budgets() {
     let far = Duration::from_nanos(monotonic()) + Duration::from_secs(60);
     pair.both(|tables| set(tables, far));
     pair.run_corpus(|_| ());
+    let polled = |tables: &Tables| tables.trusted.polled(EMBEDDED_APPLICATION, 0);
+    assert_eq!(
+        polled(&pair.tables),
+        Polled::default(),
+        "not before it charges"
+    );
+    pair.both(|tables| tables.trusted.set_charging(true));
+    pair.run_corpus(|tables| tables.trusted.forget_fragments());
     let over = |pair: &Pair| pair.tables.trusted.counter(0, Counter::OverBudget);
     let first = over(&pair);
-    let polled = pair.tables.trusted.polled(EMBEDDED_APPLICATION, 0);
+    let had = polled(&pair.tables);
     assert!(first > 10, "{first}");
     // One a second, and the corpus takes less.
-    assert!((1..20).contains(&polled.passed), "{polled:?}");
-    assert_eq!(
-        polled,
-        pair.program
-            .tables()
-            .trusted
-            .polled(EMBEDDED_APPLICATION, 0)
-    );
+    assert!((1..20).contains(&had.passed), "{had:?}");
+    assert_eq!(had, polled(&pair.program.tables()));
     pair.both(|tables| set(tables, Duration::ZERO));
     pair.run_corpus(|tables| tables.trusted.forget_fragments());
     assert_eq!(over(&pair), first, "a bound ends by itself");

@@ -36,6 +36,12 @@ impl TrustedTables {
         accounts.get(queue as usize)
     }
 
+    /// Has the driver program count frames by application, and keep to bounds.
+    pub fn set_charging(&self, charges: bool) {
+        let place = &self.map().control.charges;
+        place.store(charges.into(), Release);
+    }
+
     /// What an application had of a queue's polls; nothing of one out of range.
     pub fn polled(&self, application: u16, queue: u32) -> Polled {
         self.account(application, queue)

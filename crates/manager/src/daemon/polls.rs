@@ -62,14 +62,22 @@ pub(super) struct Polls {
 
 impl Polls {
     /// Threads poll an interface from now on.
-    pub(super) fn begin(&mut self, interface: &str, index: u32, now: Duration) {
+    pub(super) fn begin(
+        &mut self,
+        interface: &str,
+        index: u32,
+        tables: &TrustedTables,
+        now: Duration,
+    ) {
         self.threads = directories(interface, index);
+        tables.set_charging(!self.threads.is_empty());
         self.last = None;
         self.next = (!self.threads.is_empty()).then_some(now);
     }
 
     /// They do no more.
     pub(super) fn end(&mut self, tables: &TrustedTables, queues: u32) {
+        tables.set_charging(false);
         self.threads.clear();
         (self.last, self.next) = (None, None);
         self.budget = Budget::default();

@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidewall_device::forked::Unshared;
+use tidewall_sys::WakeFd;
 use tidewall_sys::priority::{Priority, Scheduling, yield_processor};
-use tidewall_sys::{WakeFd, monotonic};
 
 /// How often a thread asks for its own priority, at most.
 const ASK_EVERY: Duration = Duration::from_millis(100);
@@ -91,21 +91,22 @@ thread_local! {
     static HAS_WAKER: Cell<bool> = const { Cell::new(false) };
     static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
     static WOKEN_HIGHER: Cell<u32> = const { Cell::new(0) };
-    /// The thread's priority, and when it was asked for (CLOCK_MONOTONIC).
-    static PRIORITY: Cell<(Priority, Duration)> =
-        const { Cell::new((Priority::NORMAL, Duration::ZERO)) };
+    /// The thread's priority, and when it was asked for.
+    static PRIORITY: Cell<(Priority, Option<Instant>)> =
+        const { Cell::new((Priority::NORMAL, None)) };
 }
 
 /// The calling thread's priority, as it was 100 ms ago or later.
 fn own_priority() -> Priority {
     let (known, asked) = PRIORITY.get();
-    let now = monotonic();
-    if now.saturating_sub(asked) < ASK_EVERY {
+    // Not rustix's clock: its first call crashes under valgrind.
+    let now = Instant::now();
+    if asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_EVERY) {
         return known;
     }
     let scheduling = Scheduling::of(None);
     let priority = scheduling.map_or(Priority::NORMAL, |it| it.priority());
-    PRIORITY.set((priority, now));
+    PRIORITY.set((priority, Some(now)));
     priority
 }
 

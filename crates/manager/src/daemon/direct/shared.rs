@@ -138,7 +138,8 @@ impl DirectDevice {
                     self.note(|own| private::note(own, Some(before)))?;
                 }
                 threaded::set(&self.interface, self.index)?;
-                self.polls.begin(&self.interface, self.index, now);
+                let tables = self.program.trusted();
+                self.polls.begin(&self.interface, self.index, tables, now);
             }
             Polling::Lent(application) => {
                 self.put_back_polling()?;
