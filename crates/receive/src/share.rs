@@ -15,8 +15,8 @@
 //! 1. A poll of the reserved queue takes 32 frames, and no more than half of what its
 //!    channel holds. The other queues are due when 16 times as long has passed as an empty
 //!    poll of them takes.
-//! 2. Both double after [`QUIET`] looks in a row at the other queues that found nothing,
-//!    up to [`MOST`] times the first value.
+//! 2. Both double after 16 looks in a row at the other queues that found nothing,
+//!    up to four times the first value.
 //! 3. One frame on another queue takes both back to rule 1.
 //!
 //! So a neighbour waits at most for a usual poll and 64 empty ones, which is four times

@@ -31,8 +31,8 @@ use std::time::Duration;
 #[cfg(test)]
 mod tests;
 
-/// Dropped frames that cost as much as one that passes to a pair: counted by instructions
-/// of the kernel on a veth (docs/decisions.md, 208).
+/// Dropped frames that cost as much as one that passes to a pair, where it is copied once
+/// more: an estimate. The sum of all charges is measured.
 const PASSED: u64 = 3;
 /// A thread that sleeps for less than one part of the time in so many is behind; one that
 /// waits for a processor longer is late. A domain is active that uses more, and a lower

@@ -60,7 +60,7 @@ pub enum Mode {
     /// device interrupts only when they have not for a [`BusyTimeout`].
     Busy,
     /// As [`Mode::Busy`], by the application's epoll instance: interrupts are suspended for as
-    /// long as its waits find something ([`SUSPEND`]; Linux 6.13).
+    /// long as its waits find something (Linux 6.13).
     Suspend,
     /// The kernel's default: the driver's NAPI on the sender's processor. Fair
     /// only for what is idle.
