@@ -116,9 +116,8 @@ GLOBAL int is_over_budget(struct tw_account *account)
 	if (!account || !READ_ONCE(account->interval))
 		return 0;
 	__u64 now = bpf_ktime_get_ns(), due = account->due;
-	if (now >= READ_ONCE(account->until))
-		return 0;
-	if (due <= now) {
+	/* Frames that pass after the end of a bound are not the next bound's debt. */
+	if (due <= now || now >= READ_ONCE(account->until)) {
 		account->due = now;
 		return 0;
 	}

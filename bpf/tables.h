@@ -304,7 +304,7 @@ struct tw_owner_key {              /* key of the `owners` hash; value: __u32 app
 	__u8 pad;
 };
 
-/* What an application has had of the polls of one queue, and what it may have. A bound is
+/* An application's account of the polls of one queue: had, and allowed. A bound is
  * a rate at which its frames pass (GCRA, ITU-T I.371), and ends by itself: a manager that
  * has died or stands still bounds nothing for long. */
 struct tw_account {

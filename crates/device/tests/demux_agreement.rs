@@ -374,15 +374,15 @@ fn agree_on_budgets() {
     let Some(mut pair) = Pair::new("agree_on_budgets") else {
         return;
     };
-    let bound = |until| Bound {
-        rate: 1.0,
-        tolerance: Duration::ZERO,
-        until,
-    };
-    let set = |tables: &Tables, until| {
-        let bound = Some(bound(until));
+    let set_early = |tables: &Tables, until, tolerance| {
+        let bound = Some(Bound {
+            rate: 1.0,
+            tolerance,
+            until,
+        });
         tables.trusted.set_bound(EMBEDDED_APPLICATION, 0, bound);
     };
+    let set = |tables: &Tables, until| set_early(tables, until, Duration::ZERO);
     let far = Duration::from_nanos(monotonic()) + Duration::from_secs(60);
     pair.both(|tables| set(tables, far));
     pair.run_corpus(|_| ());
@@ -404,6 +404,11 @@ fn agree_on_budgets() {
     pair.both(|tables| set(tables, Duration::ZERO));
     pair.run_corpus(|tables| tables.trusted.forget_fragments());
     assert_eq!(over(&pair), first, "a bound ends by itself");
+    let before = polled(&pair.tables).passed;
+    pair.both(|tables| set_early(tables, far, Duration::from_secs(2)));
+    pair.run_corpus(|tables| tables.trusted.forget_fragments());
+    let passed = polled(&pair.tables).passed - before;
+    assert!(passed > 0, "what passed unbound is no debt");
 }
 
 #[test]

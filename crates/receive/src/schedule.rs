@@ -95,14 +95,14 @@ pub struct Schedule {
     channel: u16,
     /// Frames since the last one of a neighbour.
     alone: u64,
-    /// What is known of each channel, by its number.
+    /// The knowledge of each channel, by its number.
     channels: Vec<Seen>,
     /// Whole attempts at isolation so far.
     attempts: u32,
     period: Period,
 }
 
-/// What is known of a channel.
+/// The knowledge of a channel.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     /// Frames that it has dropped, when it last got one; `None`: it has got none.

@@ -18,7 +18,7 @@ const SCHED_EXT: u32 = 7;
 pub struct Scheduling {
     policy: u32,
     nice: i32,
-    /// Of SCHED_FIFO and SCHED_RR.
+    /// The priority of SCHED_FIFO and SCHED_RR.
     priority: u32,
     /// Runtime, deadline and period of SCHED_DEADLINE, ns.
     times: [u64; 3],

@@ -1,4 +1,4 @@
-//! What each application has had of the polls of a queue, and what it may have.
+//! Each application's account of the polls of a queue: had, and allowed.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl TrustedTables {
         place.store(charges.into(), Release);
     }
 
-    /// What an application had of a queue's polls; nothing of one out of range.
+    /// An application's frames on a queue; none of one out of range.
     pub fn polled(&self, application: u16, queue: u32) -> Polled {
         self.account(application, queue)
             .map_or(Polled::default(), |account| Polled {

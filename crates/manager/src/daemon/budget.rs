@@ -58,7 +58,7 @@ pub struct Load {
     pub own: Duration,
 }
 
-/// What happened since the last look.
+/// The time since the last look.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     /// How long ago that was.
@@ -75,7 +75,7 @@ pub struct Look<'a> {
     pub loads: &'a [Load],
 }
 
-/// What one application has and may have.
+/// One application's charge and bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
     /// Its number.
@@ -176,7 +176,7 @@ impl Domains {
         each.map(|(number, of)| (*number, of.processing)).collect()
     }
 
-    /// What a domain would use, did all its frames pass.
+    /// A domain's use, did all its frames pass.
     fn asks(&self, domain: &Domain) -> f64 {
         domain.frames * (self.cost + domain.passing)
     }
@@ -291,7 +291,7 @@ impl Budget {
         self.level.take_if(|level| *level >= asked);
     }
 
-    /// What a domain may use; `None`: it is not bound.
+    /// A bound domain's part; `None`: it is not bound.
     fn part(&self, number: u64, domains: &Domains) -> Option<f64> {
         let domain = domains.each.get(&number)?;
         let part = self.level? * domain.weight;

@@ -97,7 +97,7 @@ pub struct DirectDevice {
     lends: u32,
     /// Whether the device was switched to be polled by threads.
     polled: bool,
-    /// What those threads cost.
+    /// The account of those threads.
     polls: Polls,
     /// When it is lent, or switched to be polled by threads, or neither any more.
     switch_at: Option<(shared::Polling, Duration)>,

@@ -108,7 +108,7 @@ pub struct TaskTime {
 }
 
 impl TaskTime {
-    /// Of the thread of this directory in /proc.
+    /// Reads that of the thread of this directory in /proc.
     ///
     /// # Errors
     /// NotFound and ESRCH once it has ended; InvalidData for what is no number.

@@ -44,7 +44,7 @@ impl Leadership {
         self.lead(waker)
     }
 
-    /// True while somebody leads.
+    /// True while a thread leads.
     pub(crate) fn is_taken(&self) -> bool {
         self.led_by.load(Ordering::Relaxed) != 0
     }
@@ -88,7 +88,7 @@ impl Leadership {
     }
 
     /// The caller is not to be woken to lead, and leads no more, but sleeps on. Another that
-    /// has not resigned is woken to, if one sleeps and nobody leads.
+    /// has not resigned is woken to, if one sleeps and no thread leads.
     pub(crate) fn resign(&self, waker: &Arc<Waker>) {
         waker.has_resigned.store(true, Ordering::Relaxed);
         self.pass_on(waker);
@@ -122,7 +122,7 @@ impl Leadership {
             }
         }
         // A newcomer has entered the sleepers before it looks for the leader under the lock:
-        // either we see its entry, or it sees that nobody leads.
+        // either we see its entry, or it sees that no thread leads.
         if self.led_by.load(Ordering::SeqCst) == 0 {
             self.sleepers.wake_highest(waker);
         }

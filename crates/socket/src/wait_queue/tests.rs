@@ -34,7 +34,7 @@ fn a_lead_handed_to_one_that_is_leaving_goes_on_to_the_next() {
     assert!(!leadership.lead(&leaving));
     leadership.leave(&leader);
     leadership.leave(&leaving);
-    assert!(is_signalled(&asleep), "nobody leads, and nobody knows");
+    assert!(is_signalled(&asleep), "no thread leads, and nobody knows");
     assert!(leadership.lead(&asleep));
 }
 
@@ -65,7 +65,7 @@ fn one_that_has_resigned_is_not_woken_to_lead_until_it_sleeps_anew() {
     assert!(leadership.lead(&serves));
     leadership.leave(&serves);
     assert!(!is_signalled(&resigns));
-    // A newcomer finds that nobody leads.
+    // A newcomer finds that no thread leads.
     assert!(leadership.enter(&serves));
     leadership.leave(&resigns);
     assert!(!leadership.enter(&resigns));
@@ -98,7 +98,7 @@ fn a_higher_thread_takes_the_lead_over_and_keeps_it() {
         is_signalled(&equal) && !is_signalled(&low),
         "the highest is next"
     );
-    // It has gone by then, and knows that nobody leads.
+    // It has gone by then, and knows that no thread leads.
     leadership.leave(&equal);
     assert!(is_signalled(&low) && leadership.lead(&low));
 }
@@ -133,10 +133,10 @@ fn none_resigns_for_lower_threads_nor_takes_over_once_it_has() {
     assert!(!is_signalled(&high) && leadership.lead(&high));
 }
 
-/// Threads of all priorities sleep, wake and change: somebody leads whenever all that were
+/// Threads of all priorities sleep, wake and change: a thread leads whenever all that were
 /// woken have looked, and it is a sleeper that has not resigned, if there is one.
 #[test]
-fn somebody_leads_whatever_the_order_of_events() {
+fn a_thread_leads_in_any_order_of_events() {
     let leadership = Leadership::default();
     let wakers: Vec<_> = (0..5).map(|_| waker()).collect();
     let mut asleep = [false; 5];
@@ -190,7 +190,7 @@ fn somebody_leads_whatever_the_order_of_events() {
         let may_lead = |&it: &usize| asleep[it] && !wakers[it].has_resigned.load(Ordering::Relaxed);
         if (0..5).any(|it| may_lead(&it)) {
             let leader = (0..5).find(|&it| leadership.is_led_by(&wakers[it]));
-            assert!(leader.is_some_and(|it| asleep[it]), "nobody leads");
+            assert!(leader.is_some_and(|it| asleep[it]), "no thread leads");
         } else if let Some(leader) = (0..5).find(|&it| leadership.is_led_by(&wakers[it])) {
             assert!(asleep[leader]);
         }

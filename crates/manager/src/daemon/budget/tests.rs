@@ -18,7 +18,7 @@ struct Sent {
 struct Bed {
     budget: Budget,
     sent: Vec<Sent>,
-    /// Of a processor that the thread gets.
+    /// The thread's part of a processor.
     share: f64,
     rates: Vec<Option<f64>>,
     charged: Vec<Duration>,
@@ -192,7 +192,7 @@ fn nothing_is_bound_while_the_thread_sleeps() {
     assert_eq!(bed.rates, [None, None]);
 }
 
-/// Of a processor that the scheduler divides: what each of these tasks gets that wants so
+/// The scheduler's division of a processor: the part of each of these tasks, which wants so
 /// much of it.
 fn divided(wanted: &[f64]) -> Vec<f64> {
     let mut got = vec![0.0; wanted.len()];
