@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use tidewall_sys::ethtool::{DRIVER_BYTES, GET_DRIVER, NAME_BYTES, call};
+use tidewall_sys::ethtool::{
+    DRIVER_BYTES, GET_DRIVER, GET_SEGMENTATION, NAME_BYTES, VALUE_BYTES, call,
+};
 use tidewall_sys::interface::{self, any_socket};
 use tidewall_sys::netlink::{Change, Rtnetlink};
 
@@ -143,10 +145,26 @@ const DRIVER_NAME: std::ops::Range<usize> = 4..36;
 pub fn driver(interface: &str) -> io::Result<String> {
     let mut request = [0; DRIVER_BYTES];
     request[..4].copy_from_slice(&GET_DRIVER.to_ne_bytes());
-    let socket = any_socket()?;
-    call(socket.as_fd(), &name_bytes(interface)?, &mut request)?;
+    ask(interface, &mut request)?;
     let name = request[DRIVER_NAME].split(|&byte| byte == 0).next();
     Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
+}
+
+/// Whether an interface's device cuts long TCP segments (`ethtool -k`, TSO).
+///
+/// # Errors
+/// As [`driver`].
+pub fn cuts_segments(interface: &str) -> io::Result<bool> {
+    let mut request = [0; VALUE_BYTES];
+    request[..4].copy_from_slice(&GET_SEGMENTATION.to_ne_bytes());
+    ask(interface, &mut request)?;
+    Ok(request[4..] != [0; VALUE_BYTES - 4])
+}
+
+/// Carries out an ethtool request, in the caller's network namespace.
+fn ask(interface: &str, request: &mut [u8]) -> io::Result<()> {
+    let socket = any_socket()?;
+    call(socket.as_fd(), &name_bytes(interface)?, request)
 }
 
 /// An interface name as the kernel takes it.

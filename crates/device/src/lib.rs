@@ -41,3 +41,4 @@ pub mod queue;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
 pub mod tap;
+mod virtio_header;

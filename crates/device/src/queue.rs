@@ -205,6 +205,40 @@ pub struct Offload {
     pub checksum_offset: u16,
 }
 
+/// A TCP segment over IPv4 or IPv6, mostly longer than a packet. The kernel or the device cuts
+/// it, or the receiver takes it whole.
+#[derive(Clone, Copy, Debug)]
+pub struct LongSegment<'a> {
+    /// Ethernet, IP and TCP headers. IP's length field tells the whole length. The field of
+    /// TCP's checksum has the sum of the pseudo-header with that length, as Linux's own
+    /// `CHECKSUM_PARTIAL`.
+    pub headers: &'a [u8],
+    /// The payload, in up to two pieces.
+    pub payload: [&'a [u8]; 2],
+    /// Where TCP's checksum is.
+    pub offload: Offload,
+    /// Bytes of payload in each segment but the last; not 0. A payload that is no longer is
+    /// sent as one packet.
+    pub segment_size: u16,
+}
+
+impl LongSegment<'_> {
+    /// Bytes of payload.
+    #[must_use]
+    pub fn payload_len(&self) -> usize {
+        self.payload.iter().map(|piece| piece.len()).sum()
+    }
+}
+
+/// Whether an error of [`Transmit::send_segments`] passes: another segment may leave later.
+pub(crate) fn passes(error: &io::Error) -> bool {
+    let passing = [libc::ENOBUFS, libc::ENOMEM, libc::ENETDOWN, libc::ENXIO];
+    error.kind() == io::ErrorKind::WouldBlock
+        || error
+            .raw_os_error()
+            .is_some_and(|errno| passing.contains(&errno))
+}
+
 /// Most frames of one [`Transmit::flush`]: a quarter of the smallest receive rings
 /// (veth's and e1000's 256), which a frame sent may each bring one frame into.
 pub const BURST: u32 = 64;
@@ -242,28 +276,20 @@ pub trait Transmit: Send {
     /// True when [`Offload`] is honoured.
     fn checksum_offload(&self) -> bool;
 
-    /// Longest TCP payload, in bytes, that [`Transmit::transmit_segments`] takes
-    /// in one frame; 0: the device does not cut.
+    /// Longest payload, in bytes, that [`Transmit::send_segments`] takes; 0: it takes none.
     fn segmentation(&self) -> u32 {
         0
     }
 
-    /// Queues a frame with one long TCP segment, over IPv4 or IPv6, which the
-    /// device cuts into segments of `segment_size` bytes of payload (or passes on
-    /// uncut, where the receiver takes that). IP's length field tells the whole
-    /// length, and the TCP checksum holds the sum of the pseudo-header with that
-    /// length, as Linux's own `CHECKSUM_PARTIAL`.
+    /// Sends a TCP segment from where its bytes lie, after all that was queued before, in
+    /// this call.
     ///
     /// # Errors
-    /// The frame itself, when there is no room, and always where
-    /// [`Transmit::segmentation`] is 0.
-    fn transmit_segments(
-        &mut self,
-        frame: Frame,
-        _offload: Offload,
-        _segment_size: u16,
-    ) -> Result<(), Frame> {
-        Err(frame)
+    /// Nothing counts as sent then. EAGAIN: no room now. ENOBUFS: the kernel dropped it, and
+    /// may have sent a part of what it had cut before. ENETDOWN. Any other: the device takes
+    /// no long segments, and [`Transmit::segmentation`] is 0 from now on.
+    fn send_segments(&mut self, _segment: &LongSegment<'_>) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
     /// First offset in a frame at which a packet may be written, so that the

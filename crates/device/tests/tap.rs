@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Kind, Protocol};
 use tidewall_device::frame::Frame;
-use tidewall_device::queue::{Interrupt, Offload, Received};
+use tidewall_device::queue::{Interrupt, LongSegment, Offload, Received};
 use tidewall_device::tap::{Config, Tap};
 use tidewall_wire::ethernet::{self, EtherType};
 use tidewall_wire::ipv4::{self, FragmentOffset};
@@ -259,13 +259,23 @@ impl Bed {
             checksum_start: start,
             checksum_offset: tcp::CHECKSUM_OFFSET,
         };
-        let transmit = &mut self.tap.queue.transmit;
+        let queue = &mut self.tap.queue;
         if payload.len() > 1000 {
-            transmit.transmit_segments(frame, offload, 1000).unwrap();
+            let headers = usize::from(start) + header.header_len();
+            let headers = &queue.memory.packet(&frame)[..headers];
+            let (first, second) = payload.split_at(payload.len() / 3);
+            let segment = LongSegment {
+                headers,
+                payload: [first, second],
+                offload,
+                segment_size: 1000,
+            };
+            queue.transmit.send_segments(&segment).unwrap();
+            queue.frames.push(frame);
         } else {
-            transmit.transmit(frame, Some(offload)).unwrap();
+            queue.transmit.transmit(frame, Some(offload)).unwrap();
+            queue.transmit.flush().unwrap();
         }
-        transmit.flush().unwrap();
     }
 
     /// The next TCP segment and how the checksum of it stands.
@@ -497,17 +507,20 @@ mod body {
         bed.send_datagram(to, b"back", Checksum::Offload);
         let mut buffer = [0; 16];
         assert_eq!(socket.recv(&mut buffer).unwrap(), 4);
-        // What the kernel could not make a packet of is not tried for ever.
-        let refused = bed.tap.counters.read().refused;
-        let mut frame = bed.frame();
-        frame.set_extent(10, 2000);
+        // What the kernel would not make a packet of is not given to it.
         let offload = Offload {
             checksum_start: 34,
             checksum_offset: 16,
         };
+        let segment = LongSegment {
+            headers: &[0; 54],
+            payload: [&[0; 2000], &[]],
+            offload,
+            segment_size: 1000,
+        };
         let transmit = &mut bed.tap.queue.transmit;
-        transmit.transmit_segments(frame, offload, 1000).unwrap();
-        transmit.flush().unwrap();
-        assert_eq!(bed.tap.counters.read().refused, refused + 1);
+        let error = transmit.send_segments(&segment).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        assert!(transmit.segmentation() > 0);
     }
 }

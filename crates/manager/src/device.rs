@@ -4,7 +4,7 @@ use std::io;
 use std::net::UdpSocket;
 use std::sync::Arc;
 
-use tidewall_device::afxdp::{self, Checksums, Owner, Settings, SharedUmem};
+use tidewall_device::afxdp::{self, Checksums, Owner, Segmentation, Settings, SharedUmem};
 use tidewall_device::demux::layout::QUEUES;
 use tidewall_device::demux::{EMBEDDED_APPLICATION, NapiProbe, Tables, TrustedTables};
 use tidewall_device::interface::{driver, is_physical, queue_count, transmit_queue_count};
@@ -103,6 +103,8 @@ pub struct AfXdp {
     /// Who computes the checksums of what is sent. Where queues that transmit
     /// differ, that of the first on which the device does not.
     pub checksums: Checksums,
+    /// Who cuts long TCP segments: of the first queue on which the stack does, if there is one.
+    pub segmentation: Segmentation,
     /// True when frames may carry checksums that a sender on this host left to
     /// its (virtual) device.
     pub checksum_offload_possible: bool,
@@ -204,7 +206,7 @@ impl AfXdp {
         };
         let mut opened_queues = Vec::new();
         let mut zero_copy = true;
-        let mut checksums = None;
+        let (mut checksums, mut segmentation) = (None, None);
         for queue in 0..queues {
             let counters = tables.trusted.counters(queue);
             let opened = afxdp::open(
@@ -223,6 +225,9 @@ impl AfXdp {
             if sends && checksums.is_none_or(Checksums::by_device) {
                 checksums = Some(opened.checksums());
             }
+            if segmentation.is_none_or(Segmentation::is_offloaded) {
+                segmentation = Some(opened.segmentation());
+            }
             opened_queues.push(opened.into_queue());
         }
         Ok(AfXdp {
@@ -234,6 +239,7 @@ impl AfXdp {
             zero_copy,
             transmit_queues,
             checksums: checksums.unwrap_or(Checksums::NoMetadata),
+            segmentation: segmentation.unwrap_or(Segmentation::Untrusted),
             checksum_offload_possible: !is_physical(&config.interface),
             warnings,
             interface: config.interface.clone(),

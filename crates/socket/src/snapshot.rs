@@ -141,6 +141,9 @@ pub struct DeviceSnapshot {
     /// Who computes the checksums of long frames that are sent, and why, in
     /// words.
     pub checksums: String,
+    /// Who cuts long TCP segments into packets, and why, in words.
+    #[serde(default)]
+    pub segmentation: String,
 }
 
 impl DeviceSnapshot {
@@ -153,6 +156,7 @@ impl DeviceSnapshot {
             receive_queues,
             transmit_queues: device.transmit_queues,
             checksums: device.checksums.to_string(),
+            segmentation: device.segmentation.to_string(),
         }
     }
 
@@ -165,13 +169,14 @@ impl DeviceSnapshot {
             receive_queues,
             transmit_queues: device.transmit_queues,
             checksums: device.checksums.to_string(),
+            segmentation: device.segmentation.to_string(),
         }
     }
 }
 
 impl fmt::Display for DeviceSnapshot {
     /// As `virtio_net, native XDP, copy mode, 2 receive and 2 transmit queues,
-    /// checksums in software (…)`.
+    /// checksums in software (…), segments cut by the device`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let driver = match self.driver.as_str() {
             "" => "unknown driver",
@@ -185,8 +190,9 @@ impl fmt::Display for DeviceSnapshot {
         let plural = if self.transmit_queues == 1 { "" } else { "s" };
         write!(
             formatter,
-            "{driver}, {} XDP, {mode}, {} receive and {} transmit queue{plural}, checksums {}",
-            self.xdp, self.receive_queues, self.transmit_queues, self.checksums
+            "{driver}, {} XDP, {mode}, {} receive and {} transmit queue{plural}, checksums {}, \
+             segments cut {}",
+            self.xdp, self.receive_queues, self.transmit_queues, self.checksums, self.segmentation
         )
     }
 }
@@ -223,6 +229,18 @@ pub struct QueueSnapshot {
     pub checksums_by_device: u64,
     /// Sends refused for want of a free frame.
     pub no_transmit_frame: u64,
+    /// Segments longer than a packet, or after one, which the device or the kernel cuts.
+    #[serde(default)]
+    pub long_segments: u64,
+    /// Bytes of payload in them.
+    #[serde(default)]
+    pub long_bytes: u64,
+    /// Long segments that the kernel's output path dropped; sent again.
+    #[serde(default)]
+    pub long_dropped: u64,
+    /// Long segments that the kernel had no room for; sent again.
+    #[serde(default)]
+    pub long_no_room: u64,
     /// Drops of a host architecture's threads by cause; only those that are not
     /// zero.
     pub host: BTreeMap<String, u64>,
@@ -539,6 +557,10 @@ impl StackSnapshot {
                 transmitted: sent.sent,
                 checksums_by_device: sent.offloaded,
                 no_transmit_frame: sent.no_frame,
+                long_segments: sent.long.sent,
+                long_bytes: sent.long.bytes,
+                long_dropped: sent.long.dropped,
+                long_no_room: sent.long.no_room,
                 host: host_drops(core, number),
                 control: ControlSnapshot::of(&queue.shared),
             }

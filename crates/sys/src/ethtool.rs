@@ -16,6 +16,8 @@ pub const GET_DRIVER: u32 = 0x03;
 pub const GET_COALESCE: u32 = 0x0e;
 /// ETHTOOL_SCOALESCE.
 pub const SET_COALESCE: u32 = 0x0f;
+/// ETHTOOL_GTSO: whether the device cuts TCP segments.
+pub const GET_SEGMENTATION: u32 = 0x1e;
 /// ETHTOOL_GFLAGS.
 pub const GET_FLAGS: u32 = 0x25;
 /// ETHTOOL_SFLAGS.
@@ -76,7 +78,7 @@ fn needed(request: &[u8]) -> Option<usize> {
     Some(match word(0)? {
         GET_DRIVER => DRIVER_BYTES,
         GET_COALESCE | SET_COALESCE => COALESCE_BYTES,
-        GET_FLAGS | SET_FLAGS => VALUE_BYTES,
+        GET_SEGMENTATION | GET_FLAGS | SET_FLAGS => VALUE_BYTES,
         GET_CHANNELS => CHANNELS_BYTES,
         GET_RULE_COUNT | INSERT_RULE | DELETE_RULE => RULES_BYTES,
         GET_FEATURES => with(FEATURES_BYTES, word(4)?, GET_FEATURES_BLOCK)?,

@@ -124,6 +124,7 @@ impl Bound {
             transmit: self.rings.transmit,
             completions: self.rings.completions,
             checksums: Checksums::NoMetadata,
+            segments: None,
         };
         transmit.checksums = checksums::find_out(
             place,

@@ -21,6 +21,7 @@ mod checksums;
 mod made;
 mod napi;
 mod probe;
+mod segments;
 mod socket;
 mod umem;
 
@@ -28,6 +29,7 @@ pub use bind::{frame_size_of, receivable};
 pub use checksums::Checksums;
 pub use made::{Made, Prepared, Shape, make};
 pub use napi::{HELPER_PORTS, helpers};
+pub use segments::Segmentation;
 pub use socket::{Opened, Settings, TRANSMIT_RING, adopt, open, open_transmitter};
 pub use umem::SharedUmem;
 

@@ -13,14 +13,15 @@ use super::bind::{Frames, Halves, Place, bind, frame_shift};
 use super::checksums::Checksums;
 use super::made::{Made, make};
 use super::napi::Napi;
+use super::segments::{PAYLOAD_MAX, Segmentation, Segments};
 use super::umem::SharedUmem;
 use crate::demux::DriverCounters;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
 use crate::forked::Unshared;
 use crate::frame::{Frame, FrameMemory};
 use crate::queue::{
-    BURST, Flushed, Interrupt, InterruptModeration, KernelDelivered, NapiState, Offload, Queue,
-    Receive, Received, Transmit,
+    BURST, Flushed, Interrupt, InterruptModeration, KernelDelivered, LongSegment, NapiState,
+    Offload, Queue, Receive, Received, Transmit, passes,
 };
 use crate::raw::ring::Ring;
 
@@ -62,6 +63,7 @@ pub struct Opened {
     waiting: Option<Arc<Unshared<OwnedFd>>>,
     zero_copy: bool,
     checksums: Checksums,
+    segmentation: Segmentation,
     queue: Queue,
 }
 
@@ -84,6 +86,11 @@ impl Opened {
     /// Who computes the checksums of what is sent.
     pub fn checksums(&self) -> Checksums {
         self.checksums
+    }
+
+    /// Who cuts long TCP segments.
+    pub fn segmentation(&self) -> Segmentation {
+        self.segmentation
     }
 
     /// The queue, which keeps the socket open.
@@ -114,11 +121,12 @@ pub fn open(
     umem: Option<&mut SharedUmem>,
 ) -> io::Result<Opened> {
     let made = make(settings, queue, umem)?;
-    adopt(made, settings.interface, counters, owner)
+    adopt(made, settings.interface, counters, owner, true)
 }
 
 /// Takes over what [`make`] has made, in the process that is to receive and send with it,
-/// which needs no privilege. `counters` are the driver program's of this queue.
+/// which needs no privilege. `counters` are the driver program's of this queue. `is_trusted`:
+/// its frames may leave by a packet socket of the interface, where the process may have one.
 ///
 /// # Errors
 /// ENODEV; what the kernel reports.
@@ -127,6 +135,7 @@ pub fn adopt(
     interface: &str,
     counters: DriverCounters,
     owner: Arc<dyn Owner>,
+    is_trusted: bool,
 ) -> io::Result<Opened> {
     let index = interface::index(interface)?;
     let (fd, zero_copy) = (made.bound.fd.clone(), made.bound.zero_copy);
@@ -134,7 +143,7 @@ pub fn adopt(
         memory,
         fill,
         receive,
-        transmit,
+        mut transmit,
         frames,
     } = made.bound.into_halves((interface, index, made.queue));
     let receive = receive.ok_or(io::ErrorKind::InvalidInput)?;
@@ -146,6 +155,13 @@ pub fn adopt(
         made.helpers,
     )?;
     let checksums = transmit.checksums;
+    let segmentation = if is_trusted {
+        let (segments, segmentation) = Segments::open(interface, index, fd.as_fd());
+        transmit.segments = segments;
+        segmentation
+    } else {
+        Segmentation::Untrusted
+    };
     let waiting = made.waiting.as_ref().map(|half| half.fd.clone());
     let queue = Queue {
         receive: Box::new(ReceiveHalf {
@@ -170,6 +186,7 @@ pub fn adopt(
         waiting,
         zero_copy,
         checksums,
+        segmentation,
         queue,
     })
 }
@@ -361,6 +378,8 @@ pub(super) struct TransmitHalf {
     pub(super) transmit: Ring<libc::xdp_desc>,
     pub(super) completions: Ring<u64>,
     pub(super) checksums: Checksums,
+    /// What long segments leave by.
+    pub(super) segments: Option<Segments>,
 }
 
 /// `struct xsk_tx_metadata`: a request, which the kernel overwrites with the
@@ -468,6 +487,26 @@ impl Transmit for TransmitHalf {
 
     fn checksum_offload(&self) -> bool {
         self.checksums.by_device()
+    }
+
+    fn segmentation(&self) -> u32 {
+        self.segments.as_ref().map_or(0, |_| PAYLOAD_MAX)
+    }
+
+    fn send_segments(&mut self, segment: &LongSegment<'_>) -> io::Result<()> {
+        // What was queued before is to leave before.
+        while self.transmit.pending() > 0 {
+            if self.flush()?.full {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+        }
+        let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        let segments = self.segments.as_ref().ok_or_else(unsupported)?;
+        let sent = segments.send(segment);
+        if sent.as_ref().is_err_and(|error| !passes(error)) {
+            self.segments = None;
+        }
+        sent
     }
 
     fn headroom(&self) -> u16 {

@@ -19,7 +19,6 @@
 //! neighbour resolution (IFF_NOARP); who opens it gives the kernel's end an
 //! address (`ip address add … dev NAME`).
 
-mod header;
 mod queue;
 
 use std::fs::File;

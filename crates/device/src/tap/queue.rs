@@ -2,16 +2,18 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::demux::{self, Tables, Verdict};
 use crate::frame::{Frame, FrameMemory};
-use crate::queue::{BURST, Flushed, Interrupt, Offload, POLL_MAX, Receive, Received, Transmit};
+use crate::queue::{
+    BURST, Flushed, Interrupt, LongSegment, Offload, POLL_MAX, Receive, Received, Transmit, passes,
+};
+use crate::virtio_header::{self as header, LENGTH};
 
-use super::header::{self, LENGTH};
 use super::{Counts, HEADROOM, SEGMENT_MAX, count};
 
 /// Frames that wait for a flush at most.
@@ -178,6 +180,8 @@ pub(super) struct TransmitHalf {
     /// Their extents begin at the header.
     waiting: VecDeque<Frame>,
     sent: Vec<Frame>,
+    /// The kernel takes long segments.
+    cuts: bool,
 }
 
 impl TransmitHalf {
@@ -188,12 +192,13 @@ impl TransmitHalf {
             counts,
             waiting: VecDeque::new(),
             sent: Vec::new(),
+            cuts: true,
         }
     }
 
-    fn queue(&mut self, mut frame: Frame, header: Option<[u8; LENGTH]>) {
+    fn queue(&mut self, mut frame: Frame, header: [u8; LENGTH]) {
         let (offset, length) = (frame.offset(), frame.length());
-        let written = header.is_some_and(|header| self.memory.write_below(&mut frame, &header));
+        let written = self.memory.write_below(&mut frame, &header);
         let whole = self.memory.packet(&frame).len() == usize::from(length);
         match (
             offset.checked_sub(LENGTH as u16),
@@ -217,22 +222,32 @@ impl Transmit for TransmitHalf {
             return Err(frame);
         }
         let header = offload.map_or(header::PLAIN, header::with_checksum);
-        self.queue(frame, Some(header));
+        self.queue(frame, header);
         Ok(())
     }
 
-    fn transmit_segments(
-        &mut self,
-        frame: Frame,
-        offload: Offload,
-        segment_size: u16,
-    ) -> Result<(), Frame> {
-        if self.waiting.len() >= TRANSMIT_RING {
-            return Err(frame);
+    fn send_segments(&mut self, segment: &LongSegment<'_>) -> io::Result<()> {
+        let header = header::with_segments(segment);
+        let header = header.ok_or(io::ErrorKind::InvalidInput)?;
+        while !self.waiting.is_empty() {
+            if self.flush()?.full {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
         }
-        let header = header::with_segments(self.memory.packet(&frame), offload, segment_size);
-        self.queue(frame, header);
-        Ok(())
+        let [first, second] = segment.payload;
+        let parts = [&header, segment.headers, first, second].map(IoSlice::new);
+        match (&*self.file).write_vectored(&parts) {
+            Ok(_) => {
+                count(&self.counts.written);
+                Ok(())
+            }
+            Err(error) if is_not_now(&error) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(error) => {
+                let error = device_error(error);
+                self.cuts &= passes(&error);
+                Err(error)
+            }
+        }
     }
 
     fn flush(&mut self) -> io::Result<Flushed> {
@@ -272,7 +287,7 @@ impl Transmit for TransmitHalf {
     }
 
     fn segmentation(&self) -> u32 {
-        SEGMENT_MAX
+        if self.cuts { SEGMENT_MAX } else { 0 }
     }
 
     fn headroom(&self) -> u16 {

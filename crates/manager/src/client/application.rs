@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use tidewall_device::afxdp::{self, Checksums};
+use tidewall_device::afxdp::{self, Checksums, Segmentation};
 use tidewall_device::demux::{ApplicationTables, DriverCounters};
 use tidewall_device::queue::Queue;
 
@@ -34,6 +34,8 @@ pub struct Application {
     pub transmit_queues: u32,
     /// As [`crate::AfXdp`] has it.
     pub checksums: Checksums,
+    /// Who cuts long TCP segments: of the first queue on which the stack does, if there is one.
+    pub segmentation: Segmentation,
     /// True when frames may carry checksums that a sender on this host left to its
     /// (virtual) device.
     pub checksum_offload_possible: bool,
@@ -60,16 +62,21 @@ impl Application {
         let counters = DriverCounters::of_map(counters.as_fd())?;
         let manager = Arc::new(Manager::new(client.clone()));
         let transmit_queues = joined.transmit_queues;
+        // What a private application sends goes by its pair, which judges it.
+        let is_trusted = joined.private == 0;
         let (mut queues, mut zero_copy) = (Vec::new(), true);
-        let mut checksums = None;
+        let (mut checksums, mut segmentation) = (None, None);
         for made in made {
             let queue = made.shape().queue;
             let counters = counters.of_queue(queue);
-            let opened = afxdp::adopt(made, &interface, counters, manager.clone())?;
+            let opened = afxdp::adopt(made, &interface, counters, manager.clone(), is_trusted)?;
             zero_copy &= opened.zero_copy();
             let sends = transmit_queues == 0 || queue < transmit_queues;
             if sends && checksums.is_none_or(Checksums::by_device) {
                 checksums = Some(opened.checksums());
+            }
+            if segmentation.is_none_or(Segmentation::is_offloaded) {
+                segmentation = Some(opened.segmentation());
             }
             queues.push(opened.into_queue());
         }
@@ -84,6 +91,7 @@ impl Application {
             zero_copy,
             transmit_queues,
             checksums: checksums.unwrap_or(Checksums::NoMetadata),
+            segmentation: segmentation.unwrap_or(Segmentation::Untrusted),
             checksum_offload_possible: joined.checksum_offload_possible != 0,
             client,
         };

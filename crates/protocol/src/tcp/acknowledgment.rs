@@ -81,8 +81,7 @@ impl Connection {
     #[inline]
     pub(super) fn acknowledge(&mut self, header: &Header, plain: bool, now: Time) -> bool {
         let acknowledgment = header.acknowledgment;
-        if before(self.send.nxt, acknowledgment) {
-            // Of what was never sent.
+        if before(self.send.nxt, acknowledgment) && !self.has_left(acknowledgment, now) {
             self.challenge(now);
             return false;
         }

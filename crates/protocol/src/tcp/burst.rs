@@ -2,9 +2,9 @@
 //! which cuts in software what the device does not (GSO), bursts are the same
 //! whether the device cuts or not; only the last segment of one carries PSH.
 
-use super::Outgoing;
 use super::connection::{Connection, count};
 use super::ecn::ECT_0;
+use super::{Outgoing, Time};
 use tidewall_wire::tcp::{Flags, Header, before};
 
 /// The longest payload of one IP datagram beside the longest headers: what a burst
@@ -12,6 +12,13 @@ use tidewall_wire::tcp::{Flags, Header, before};
 const BURST_MAX: u32 = 65_535 - 60 - 60;
 
 impl Connection {
+    /// See [`Config::offload`](super::Config::offload); of the device that the next segments
+    /// leave by.
+    #[inline]
+    pub fn set_offload(&mut self, bytes: u32) {
+        self.config.offload = bytes;
+    }
+
     /// The most payload that leaves as one burst: full segments only.
     #[inline]
     pub(super) fn burst(&self, mss: u32) -> u32 {
@@ -80,6 +87,18 @@ impl Connection {
             left += segment;
         }
         (left > 0).then_some(left)
+    }
+
+    /// Whether what is acknowledged beyond SND.NXT has left all the same: the first segments of
+    /// a burst that the device has dropped in the middle. They count as sent from now on.
+    #[cold]
+    pub(super) fn has_left(&mut self, acknowledgment: u32, now: Time) -> bool {
+        if before(self.send.offered, acknowledgment) {
+            return false;
+        }
+        let length = acknowledgment.wrapping_sub(self.send.nxt);
+        self.note_sent(length, acknowledgment, now);
+        true
     }
 
     /// Gives a segment to the caller; the payload is an offset into the send

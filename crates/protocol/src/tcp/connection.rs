@@ -84,6 +84,9 @@ pub(super) struct Send {
     pub(super) una: u32,
     /// Never goes back: [`Recovery`] says what is retransmitted.
     pub(super) nxt: u32,
+    /// SND.NXT, or the end of a burst that the device has refused since: a part of it may have
+    /// left.
+    pub(super) offered: u32,
     /// The sequence number after the last byte written: that of the FIN, once
     /// there is one.
     pub(super) write_seq: u32,
@@ -358,6 +361,7 @@ impl Connection {
             send: Send {
                 una: isn,
                 nxt: isn,
+                offered: isn,
                 write_seq: isn.wrapping_add(1),
                 wnd: 0,
                 max_window: 0,

@@ -278,9 +278,12 @@ fn age<C: Codec>(at: u32, now: u32, codec: &mut C) -> u32 {
 }
 
 fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
+    let (una, nxt) = (codec.u32(send.una), codec.u32(send.nxt));
     Send {
-        una: codec.u32(send.una),
-        nxt: codec.u32(send.nxt),
+        una,
+        nxt,
+        // What was refused is offered again, by another device.
+        offered: nxt,
         write_seq: codec.u32(send.write_seq),
         wnd: codec.u32(send.wnd),
         max_window: codec.u32(send.max_window),

@@ -129,7 +129,21 @@ pub struct Outgoing<'a> {
 }
 
 impl Outgoing<'_> {
+    /// True for several segments of one header.
+    #[inline]
+    pub fn is_long(&self) -> bool {
+        self.payload_len() > usize::from(self.segment_size)
+    }
+
+    /// True for one that occupies sequence numbers: with payload, SYN or FIN.
+    #[inline]
+    pub fn has_sequence(&self) -> bool {
+        let flags = self.header.flags;
+        self.payload_len() > 0 || flags.contains(Flags::SYN) || flags.contains(Flags::FIN)
+    }
+
     /// Bytes of payload.
+    #[inline]
     pub fn payload_len(&self) -> usize {
         let [first, second] = self.payload;
         first.len() + second.len()

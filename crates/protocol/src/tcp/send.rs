@@ -182,6 +182,9 @@ impl Connection {
         };
         let payload = (sequence.wrapping_sub(held), length);
         let Some(left) = self.give_burst(header, payload, size, send) else {
+            if length > size {
+                self.send.offered = end;
+            }
             return false;
         };
         if cwr {

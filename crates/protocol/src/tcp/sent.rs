@@ -26,6 +26,7 @@ impl Connection {
         }
         self.recovery.board.sent(end, micros, separate);
         self.send.nxt = end;
+        self.send.offered = end;
         if self.error_queue.is_some() {
             self.timestamp_sent(end, now);
         }

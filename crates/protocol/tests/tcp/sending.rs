@@ -97,6 +97,44 @@ fn offloading_leaves_full_segments_together_and_pushes_them() {
 }
 
 #[test]
+fn what_left_of_a_refused_burst_may_be_acknowledged_and_nothing_beyond() {
+    let config = Config {
+        offload: 60_000,
+        burst_min: 40,
+        initial_window: 14,
+        ..plain()
+    };
+    let mut peer = Peer::established(&config);
+    peer.write(40 * MSS);
+    let now = peer.now;
+    peer.engine.output(now, &mut |outgoing| {
+        assert_eq!(outgoing.payload_len(), 7 * MSS);
+        false
+    });
+    // Beyond the burst nothing can have left: the acknowledgment is challenged.
+    peer.give(ACK, 0, 8 * MSS as u32, b"");
+    let now = peer.now;
+    let mut answers = Vec::new();
+    peer.engine.output(now, &mut |outgoing| {
+        answers.push((outgoing.header.sequence, outgoing.payload_len()));
+        outgoing.payload_len() == 0
+    });
+    assert_eq!(answers[0].1, 7 * MSS);
+    let first = answers[0].0;
+    peer.give(ACK, 0, 3 * MSS as u32, b"");
+    let now = peer.now;
+    let mut next = None;
+    peer.engine.output(now, &mut |outgoing| {
+        next.get_or_insert(outgoing.header.sequence);
+        true
+    });
+    assert_eq!(next, Some(first.wrapping_add(3 * MSS as u32)));
+    // All that was offered has left by now: an acknowledgment of more is refused again.
+    peer.give(ACK, 0, 39 * MSS as u32, b"");
+    assert!(peer.engine.awaits_acknowledgment());
+}
+
+#[test]
 fn a_burst_is_at_most_half_of_the_congestion_window() {
     let mut peer = Peer::established(&Config {
         offload: 60_000,

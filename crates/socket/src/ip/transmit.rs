@@ -1,6 +1,7 @@
 //! Sending frames of our own.
 
 pub(crate) mod circuits;
+pub(crate) mod long;
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,6 +18,8 @@ use tidewall_wire::checksum::Sum;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 use tidewall_wire::tcp::{CHECKSUM_OFFSET as TCP_CHECKSUM_OFFSET, Header, PayloadChecksum};
 use tidewall_wire::{ipv4, ipv6};
+
+use long::LongCounts;
 
 /// Payloads longer than this have their checksum computed by the device where
 /// it can: below, asking costs more than computing.
@@ -45,7 +48,8 @@ pub(crate) struct Transmitter {
     origins: Option<Origin>,
     mac: MacAddress,
     mtu: usize,
-    /// Frames that the device has not taken yet.
+    /// Frames that the device has not taken yet, and packets that long segments were cut into
+    /// since the last flush.
     waiting: u32,
     /// Frames given to it since those that it has sent were last taken back.
     since_reclaim: u32,
@@ -53,6 +57,7 @@ pub(crate) struct Transmitter {
     /// Of them, those whose checksum was left to the device.
     offloaded: u64,
     no_frame: u64,
+    long: LongCounts,
 }
 
 /// See [`Transmitter::set_origins`].
@@ -89,6 +94,8 @@ pub(crate) struct Counts {
     pub(crate) offloaded: u64,
     /// Sends refused for want of a frame.
     pub(crate) no_frame: u64,
+    /// Segments longer than a packet.
+    pub(crate) long: LongCounts,
 }
 
 impl Transmitter {
@@ -112,6 +119,7 @@ impl Transmitter {
             sent: Arc::default(),
             offloaded: 0,
             no_frame: 0,
+            long: LongCounts::default(),
         };
         transmitter.set_link(mac, mtu);
         transmitter
@@ -135,6 +143,7 @@ impl Transmitter {
             sent: self.sent.load(Ordering::Relaxed),
             offloaded: self.offloaded,
             no_frame: self.no_frame,
+            long: self.long,
         }
     }
 
@@ -235,14 +244,6 @@ impl Transmitter {
             checksum_start: (HEADER_LEN + network) as u16,
             checksum_offset: TCP_CHECKSUM_OFFSET,
         };
-        if outgoing.payload_len() > usize::from(outgoing.segment_size) {
-            let size = outgoing.segment_size;
-            self.give(frame, |device, frame| {
-                device.transmit_segments(frame, offload, size)
-            })?;
-            self.offloaded += 1;
-            return Ok(());
-        }
         self.send(frame, offloaded.then_some(offload))
     }
 
@@ -250,12 +251,6 @@ impl Transmitter {
     /// which the kernel does.
     pub(crate) fn mtu(&self) -> usize {
         self.mtu
-    }
-
-    /// Longest TCP payload of one frame, where the device cuts it into segments;
-    /// else 0.
-    pub(crate) fn segmentation(&self) -> u32 {
-        self.device.segmentation()
     }
 
     /// From now on frames that other queues, or this one, have received may be sent,

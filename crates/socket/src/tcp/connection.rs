@@ -89,6 +89,10 @@ pub(crate) struct State {
     detached: bool,
     /// Output was refused, and waits for its timer.
     held_up: bool,
+    /// Times in a row that the device had no room for its output.
+    refusals: u8,
+    /// A long segment has left since nothing was in flight.
+    follows_long: bool,
     /// Since when its acknowledgment is delayed, in microseconds that wrap; 0: it is not.
     delayed_since: u32,
     opening: Opening,
@@ -595,6 +599,8 @@ impl Tcp {
                     orphan: false,
                     detached: false,
                     held_up: false,
+                    refusals: 0,
+                    follows_long: false,
                     delayed_since: 0,
                     opening: Opening {
                         awaits_syn_data,

@@ -120,24 +120,20 @@ struct Begins {
     sysctl: Sysctl,
     /// Payload of a segment over IPv4 by the link's MTU, over IPv6 20 bytes less.
     mss: u16,
-    /// Longest payload of one frame where the device cuts it; else 0.
-    offload: u32,
     v4: Config,
     v6: Config,
 }
 
 impl Begins {
-    fn new(sysctl: Sysctl, mss: u16, offload: u32) -> Self {
+    fn new(sysctl: Sysctl, mss: u16) -> Self {
         let config = |mss| Config {
             mss,
-            offload,
             ..sysctl.config()
         };
         let (v4, v6) = (config(mss), config(mss.saturating_sub(20).max(MSS_LEAST)));
         Begins {
             sysctl,
             mss: v4.mss,
-            offload,
             v4,
             v6,
         }
@@ -246,11 +242,8 @@ impl Tcp {
         File::open("/dev/urandom")?.read_exact(keys.as_flattened_mut())?;
         let [sequence, cookie, fast_open] = keys;
         let mut mtu = usize::from(u16::MAX);
-        let mut offload = u32::MAX;
         for queue in queues {
-            let transmitter = lock(&queue.transmitter);
-            mtu = mtu.min(transmitter.mtu());
-            offload = offload.min(transmitter.segmentation());
+            mtu = mtu.min(lock(&queue.transmitter).mtu());
         }
         let mss = (mtu.saturating_sub(40) as u16).max(MSS_LEAST);
         let timers = Timers::default();
@@ -281,7 +274,7 @@ impl Tcp {
             driver_answers,
             counters: Counters::default(),
             memory: Arc::default(),
-            begins: RwLock::new(Begins::new(sysctl, mss, offload)),
+            begins: RwLock::new(Begins::new(sysctl, mss)),
             shared_listener: OnceLock::new(),
         })
     }
@@ -296,8 +289,8 @@ impl Tcp {
     }
 
     pub(crate) fn set_sysctl(&self, sysctl: &Sysctl) {
-        let Begins { mss, offload, .. } = *self.begins();
-        let begins = Begins::new(sysctl.clone(), mss, offload);
+        let mss = self.begins().mss;
+        let begins = Begins::new(sysctl.clone(), mss);
         *self.begins.write() = begins;
     }
 

@@ -23,6 +23,7 @@ mod forward;
 mod kernel;
 mod kernel_frames;
 mod life;
+mod long_segments;
 mod next_hops;
 mod options;
 mod path_mtu;
@@ -197,6 +198,10 @@ system_tests! {
     tcp_attacks::spoofed_established_segments_die_in_the_driver on 1,
     tcp_attacks::clients_get_in_after_a_burst_where_the_driver_cannot_answer on 1,
     tcp_shares::closing_downloads_go_on_beside_a_blast_on_another_flow on 1,
+    long_segments::long_segments_arrive_whole_whoever_cuts_them on 1,
+    long_segments::features_may_change_while_long_segments_leave on 1,
+    long_segments::segments_keep_their_order_behind_a_shaper on 1,
+    long_segments::a_rule_that_drops_long_segments_is_counted_and_ends_with_it on 1,
     tcp_bulk::a_tap_listener_moves_bulk_data_both_ways on 1,
     tcp_bulk::a_tap_client_moves_bulk_data_both_ways_at_once on 1,
     tcp_window::a_peer_with_the_least_buffer_is_not_kept_waiting on 1,

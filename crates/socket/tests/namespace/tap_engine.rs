@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::Protocol;
-use tidewall_device::queue::{Interrupt, Offload};
+use tidewall_device::queue::{Interrupt, LongSegment, Offload};
 use tidewall_device::tap;
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{
     self, Checksum, Config, Connection, Errno, FourTuple, Link, Outgoing, Shutdown, State,
 };
+use tidewall_wire::tcp::PayloadChecksum;
 
 use super::support::*;
 use super::tap::{KERNEL4, KERNEL6, NAME, TAP4, TAP6};
@@ -143,6 +144,29 @@ impl Bed {
         let flow = *connection.flow();
         let mut longest = 0;
         connection.output(now, &mut |outgoing: &Outgoing<'_>| {
+            let offload = Offload {
+                checksum_start: if flow.remote.is_ipv6() { 54 } else { 34 },
+                checksum_offset: 16,
+            };
+            let payload = outgoing.payload_len();
+            longest = longest.max(payload);
+            if lost(chance, *loss) {
+                return true;
+            }
+            if outgoing.is_long() {
+                let mut room = [0; 14 + 40 + 60];
+                let (header, class) = (&outgoing.header, outgoing.traffic_class);
+                let sum = (payload, PayloadChecksum::Offload);
+                let written = tcp::output_before(&mut room, &link, &flow, header, class, sum);
+                let segment = LongSegment {
+                    headers: &room[room.len() - written.unwrap()..],
+                    payload: outgoing.payload,
+                    offload,
+                    segment_size: outgoing.segment_size,
+                };
+                queue.transmit.send_segments(&segment).unwrap();
+                return true;
+            }
             queue.transmit.reclaim(&mut queue.frames);
             let Some(mut frame) = queue.frames.pop() else {
                 return false;
@@ -152,24 +176,7 @@ impl Bed {
             let bytes = queue.memory.packet_mut(&mut frame);
             let length = tcp::output(bytes, &link, &flow, outgoing).unwrap();
             frame.set_extent(headroom, length as u16);
-            let offload = Offload {
-                checksum_start: if flow.remote.is_ipv6() { 54 } else { 34 },
-                checksum_offset: 16,
-            };
-            let payload = outgoing.payload_len();
-            longest = longest.max(payload);
-            if lost(chance, *loss) {
-                queue.frames.push(frame);
-                return true;
-            }
-            let sent = if payload > usize::from(outgoing.segment_size) {
-                queue
-                    .transmit
-                    .transmit_segments(frame, offload, outgoing.segment_size)
-            } else {
-                queue.transmit.transmit(frame, Some(offload))
-            };
-            sent.unwrap();
+            queue.transmit.transmit(frame, Some(offload)).unwrap();
             queue.transmit.flush().unwrap();
             true
         });

@@ -596,6 +596,7 @@ mod tests {
                     host: flows::FlowHost::Tap {
                         interface: "tw-t".into(),
                     },
+                    write: Some(1024),
                 }),
                 false,
             ),

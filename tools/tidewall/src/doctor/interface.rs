@@ -4,8 +4,8 @@ use std::io;
 
 use serde::Deserialize;
 use serde_json::Value;
-use tidewall_device::afxdp::Checksums;
-use tidewall_device::interface::{driver, queue_count, transmit_queue_count};
+use tidewall_device::afxdp::{Checksums, Segmentation};
+use tidewall_device::interface::{cuts_segments, driver, queue_count, transmit_queue_count};
 use tidewall_manager::ethtool;
 use tidewall_manager::{XdpMode, check_generic, lower_interfaces};
 use tidewall_socket::snapshot::StackSnapshot;
@@ -285,11 +285,17 @@ fn device(
     Finding::ok(
         CHECK,
         format!(
-            "{}, {} XDP would run in {mode}, {} receive and {} transmit queues, checksums {checksums}",
+            "{}, {} XDP would run in {mode}, {} receive and {} transmit queues, checksums {checksums}, \
+             segments cut {}",
             driver.unwrap_or("unknown driver"),
             xdp.name(),
             number(queue_count(name)),
             number(transmit_queue_count(name)),
+            if cuts_segments(name).unwrap_or(false) {
+                Segmentation::ByDevice
+            } else {
+                Segmentation::ByKernel
+            },
         ),
     )
 }

@@ -215,6 +215,20 @@ const OTHERS: &[Entry] = &[
         "A send refused because every transmit frame was under way.",
         "The device sends more slowly than the application: send in batches, wait after WouldBlock.",
     ),
+    entry(
+        Transmit,
+        "long-dropped",
+        Loss,
+        "A long TCP segment that the kernel dropped on its way out (ENOBUFS), whole or in part. TCP sends it again.",
+        "The queueing discipline is full, or an egress rule drops: tc -s qdisc show dev IF; nft list ruleset (hook egress).",
+    ),
+    entry(
+        Transmit,
+        "long-no-room",
+        Way,
+        "A long TCP segment that waited, since the device had not sent those before.",
+        "",
+    ),
 ];
 
 /// Of a transport switch.

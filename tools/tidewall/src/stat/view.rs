@@ -161,7 +161,7 @@ fn queue_text(pair: &Pair, number: usize) -> String {
     let software =
         |queue: &QueueSnapshot| queue.transmitted.saturating_sub(queue.checksums_by_device);
     type Row<'a> = (&'a str, fn(&QueueSnapshot) -> u64, &'a str);
-    let rows: [Row<'_>; 11] = [
+    let rows: [Row<'_>; 15] = [
         ("delivered to channels", |queue| queue.delivered, ""),
         ("lost in the ring", |queue| queue.lost_in_ring, "lost"),
         (
@@ -176,6 +176,18 @@ fn queue_text(pair: &Pair, number: usize) -> String {
             "",
         ),
         ("sent, checksum in software", software, ""),
+        ("sent, long segments", |queue| queue.long_segments, ""),
+        ("sent, bytes in long segments", |queue| queue.long_bytes, ""),
+        (
+            "long segments dropped by the kernel",
+            |queue| queue.long_dropped,
+            "lost",
+        ),
+        (
+            "long segments refused: no room",
+            |queue| queue.long_no_room,
+            "lost",
+        ),
         (
             "sends refused: no free frame",
             |queue| queue.no_transmit_frame,
@@ -283,6 +295,8 @@ pub fn losses(pair: &Pair) -> Vec<Loss> {
         add(Place::Transmit, "no-transmit-frame", &|queue| {
             queue.no_transmit_frame
         });
+        add(Place::Transmit, "long-dropped", &|queue| queue.long_dropped);
+        add(Place::Transmit, "long-no-room", &|queue| queue.long_no_room);
     }
     for name in now.counters.protocol.keys() {
         add(Place::Protocol, None, name, &|stack| {

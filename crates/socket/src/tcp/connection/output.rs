@@ -9,6 +9,7 @@ use tidewall_wire::ethernet::MacAddress;
 
 use super::{ConnectionInner, State};
 use crate::ip::routes::LIFETIME;
+use crate::ip::transmit::long::packets;
 use crate::lock::lock;
 use crate::stack::Core;
 use crate::tcp::frames::Deferred;
@@ -16,6 +17,8 @@ use crate::tcp::sending::{Again, Emitted, PIGGYBACK, QUANTUM};
 
 /// When to try again what the device had no room for.
 const CONGESTED: Duration = Duration::from_millis(1);
+/// How often that time is doubled where a long segment is refused again: up to 128 ms.
+const MOST_DOUBLINGS: u8 = 7;
 /// When to ask again for a neighbour that the kernel is looking for.
 const RESOLVING: Duration = Duration::from_millis(10);
 /// Questions for a neighbour, [`RESOLVING`] apart, whose answers a repetition waits for
@@ -86,18 +89,42 @@ impl ConnectionInner {
                     return emitted;
                 }
                 let notified = state.connection.notification_count();
+                state.connection.set_offload(transmitter.segmentation());
+                // Segments that follow a long one would overtake it by another way.
+                let mut follows = state.follows_long && state.connection.awaits_acknowledgment();
                 state.connection.output(now, &mut |outgoing| {
                     if quantum == 0 {
                         emitted.again = Again::Later;
                         return false;
                     }
-                    quantum -= 1;
-                    let sent = transmitter.queue_segment(neighbour, hop_limit, &flow, outgoing);
-                    if sent.is_err() {
-                        retry = Some(CONGESTED);
+                    let sent = if outgoing.is_long() || follows && outgoing.has_sequence() {
+                        follows = true;
+                        quantum = quantum.saturating_sub(packets(outgoing));
+                        transmitter.send_long(neighbour, hop_limit, &flow, outgoing)
+                    } else {
+                        quantum -= 1;
+                        transmitter.queue_segment(neighbour, hop_limit, &flow, outgoing)
+                    };
+                    match sent {
+                        Ok(()) => true,
+                        // By packets, from now on.
+                        Err(_) if outgoing.is_long() && transmitter.segmentation() == 0 => {
+                            emitted.again = Again::Later;
+                            false
+                        }
+                        Err(_) => {
+                            let again = outgoing.is_long().then_some(state.refusals);
+                            let doublings = again.unwrap_or(0).min(MOST_DOUBLINGS);
+                            retry = Some(CONGESTED * (1 << doublings));
+                            false
+                        }
                     }
-                    sent.is_ok()
                 });
+                state.follows_long = follows;
+                state.refusals = match retry {
+                    Some(_) => state.refusals.saturating_add(1),
+                    None => 0,
+                };
                 drop(transmitter);
                 self.notify_notifications(state, notified);
             }

@@ -166,6 +166,7 @@ impl<'a> Session<'a> {
                 let job = FlowServer {
                     address: peer.address(),
                     host,
+                    write: None,
                 };
                 Child::start_ready(place, &Job::Flow(FlowJob::Server(job), true), peer.name())
             })

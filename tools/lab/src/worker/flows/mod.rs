@@ -56,6 +56,9 @@ pub struct FlowServer {
     pub address: SocketAddrV4,
     /// On which stack.
     pub host: FlowHost,
+    /// Bytes of a write; `None`: [`CHUNK`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write: Option<usize>,
 }
 
 /// The stack of a server of bulk and objects.
@@ -240,7 +243,7 @@ mod tests {
                     panic!("not IPv4");
                 };
                 ready.send(address).unwrap();
-                server::serve(&host, &listener, ledger, stop).unwrap();
+                server::serve(&host, &listener, ledger, stop, CHUNK).unwrap();
             });
             work(address.recv().unwrap());
             stop.store(true, Ordering::Relaxed);

@@ -91,12 +91,13 @@ pub(super) fn run(job: &FlowServer) -> anyhow::Result<()> {
     let ledger = Ledger::default();
     answer(ledger.clone(), stop.clone());
     let address = SocketAddr::from(job.address);
+    let write = job.write.unwrap_or(CHUNK).clamp(1, CHUNK);
     let stack = match &job.host {
         FlowHost::Linux { congestion } => {
             let host = LinuxStreams::new(linux_stream::Options::default())?;
             let listener = host.listen(address, BACKLOG)?;
             set_tcp_congestion(&listener, congestion)?;
-            return serve(&host, &listener, &ledger, &stop);
+            return serve(&host, &listener, &ledger, &stop, write);
         }
         FlowHost::Tidewall { interface, cpu } => Stack::embedded(
             EmbeddedConfig::new(interface)
@@ -116,7 +117,7 @@ pub(super) fn run(job: &FlowServer) -> anyhow::Result<()> {
     }
     let host = TidewallStreams::new(&stack)?;
     let listener = host.listen(address, BACKLOG)?;
-    serve(&host, &listener, &ledger, &stop)
+    serve(&host, &listener, &ledger, &stop, write)
 }
 
 /// Answers the lab from a thread of its own.
@@ -163,12 +164,13 @@ struct Client<S> {
     reported: bool,
 }
 
-/// Serves until `stop` is set.
+/// Serves until `stop` is set, by writes of so many bytes.
 pub(super) fn serve<H: StreamHost>(
     host: &H,
     listener: &H::Listener,
     ledger: &Ledger,
     stop: &AtomicBool,
+    write: usize,
 ) -> anyhow::Result<()>
 where
     H::Stream: Measured,
@@ -207,7 +209,7 @@ where
                 continue;
             };
             let stuck = client.stuck;
-            let turned = client.turn(&mut buffer).and_then(|more| {
+            let turned = client.turn(&mut buffer, write).and_then(|more| {
                 if more {
                     unfinished.push(token);
                 }
@@ -285,10 +287,10 @@ impl<S: Measured> Client<S> {
 
     /// Reads and writes while there is anything to read and room; true when it
     /// had enough for a turn. An error is the end of the connection.
-    fn turn(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
+    fn turn(&mut self, buffer: &mut [u8], write: usize) -> io::Result<bool> {
         let mut moved = 0;
         while moved < TURN {
-            let count = match self.step(buffer) {
+            let count = match self.step(buffer, write) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
@@ -299,8 +301,8 @@ impl<S: Measured> Client<S> {
         Ok(true)
     }
 
-    /// One read or write.
-    fn step(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    /// One read, or one write of at most so many bytes.
+    fn step(&mut self, buffer: &mut [u8], write: usize) -> io::Result<usize> {
         let now = Instant::now();
         match &mut self.work {
             Work::Asking(request, have) => {
@@ -333,7 +335,7 @@ impl<S: Measured> Client<S> {
             }
             Work::Sending { left, .. } => {
                 let length = usize::try_from(*left).unwrap_or(usize::MAX);
-                let bytes = buffer.get(..length.min(buffer.len())).unwrap_or_default();
+                let bytes = buffer.get(..length.min(write)).unwrap_or_default();
                 match self.stream.write(bytes, false) {
                     Ok(count) => {
                         *left -= (count as u64).min(*left);

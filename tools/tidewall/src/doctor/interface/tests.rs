@@ -1,3 +1,4 @@
+use tidewall_device::afxdp::Segmentation;
 use tidewall_socket::snapshot::DeviceSnapshot;
 
 use super::super::Severity;
@@ -110,7 +111,7 @@ fn offloads_that_hide_frames_are_named() {
 fn the_device_of_a_stack_is_that_of_its_snapshot() {
     let finding = device("x", Some("mlx5_core"), None, Some(XSK_TX_CHECKSUM), None);
     assert!(
-        finding.text.ends_with("zero-copy, ? receive and ? transmit queues, checksums by the device (its driver says so)"),
+        finding.text.contains("zero-copy, ? receive and ? transmit queues, checksums by the device (its driver says so), segments cut by the kernel ("),
         "{}",
         finding.text
     );
@@ -130,11 +131,12 @@ fn the_device_of_a_stack_is_that_of_its_snapshot() {
         device.receive_queues = 2;
         device.transmit_queues = 2;
         device.checksums = Checksums::Proven.to_string();
+        device.segmentation = Segmentation::ByDevice.to_string();
         device
     });
     assert_eq!(
         device("x", None, None, None, Some(&owner)).text,
-        "igb, native XDP, copy mode, 2 receive and 2 transmit queues, checksums by the device (proven at start)"
+        "igb, native XDP, copy mode, 2 receive and 2 transmit queues, checksums by the device (proven at start), segments cut by the device"
     );
 }
 

@@ -199,6 +199,7 @@ fn the_device_and_who_makes_checksums_are_in_the_header_and_the_rows() {
         device.receive_queues = 2;
         device.transmit_queues = 1;
         device.checksums = "in software (why)".to_owned();
+        device.segmentation = "by the kernel (why)".to_owned();
         device
     });
     now.queues[0].transmitted = 10;
@@ -209,7 +210,7 @@ fn the_device_and_who_makes_checksums_are_in_the_header_and_the_rows() {
         second,
         Some(
             "virtio_net, native XDP, copy mode, 2 receive and 1 transmit queue, \
-             checksums in software (why)"
+             checksums in software (why), segments cut by the kernel (why)"
         )
     );
     let row = |start: &str| text.lines().find(|line| line.contains(start)).unwrap();

@@ -1,0 +1,164 @@
+//! Long TCP segments beside AF_XDP: a packet socket with a virtio-net header before each frame
+//! (packet(7), PACKET_VNET_HDR), by which the device cuts them, or the kernel.
+//!
+//! One segment of 64 KiB costs a fifth of what its 45 packets cost by AF_XDP, and half of it
+//! where the kernel has to cut (docs/decisions.md). The socket receives nothing. Its frames go
+//! through the queueing discipline: bypassed, a device that does not cut would lose each of
+//! them. So tc and nftables see these frames, and not those that go by AF_XDP.
+//!
+//! In copy mode both paths are synchronous, and frames keep their order as long as the
+//! transmit ring is empty before. Where a real discipline or a zero-copy driver queues, they do
+//! not: whoever has sent a long segment sends what follows it by this path too.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sendmsg, socket_with,
+};
+use tidewall_sys::{interface, option_bytes, set_option};
+
+use crate::forked::Unshared;
+use crate::interface::cuts_segments;
+use crate::queue::LongSegment;
+use crate::virtio_header;
+
+/// Longest payload: with its headers at their longest it fits IP's length field.
+pub(super) const PAYLOAD_MAX: u32 = 65_535 - 60 - 60;
+/// Bytes in flight until a card has sent them: a millisecond at 40 Gbit/s.
+const SEND_BUFFER: i32 = 4 << 20;
+/// Of linux/if_packet.h.
+const PACKET_VNET_HDR: i32 = 15;
+/// Of asm-generic/socket.h, Linux 5.14.
+const SO_NETNS_COOKIE: i32 = 71;
+
+/// Who cuts long TCP segments into packets, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segmentation {
+    /// The device, or whoever receives from it.
+    ByDevice,
+    /// The kernel: the device does not.
+    ByKernel,
+    /// The stack: the kernel refuses a packet socket, with this errno.
+    Refused(i32),
+    /// The stack: the application is not trusted with a packet socket.
+    Untrusted,
+}
+
+impl Segmentation {
+    /// True when the stack sends long segments.
+    pub fn is_offloaded(self) -> bool {
+        matches!(self, Segmentation::ByDevice | Segmentation::ByKernel)
+    }
+}
+
+impl fmt::Display for Segmentation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Segmentation::ByDevice => formatter.write_str("by the device"),
+            Segmentation::ByKernel => {
+                formatter.write_str("by the kernel (the device does not: ethtool -K tso on)")
+            }
+            Segmentation::Refused(libc::EPERM) => {
+                formatter.write_str("in software (a packet socket needs CAP_NET_RAW)")
+            }
+            Segmentation::Refused(libc::EXDEV) => {
+                formatter.write_str("in software (the device is in another network namespace)")
+            }
+            Segmentation::Refused(errno) => {
+                let error = io::Error::from_raw_os_error(*errno);
+                write!(formatter, "in software (no packet socket: {error})")
+            }
+            Segmentation::Untrusted => formatter.write_str(
+                "in software (a packet socket would show the application others' frames)",
+            ),
+        }
+    }
+}
+
+/// The packet socket of a queue.
+pub(super) struct Segments {
+    fd: Unshared<OwnedFd>,
+}
+
+impl Segments {
+    /// Opens one on the interface of the queue that `beside` is bound to, and says who will
+    /// cut.
+    pub(super) fn open(
+        interface: &str,
+        index: u32,
+        beside: BorrowedFd<'_>,
+    ) -> (Option<Self>, Segmentation) {
+        match socket(index, beside) {
+            Ok(fd) if cuts_segments(interface).unwrap_or(false) => {
+                (Some(Segments { fd }), Segmentation::ByDevice)
+            }
+            Ok(fd) => (Some(Segments { fd }), Segmentation::ByKernel),
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                (None, Segmentation::Refused(errno))
+            }
+        }
+    }
+
+    /// Sends a segment. In copy mode the device has it when this returns.
+    ///
+    /// # Errors
+    /// As [`crate::queue::Transmit::send_segments`].
+    pub(super) fn send(&self, segment: &LongSegment<'_>) -> io::Result<()> {
+        let header = virtio_header::with_segments(segment);
+        let header = header.ok_or(io::ErrorKind::InvalidInput)?;
+        let [first, second] = segment.payload;
+        let parts = [&header, segment.headers, first, second].map(IoSlice::new);
+        let (flags, mut control) = (SendFlags::DONTWAIT, SendAncillaryBuffer::default());
+        match sendmsg(self.fd.as_fd(), &parts, &mut control, flags) {
+            Ok(_) => Ok(()),
+            Err(Errno::INTR) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn socket(index: u32, beside: BorrowedFd<'_>) -> io::Result<Unshared<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // Of protocol 0, which receives nothing.
+    let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
+    if namespace(&fd)? != namespace(beside)? {
+        // The interface is the manager's. One of this name is here, too.
+        return Err(io::Error::from_raw_os_error(libc::EXDEV));
+    }
+    set_option(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
+    // Needs CAP_NET_ADMIN. The default holds three long segments that a card has not sent.
+    let _ = set_option(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER);
+    interface::bind_packet(&fd, index, 0)?;
+    Unshared::new(fd)
+}
+
+/// The network namespace of a socket.
+fn namespace(socket: impl AsFd) -> io::Result<[u8; 8]> {
+    let mut cookie = [0; 8];
+    option_bytes(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie)?;
+    Ok(cookie)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_packet_socket_spares_the_stack_the_cutting() {
+        use Segmentation::*;
+        for found in [
+            ByDevice,
+            ByKernel,
+            Refused(libc::EPERM),
+            Refused(libc::EAFNOSUPPORT),
+            Untrusted,
+        ] {
+            let software = found.to_string().starts_with("in software (");
+            assert_eq!(software, !found.is_offloaded(), "{found}");
+        }
+    }
+}

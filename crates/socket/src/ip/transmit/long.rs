@@ -1,0 +1,94 @@
+//! Long TCP segments: the device or the kernel cuts them into packets.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use tidewall_device::queue::{LongSegment, Offload};
+use tidewall_protocol::tcp::{FourTuple, Link, Outgoing, output_before};
+use tidewall_protocol::udp::Checksum;
+use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
+use tidewall_wire::ipv6;
+use tidewall_wire::tcp::{CHECKSUM_OFFSET, PayloadChecksum};
+
+use super::{Transmitter, segment_errno};
+
+/// Ethernet, IPv6 and the longest TCP header.
+const HEADERS_MAX: usize = HEADER_LEN + ipv6::HEADER_LEN + 60;
+
+/// Segments that left by [`Transmitter::send_long`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LongCounts {
+    /// How many.
+    pub(crate) sent: u64,
+    /// Bytes of payload in them.
+    pub(crate) bytes: u64,
+    /// Refused, for the kernel dropped them: its queueing discipline, or a rule of nftables or tc.
+    pub(crate) dropped: u64,
+    /// Refused for want of room.
+    pub(crate) no_room: u64,
+}
+
+impl Transmitter {
+    /// Sends a segment at once, after all that was queued before: a long one, or one that
+    /// follows a long one and must not overtake it.
+    ///
+    /// # Errors
+    /// As [`tidewall_device::queue::Transmit::send_segments`]; EMSGSIZE, EAFNOSUPPORT for what
+    /// cannot be written.
+    pub(crate) fn send_long(
+        &mut self,
+        neighbour: MacAddress,
+        hop_limit: u8,
+        flow: &FourTuple,
+        outgoing: &Outgoing<'_>,
+    ) -> io::Result<()> {
+        let mut room = [0; HEADERS_MAX];
+        let link = Link {
+            source_mac: self.mac,
+            destination_mac: neighbour,
+            hop_limit,
+            checksum: Checksum::Offload,
+        };
+        let payload_len = outgoing.payload_len();
+        let payload = (payload_len, PayloadChecksum::Offload);
+        let class = outgoing.traffic_class;
+        let written = output_before(&mut room, &link, flow, &outgoing.header, class, payload)
+            .map_err(|error| io::Error::from_raw_os_error(segment_errno(&error)))?;
+        let headers = room.get(HEADERS_MAX - written..).unwrap_or_default();
+        let segment = LongSegment {
+            headers,
+            payload: outgoing.payload,
+            offload: Offload {
+                checksum_start: (written - outgoing.header.header_len()) as u16,
+                checksum_offset: CHECKSUM_OFFSET,
+            },
+            segment_size: outgoing.segment_size,
+        };
+        if let Err(error) = self.device.send_segments(&segment) {
+            match error.raw_os_error() {
+                Some(libc::ENOBUFS) => self.long.dropped += 1,
+                _ => self.long.no_room += u64::from(error.kind() == io::ErrorKind::WouldBlock),
+            }
+            return Err(error);
+        }
+        let packets = packets(outgoing);
+        // They have left, but what answers them must fit into the receive ring.
+        self.waiting = self.waiting.saturating_add(packets);
+        self.long.sent += 1;
+        self.long.bytes += payload_len as u64;
+        self.sent.fetch_add(u64::from(packets), Ordering::Relaxed);
+        self.offloaded += u64::from(packets);
+        Ok(())
+    }
+
+    /// Longest TCP payload of one [`Transmitter::send_long`]; 0: no long segments leave here.
+    pub(crate) fn segmentation(&self) -> u32 {
+        self.device.segmentation()
+    }
+}
+
+/// The packets that a segment is cut into.
+pub(crate) fn packets(outgoing: &Outgoing<'_>) -> u32 {
+    let size = usize::from(outgoing.segment_size).max(1);
+    outgoing.payload_len().div_ceil(size).max(1) as u32
+}
