@@ -629,4 +629,18 @@ impl Connection {
     pub fn output(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
         self.send_all(now, send);
     }
+
+    /// As [`Connection::output`], but for a last segment that is not full: more will be
+    /// written soon. [`Connection::wants_output`] remains true for it.
+    pub fn output_full(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
+        let cork = std::mem::replace(&mut self.cork, true);
+        self.send_all(now, send);
+        self.cork = cork;
+    }
+
+    /// True when as much waits as a burst takes at most, so that more would not make it larger.
+    #[inline]
+    pub fn has_full_burst(&self) -> bool {
+        self.unsent() >= self.largest_burst()
+    }
 }

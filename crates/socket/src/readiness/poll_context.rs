@@ -19,7 +19,7 @@ use waiting::EventCost;
 
 mod waiting;
 
-pub(crate) use waiting::{in_turn, turn_is_long};
+pub(crate) use waiting::{in_turn, note_sent_in_turn, turn_is_long};
 
 thread_local! {
     static READIED: Cell<u32> = const { Cell::new(0) };

@@ -51,6 +51,9 @@ pub(crate) enum Hold {
     Acknowledgments,
     /// Those, and those that were reported to the application, which will write to them.
     Reported,
+    /// Those of [`Hold::Acknowledgments`], and of each the last segment that is not full: the
+    /// application goes on writing.
+    Partial,
 }
 
 #[derive(Default)]
@@ -84,7 +87,7 @@ pub(super) enum Again {
     Later,
     /// Its queue had no room.
     Full,
-    /// Its acknowledgment is delayed.
+    /// What is left of it is delayed.
     Delayed,
 }
 
@@ -184,7 +187,10 @@ impl Tcp {
                 kept.push(connection);
                 continue;
             }
-            let Emitted { queue, again } = connection.emit(core, delays);
+            let Emitted { queue, again } = connection.emit(core, delays, hold == Hold::Partial);
+            if let Some(queue) = queue {
+                sending.ring_doorbell(queue);
+            }
             if again == Again::Delayed {
                 kept.push(connection);
                 continue;
@@ -192,7 +198,6 @@ impl Tcp {
             let Some(queue) = queue else {
                 continue;
             };
-            sending.ring_doorbell(queue);
             match again {
                 Again::Later => sending.change(|order| order.old.push_back(connection)),
                 Again::Full => {

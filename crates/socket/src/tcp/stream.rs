@@ -13,7 +13,7 @@ use super::listener::as_bound;
 use super::sending::Hold;
 use crate::descriptor::scatter;
 use crate::readiness::Events;
-use crate::readiness::poll_context::{in_turn, turn_is_long};
+use crate::readiness::poll_context::{in_turn, note_sent_in_turn, turn_is_long};
 use crate::stack::Stack;
 use crate::timeout::Timeout;
 
@@ -246,7 +246,7 @@ impl TcpStream {
         let mut opening = false;
         loop {
             let mut failed = None;
-            let (blocked, done) = connection.with(core, |state, deferred| {
+            let (blocked, done, is_full) = connection.with(core, |state, deferred| {
                 let notified = state.connection.notification_count();
                 if connection.take_frames(core, state, deferred) > 0 {
                     connection.notify_changes(state);
@@ -318,9 +318,9 @@ impl TcpStream {
                 // What was written goes with the SYN.
                 state.begin();
                 connection.update(core, state, deferred);
-                (blocked, done)
+                (blocked, done, state.connection.has_full_burst())
             });
-            self.send_unless_later(connection);
+            self.send_unless_later(connection, is_full);
             // What went with a SYN that nobody answered was not written.
             if let Some(errno) = failed.filter(|_| (written == 0 || opening) && !blocked) {
                 return Err(error(errno));
@@ -358,19 +358,23 @@ impl TcpStream {
 
     /// Sends what may be sent, unless the selector's next wait will, or the event loop's that
     /// the calling thread is, soon enough: who has a stream that blocks may wait elsewhere.
-    fn send_unless_later(&self, connection: &Arc<ConnectionInner>) {
+    /// `is_full`: a burst waits that more would not make larger.
+    fn send_unless_later(&self, connection: &Arc<ConnectionInner>, is_full: bool) {
         let nonblocking = self.nonblocking.load(Ordering::Relaxed);
         let turns = nonblocking && in_turn(self.stack.core());
-        self.send_unless(turns || connection.wait_queue.is_sent_later());
+        self.send_unless(turns || connection.wait_queue.is_sent_later(), is_full);
     }
 
-    fn send_unless(&self, later: bool) {
+    fn send_unless(&self, later: bool, is_full: bool) {
         let core = self.stack.core();
         let unsent = core.tcp.sending.len();
         if !later || unsent >= super::MANY_DIRTY {
             core.tcp.flush(core);
-        } else if turn_is_long(core, unsent) {
+        } else if turn_is_long(core) {
             core.tcp.flush_but(core, Hold::Acknowledgments);
+            note_sent_in_turn(core);
+        } else if is_full {
+            core.tcp.flush_but(core, Hold::Partial);
         } else {
             core.tcp.helper.wake();
         }
@@ -468,7 +472,7 @@ impl TcpStream {
                     connection.notify_state(state);
                     result
                 });
-                self.send_unless_later(connection);
+                self.send_unless_later(connection, false);
                 result.map_err(error)
             }
         }
@@ -513,7 +517,7 @@ impl TcpStream {
         let core = self.stack.core();
         let linger = self.linger();
         connection.close(core, linger);
-        self.send_unless_later(connection);
+        self.send_unless_later(connection, false);
         let Some(time) = linger.filter(|time| !time.is_zero()) else {
             return;
         };

@@ -27,8 +27,12 @@ const HELD_MOST: u64 = 2 * HOLD;
 struct Turn {
     /// The stack, as an address; 0: the thread is in no turn.
     core: usize,
-    /// Connections that may wait for its end with something to send.
+    /// Writes that may wait for its end.
     most: usize,
+    /// Writes since it began, or last sent something.
+    held: usize,
+    /// Writes since it began.
+    writes: usize,
     /// When it began, or last sent something, ns since the stack started.
     since: u64,
     /// It has sent something early.
@@ -40,10 +44,12 @@ struct Turn {
 impl Turn {
     const NONE: Turn = Turn {
         core: 0,
-        has_events: false,
         most: 0,
+        held: 0,
+        writes: 0,
         since: 0,
         has_sent: false,
+        has_events: false,
     };
 }
 
@@ -58,34 +64,42 @@ pub(crate) fn in_turn(core: &Core) -> bool {
     turn.has_events && turn.core == std::ptr::from_ref(core).addr()
 }
 
-/// Whether what the calling thread's turn has left to be sent has waited long enough:
-/// `unsent` connections wait. Their number bounds the time, as the cost of an event is
-/// known; the clock is read each time that the number has doubled. True for a thread that
-/// is in no turn, as it does not know when another thread's turn ends.
-pub(crate) fn turn_is_long(core: &Core, unsent: usize) -> bool {
+/// Notes that the calling thread has written to a connection, and says whether what its turn has
+/// left to be sent has waited long enough. The number of writes bounds the time, as the cost
+/// of one is known; the clock is read each time that the number has doubled. True for a thread
+/// that is in no turn, as it does not know when another thread's turn ends.
+pub(crate) fn turn_is_long(core: &Core) -> bool {
     let mut turn = TURN.get();
     if turn.core != std::ptr::from_ref(core).addr() {
         // Without a helper each thread turns the stack itself.
         return core.tcp.helper.is_allowed();
     }
-    if unsent >= turn.most {
-        return true;
+    turn.writes += 1;
+    turn.held += 1;
+    let mut is_long = turn.held >= turn.most;
+    if !is_long && turn.held >= 2 && turn.held.is_power_of_two() {
+        let now = nanoseconds(core.now());
+        is_long = now.saturating_sub(turn.since) >= HOLD;
+        if is_long && turn.has_sent {
+            // So many writes have cost that much: this turn is not as those before.
+            turn.most = turn.held / 2;
+        }
     }
-    if unsent < 2 || !unsent.is_power_of_two() {
-        return false;
-    }
-    let now = nanoseconds(core.now());
-    if now.saturating_sub(turn.since) < HOLD {
-        return false;
-    }
-    if turn.has_sent {
-        // Two events have cost that much: this turn is not as those before.
-        turn.most = 1;
-    }
-    turn.since = now;
-    turn.has_sent = true;
     TURN.set(turn);
-    true
+    is_long
+}
+
+/// Notes that all has been sent that the calling thread's turn had left.
+pub(crate) fn note_sent_in_turn(core: &Core) {
+    let turn = TURN.get();
+    if turn.core == std::ptr::from_ref(core).addr() {
+        TURN.set(Turn {
+            held: 0,
+            since: nanoseconds(core.now()),
+            has_sent: true,
+            ..turn
+        });
+    }
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -116,7 +130,8 @@ impl Drop for Inside<'_> {
 pub(super) struct EventCost {
     /// A moving average, ns.
     average: AtomicU64,
-    /// The same, no turn of which counts for more than [`HELD_MOST`].
+    /// The same of an event or of a write, whichever were more, no turn of which counts for
+    /// more than [`HELD_MOST`].
     held: AtomicU64,
     /// When the last wait returned, ns since the stack started, and with how many
     /// events; 0: not noted.
@@ -138,26 +153,29 @@ impl EventCost {
         now
     }
 
-    /// Measures what an event cost, if the last wait noted it.
-    fn measure(&self, now: Duration) {
+    /// Measures what an event cost, if the last wait noted it, and one of so many writes. A
+    /// turn without events may write, too: one that goes on with what it had left.
+    fn measure(&self, now: Duration, writes: usize) {
         let events = self.returned.load(Ordering::Relaxed) as u64;
-        if events == 0 {
+        if events == 0 && writes == 0 {
             return;
         }
         self.returned.store(0, Ordering::Relaxed);
         let since = self.returned_at.load(Ordering::Relaxed);
         let away = nanoseconds(now).saturating_sub(since);
-        let cost = away.checked_div(events).unwrap_or(0);
+        let cost = |count: u64| away.checked_div(count).unwrap_or(0);
         let add = |average: &AtomicU64, cost: u64| {
             let known = average.load(Ordering::Relaxed);
             average.store(known - known / 8 + cost / 8, Ordering::Relaxed);
         };
-        add(&self.average, cost);
-        add(&self.held, cost.min(HELD_MOST));
+        if events > 0 {
+            add(&self.average, cost(events));
+        }
+        let writes = events.max(writes as u64);
+        add(&self.held, cost(writes).min(HELD_MOST));
     }
 
-    /// How many connections may wait for the end of a turn with what it wrote: as many as
-    /// are written to within [`HOLD`].
+    /// How many writes may wait for the end of a turn: as many as there are within [`HOLD`].
     fn most_held(&self) -> usize {
         (HOLD / self.held.load(Ordering::Relaxed).max(1)) as usize
     }
@@ -222,9 +240,9 @@ impl PollContext {
         collect: &mut dyn FnMut(bool) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let inside = self.enter();
-        TURN.set(Turn::NONE);
+        let Turn { writes, .. } = TURN.replace(Turn::NONE);
         let mut seen = core.now();
-        self.cost.measure(seen);
+        self.cost.measure(seen, writes);
         let result = self.wait_inside(core, timeout, signals, &mut seen, collect);
         drop(inside);
         if let Ok(events) = result {
@@ -233,6 +251,8 @@ impl PollContext {
                 TURN.set(Turn {
                     core: std::ptr::from_ref(core).addr(),
                     most: self.cost.most_held(),
+                    held: 0,
+                    writes: 0,
                     since,
                     has_sent: false,
                     has_events: events > 0 && core.tcp.helper.is_allowed(),

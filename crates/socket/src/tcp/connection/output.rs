@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::{FourTuple, State as Phase};
+use tidewall_protocol::tcp::{FourTuple, Outgoing, State as Phase};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::{ConnectionInner, State};
@@ -44,15 +44,15 @@ impl ConnectionInner {
 
     /// Sends what may be sent in one turn: into frames of its queue, which the
     /// caller makes the device send. `delays`: an acknowledgment that may be
-    /// piggybacked is not sent yet.
-    pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core, delays: bool) -> Emitted {
+    /// piggybacked is not sent yet. `full`: nor is a last segment that is not full.
+    pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core, delays: bool, full: bool) -> Emitted {
         self.dirty.store(false, Ordering::Release);
         self.with(core, |state, deferred| {
             if delays && state.delays_acknowledgment(core) {
                 let again = self.again(Again::Delayed);
                 return Emitted { queue: None, again };
             }
-            self.emit_locked(core, state, deferred)
+            self.emit_locked(core, state, full, deferred)
         })
     }
 
@@ -60,6 +60,7 @@ impl ConnectionInner {
         self: &Arc<Self>,
         core: &Core,
         state: &mut State,
+        full: bool,
         deferred: &mut Deferred,
     ) -> Emitted {
         let mut emitted = Emitted::default();
@@ -92,7 +93,7 @@ impl ConnectionInner {
                 state.connection.set_offload(transmitter.segmentation());
                 // Segments that follow a long one would overtake it by another way.
                 let mut follows = state.follows_long && state.connection.awaits_acknowledgment();
-                state.connection.output(now, &mut |outgoing| {
+                let mut send = |outgoing: &Outgoing<'_>| {
                     if quantum == 0 {
                         emitted.again = Again::Later;
                         return false;
@@ -119,7 +120,12 @@ impl ConnectionInner {
                             false
                         }
                     }
-                });
+                };
+                if full {
+                    state.connection.output_full(now, &mut send);
+                } else {
+                    state.connection.output(now, &mut send);
+                }
                 state.follows_long = follows;
                 state.refusals = match retry {
                     Some(_) => state.refusals.saturating_add(1),
@@ -139,6 +145,10 @@ impl ConnectionInner {
                 return emitted;
             }
             self.arm(core, state, now + after_this);
+        }
+        if full && emitted.again == Again::No && retry.is_none() && state.connection.wants_output()
+        {
+            emitted.again = Again::Delayed;
         }
         emitted.again = self.again(emitted.again);
         self.update(core, state, deferred);

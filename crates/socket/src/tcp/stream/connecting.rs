@@ -302,7 +302,7 @@ impl TcpStream {
             if let Some(connection) = opened {
                 let stream = Self::own(connection, stack.clone(), false);
                 // A connect that blocks sends it before it sleeps.
-                stream.send_unless(in_turn(core));
+                stream.send_unless(in_turn(core), false);
                 return Ok(Some(stream));
             }
         }

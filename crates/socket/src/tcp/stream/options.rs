@@ -481,7 +481,7 @@ impl TcpStream {
             state.connection.wants_output()
         });
         if wants {
-            self.send_unless_later(connection);
+            self.send_unless_later(connection, false);
         }
         Ok(())
     }
