@@ -28,11 +28,11 @@ struct Turn {
     /// The stack, as an address; 0: the thread is in no turn.
     core: usize,
     /// Writes that may wait for its end.
-    most: usize,
+    most: u32,
     /// Writes since it began, or last sent something.
-    held: usize,
+    held: u32,
     /// Writes since it began.
-    writes: usize,
+    writes: u32,
     /// When it began, or last sent something, ns since the stack started.
     since: u64,
     /// It has sent something early.
@@ -155,7 +155,7 @@ impl EventCost {
 
     /// Measures what an event cost, if the last wait noted it, and one of so many writes. A
     /// turn without events may write, too: one that goes on with what it had left.
-    fn measure(&self, now: Duration, writes: usize) {
+    fn measure(&self, now: Duration, writes: u32) {
         let events = self.returned.load(Ordering::Relaxed) as u64;
         if events == 0 && writes == 0 {
             return;
@@ -171,13 +171,13 @@ impl EventCost {
         if events > 0 {
             add(&self.average, cost(events));
         }
-        let writes = events.max(writes as u64);
+        let writes = events.max(writes.into());
         add(&self.held, cost(writes).min(HELD_MOST));
     }
 
     /// How many writes may wait for the end of a turn: as many as there are within [`HOLD`].
-    fn most_held(&self) -> usize {
-        (HOLD / self.held.load(Ordering::Relaxed).max(1)) as usize
+    fn most_held(&self) -> u32 {
+        (HOLD / self.held.load(Ordering::Relaxed).max(1)) as u32
     }
 }
 
