@@ -9,7 +9,7 @@ use core::fmt;
 
 use crate::checksum::Sum;
 pub use crate::fast_open::FastOpen;
-use crate::transport::{Addresses, Checksum, ChecksumState, checksum_state};
+use crate::transport::{Addresses, Checksum, ChecksumState, checksum_state, is_acceptable};
 use crate::{EmitError, Protocol};
 pub use options::{Options, SackBlocks, Timestamps};
 
@@ -184,6 +184,15 @@ impl<'a> Packet<'a> {
     pub fn checksum_state(&self, addresses: Addresses) -> ChecksumState {
         let field = u16::from_be_bytes([self.header[16], self.header[17]]);
         checksum_state(addresses, Protocol::TCP, self.bytes, field)
+    }
+
+    /// Whether the checksum is right, or left to a device where it `may_be_left`, which is
+    /// asked first: [`ChecksumState::Valid`] or [`ChecksumState::LeftToOffload`] of
+    /// [`Packet::checksum_state`], without summing the payload in the second case.
+    #[must_use]
+    pub fn has_acceptable_checksum(&self, addresses: Addresses, may_be_left: bool) -> bool {
+        let field = u16::from_be_bytes([self.header[16], self.header[17]]);
+        is_acceptable(addresses, Protocol::TCP, self.bytes, field, may_be_left)
     }
 }
 

@@ -78,14 +78,25 @@ pub(crate) fn checksum_state(
     field: u16,
 ) -> ChecksumState {
     let pseudo_header = addresses.pseudo_header(protocol, bytes.len());
-    // Asked first, since it costs nothing beside summing the payload. A checksum
-    // that happens to be both is accepted either way.
-    let left = pseudo_header.folded() == field;
     if pseudo_header.bytes(bytes).is_valid() {
         ChecksumState::Valid
-    } else if left {
+    } else if pseudo_header.folded() == field {
         ChecksumState::LeftToOffload
     } else {
         ChecksumState::Invalid
     }
+}
+
+/// Whether a datagram with this checksum field is to be accepted. `may_be_left`: its sender
+/// may have left the checksum to a virtual device. The payload is then not summed if it did.
+#[inline]
+pub(crate) fn is_acceptable(
+    addresses: Addresses,
+    protocol: Protocol,
+    bytes: &[u8],
+    field: u16,
+    may_be_left: bool,
+) -> bool {
+    let pseudo_header = addresses.pseudo_header(protocol, bytes.len());
+    may_be_left && pseudo_header.folded() == field || pseudo_header.bytes(bytes).is_valid()
 }

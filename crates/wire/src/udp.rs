@@ -1,7 +1,7 @@
 //! UDP (RFC 768), over IPv4 and over IPv6 (RFC 8200 §8.1, RFC 6935).
 
-use crate::transport::checksum_state;
 pub use crate::transport::{Addresses, Checksum, ChecksumState};
+use crate::transport::{checksum_state, is_acceptable};
 use crate::{EmitError, Protocol};
 
 /// Bytes of a UDP header.
@@ -72,6 +72,14 @@ impl<'a> Packet<'a> {
             0 => ChecksumState::Absent,
             field => checksum_state(addresses, Protocol::UDP, self.bytes, field),
         }
+    }
+
+    /// As [`crate::tcp::Packet::has_acceptable_checksum`], for a datagram that has a checksum.
+    #[must_use]
+    #[inline]
+    pub fn has_acceptable_checksum(&self, addresses: Addresses, may_be_left: bool) -> bool {
+        let field = self.checksum();
+        is_acceptable(addresses, Protocol::UDP, self.bytes, field, may_be_left)
     }
 
     /// What the datagram carries.

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use tidewall_wire::ethernet::{self, MacAddress};
 use tidewall_wire::tcp::{self, Flags, Header, PayloadChecksum};
-use tidewall_wire::udp::{Addresses, Checksum, ChecksumState};
+use tidewall_wire::udp::{Addresses, Checksum};
 use tidewall_wire::{EmitError, Protocol, ipv4, ipv6};
 
 use super::FourTuple;
@@ -78,12 +78,10 @@ fn accept<'a>(
         tcp::Error::Truncated => DropReason::Truncated,
         tcp::Error::DataOffset => DropReason::TcpDataOffset,
     })?;
-    if !options.verified {
-        match packet.checksum_state(addresses) {
-            ChecksumState::Valid => {}
-            ChecksumState::LeftToOffload if options.checksum_offload_possible => {}
-            _ => return Err(DropReason::TcpChecksum),
-        }
+    if !options.verified
+        && !packet.has_acceptable_checksum(addresses, options.checksum_offload_possible)
+    {
+        return Err(DropReason::TcpChecksum);
     }
     let header = packet.header();
     if header.source_port == 0 || header.destination_port == 0 {

@@ -12,7 +12,7 @@ use core::ops::Range;
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use tidewall_wire::Protocol;
-use tidewall_wire::udp::{Addresses, ChecksumState, HEADER_LEN, Packet};
+use tidewall_wire::udp::{Addresses, HEADER_LEN, Packet};
 
 use crate::ip;
 pub use crate::{DropReason, InputOptions};
@@ -41,12 +41,12 @@ fn verify_checksum(
     addresses: Addresses,
     options: &InputOptions,
 ) -> Result<(), DropReason> {
-    match packet.checksum_state(addresses) {
-        ChecksumState::Valid => Ok(()),
-        ChecksumState::LeftToOffload if options.checksum_offload_possible => Ok(()),
-        ChecksumState::LeftToOffload | ChecksumState::Invalid => Err(DropReason::UdpChecksum),
-        ChecksumState::Absent if matches!(addresses, Addresses::V4(..)) => Ok(()),
-        ChecksumState::Absent => Err(DropReason::UdpNoChecksum),
+    let may_be_left = options.checksum_offload_possible;
+    match (packet.checksum(), addresses) {
+        (0, Addresses::V4(..)) => Ok(()),
+        (0, Addresses::V6(..)) => Err(DropReason::UdpNoChecksum),
+        _ if packet.has_acceptable_checksum(addresses, may_be_left) => Ok(()),
+        _ => Err(DropReason::UdpChecksum),
     }
 }
 
