@@ -66,6 +66,7 @@ fn servers(site: &Site) -> Vec<(System, TcpSpec)> {
 fn nginx(site: &Site) -> Program {
     Program::Nginx {
         root: site.root().to_owned(),
+        sendfile: false,
     }
 }
 

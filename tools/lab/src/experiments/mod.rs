@@ -321,7 +321,7 @@ impl Experiment {
 }
 
 /// All experiments, in the order of the papers.
-pub static EXPERIMENTS: [Experiment; 44] = [
+pub static EXPERIMENTS: [Experiment; 45] = [
     lrp_base::EXPERIMENT,
     lrp_overload::EXPERIMENT,
     lrp_latency::EXPERIMENT,
@@ -360,6 +360,7 @@ pub static EXPERIMENTS: [Experiment; 44] = [
     manager_restart::EXPERIMENT,
     manager_hostile::EXPERIMENT,
     unmodified::requests::EXPERIMENT,
+    unmodified::bulk::EXPERIMENT,
     unmodified::floods::EXPERIMENT,
     unmodified::cost::EXPERIMENT,
     unmodified::squid::EXPERIMENT,

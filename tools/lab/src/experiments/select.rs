@@ -164,6 +164,7 @@ impl Servers {
             (Contestant::Program, true) => TcpKind::Program(Program::Squid { origin }),
             (Contestant::Program, false) => TcpKind::Program(Program::Nginx {
                 root: self.site.root().to_owned(),
+                sendfile: false,
             }),
             (_, false) => self.files(self.work),
             (_, true) => {

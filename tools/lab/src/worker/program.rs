@@ -52,11 +52,14 @@ pub enum Program {
         /// The origin.
         origin: SocketAddr,
     },
-    /// nginx with the files of a directory, which it copies: of small files Linux serves three
-    /// times as many so as by sendfile(2) behind a cork.
+    /// nginx with the files of a directory.
     Nginx {
         /// The directory.
         root: PathBuf,
+        /// By sendfile(2). Otherwise nginx copies: of small files Linux serves three times as
+        /// many so as by sendfile(2) behind a cork.
+        #[serde(default)]
+        sendfile: bool,
     },
     /// HAProxy handing each TCP connection to one of these servers.
     Haproxy {
@@ -164,13 +167,13 @@ impl Program {
                 origin.ip(),
                 origin.port(),
             ),
-            Program::Nginx { root } => format!(
+            Program::Nginx { root, sendfile } => format!(
                 "daemon off;\nmaster_process off;\nworker_processes 1;\nuser root;\n\
                  pid {directory}/pid;\nerror_log stderr crit;\n\
                  worker_rlimit_nofile {files};\n\
                  events {{ use epoll; multi_accept on; worker_connections {connections}; }}\n\
                  http {{\n\
-                 access_log off; etag off; sendfile off; tcp_nopush off;\n\
+                 access_log off; etag off; sendfile {}; tcp_nopush off;\n\
                  open_file_cache max=16; open_file_cache_valid 600s;\n\
                  client_header_timeout 600s; keepalive_timeout 600s; keepalive_requests 1000000000;\n\
                  client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;\n\
@@ -179,6 +182,7 @@ impl Program {
                  default_type application/octet-stream;\n\
                  server {{ listen {port} backlog=4096; root {}; }}\n\
                  }}\n",
+                if *sendfile { "on" } else { "off" },
                 root.display(),
                 connections = files.saturating_sub(64),
             ),
@@ -568,6 +572,7 @@ mod tests {
     fn nginx_is_one_process_without_logs() {
         let nginx = Program::Nginx {
             root: "/dev/shm/www".into(),
+            sendfile: false,
         };
         let text = nginx.configuration(80, Path::new("/dev/shm/x"), 20_000);
         for part in [

@@ -82,6 +82,9 @@ fn compare(name: &str, rules: &str, owned: &[Owned]) -> Vec<Finding> {
         .map(str::trim)
         .filter(|rule| !rule.starts_with('#'))
     {
+        if rule.contains("hook egress") {
+            findings.push(egress(name, rule));
+        }
         for port in owned.iter().filter(|port| mentions(rule, port)) {
             let refuses = ["drop", "reject", "DROP", "REJECT"]
                 .iter()
@@ -113,6 +116,19 @@ fn compare(name: &str, rules: &str, owned: &[Owned]) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// A chain through which long segments go, and no other frame of an owned port.
+fn egress(name: &str, chain: &str) -> Finding {
+    Finding::warning(
+        CHECK,
+        format!(
+            "{name} chain `{chain}` sees TCP segments that are longer than a packet, and no other \
+             frame that Tidewall sends"
+        ),
+        "what it drops shows as long-dropped: tidewall stat\n\
+         filter all of it in front of this host, or nothing here: nft delete chain …",
+    )
 }
 
 /// An input chain whose policy is to drop.
@@ -186,6 +202,20 @@ pub mod tests {
 
     fn port() -> Vec<Owned> {
         owned(&[stack(42, "tidewall", "0.0.0.0:7")])
+    }
+
+    #[test]
+    fn a_chain_on_egress_is_found() {
+        let rules = "table netdev t {\n\tchain out {\n\t\ttype filter hook egress device \"x\" \
+                     priority filter; policy accept;\n\t\tcounter\n\t}\n}\n";
+        let findings = compare("nftables", rules, &port());
+        assert_eq!(findings.len(), 1);
+        assert_eq!(findings[0].severity, Severity::Warning);
+        assert!(
+            findings[0].text.contains("hook egress"),
+            "{}",
+            findings[0].text
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Servers from Debian, unchanged: on the kernel's sockets and by `tidewall run`.
 
+pub(super) mod bulk;
 pub(super) mod cost;
 pub(super) mod floods;
 pub(super) mod requests;
@@ -80,7 +81,8 @@ impl Asked {
             Asked::Unbound => (Program::Unbound, 53),
             Asked::Nginx => {
                 let root = site.root().to_owned();
-                (Program::Nginx { root }, HTTP_PORT)
+                let sendfile = false;
+                (Program::Nginx { root, sendfile }, HTTP_PORT)
             }
             Asked::Haproxy => {
                 let servers = vec![SocketAddr::new(IpAddr::V4(CLIENT.0), ORIGIN_PORT)];
