@@ -1,5 +1,6 @@
 //! Calls that copy from one descriptor to another.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
 
 use libc::{loff_t, off_t, ssize_t};
@@ -10,6 +11,12 @@ use crate::process::ours;
 
 /// What is read of a file at a time.
 const PIECE: usize = 64 * 1024;
+
+thread_local! {
+    /// What a thread has read a file into: the memory of a new buffer would be zeroed, and come
+    /// from the kernel, for each call.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn sendfile(
@@ -51,7 +58,10 @@ fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -
         Some(offset) => u64::try_from(**offset).map_err(|_| Errno(libc::EINVAL))?,
         None => position()?,
     };
-    let mut buffer = vec![0; PIECE.min(count)];
+    // One that is ending has lost it, and allocates.
+    let mut buffer = BUFFER.try_with(Cell::take).unwrap_or_default();
+    let size = buffer.len().max(PIECE.min(count));
+    buffer.resize(size, 0);
     let mut sent = 0;
     let mut ended = Ok(());
     while sent < count && ended.is_ok() {
@@ -84,6 +94,7 @@ fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -
             Err(error) => ended = Err(error),
         }
     }
+    let _ = BUFFER.try_with(|place| place.set(buffer));
     if sent == 0 {
         ended?;
     }

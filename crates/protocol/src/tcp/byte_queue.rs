@@ -53,8 +53,13 @@ impl ByteQueue {
         let bytes = bytes.min(self.len);
         self.len -= bytes;
         self.ring.advance(bytes as usize);
-        if self.len == 0 && self.ring.capacity() <= KEEP_ABOVE {
-            self.ring.release();
+        if self.len == 0 {
+            if self.ring.capacity() <= KEEP_ABOVE {
+                self.ring.release();
+            } else {
+                // The processor's cache has the beginning sooner than what comes next.
+                self.ring.rewind();
+            }
         }
         bytes
     }

@@ -113,6 +113,12 @@ impl Ring {
         }
     }
 
+    /// Begins at the memory's start, as it holds nothing.
+    #[inline]
+    pub(super) fn rewind(&mut self) {
+        self.head = 0;
+    }
+
     /// Gives the memory back.
     pub(super) fn release(&mut self) {
         *self = Self::default();
