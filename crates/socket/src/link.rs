@@ -160,9 +160,13 @@ impl LinkWatch {
         if let (Some(mac), Some(mtu)) = (link.mac, link.mtu)
             && (old.mac, old.mtu) != (link.mac, link.mtu)
         {
+            let mut sent = usize::MAX;
             for queue in &core.receiver.queues {
-                lock(&queue.transmitter).set_link(MacAddress(mac), mtu);
+                let mut transmitter = lock(&queue.transmitter);
+                transmitter.set_link(MacAddress(mac), mtu);
+                sent = sent.min(transmitter.mtu());
             }
+            core.tcp.set_mtu(sent);
             core.netdev
                 .owner
                 .set_device(link.index, MacAddress(mac), mtu);

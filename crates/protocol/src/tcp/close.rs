@@ -360,10 +360,16 @@ impl Connection {
         }
     }
 
-    fn icmp_path_mtu(&mut self, mtu: u32, now: Time) {
+    /// The device takes no longer IP packets than these, in bytes, than which a segment was
+    /// longer. True when segments are shorter from now on.
+    pub fn limit_to_link(&mut self, mtu: u32, now: Time) -> bool {
+        self.icmp_path_mtu(mtu, now)
+    }
+
+    fn icmp_path_mtu(&mut self, mtu: u32, now: Time) -> bool {
         let mss = u16::try_from(mtu.saturating_sub(self.headers_len())).unwrap_or(u16::MAX);
         if !self.take_path_mtu(mss, now) {
-            return;
+            return false;
         }
         match self.state {
             State::SynSent => self.send_plain_syn(),
@@ -371,6 +377,7 @@ impl Connection {
             // What was too large is lost, but not to congestion (RFC 1191 §6.2).
             _ => self.simple_retransmit(now),
         }
+        true
     }
 
     /// The maximum segment size, at most (`TCP_MAXSEG`); before the handshake

@@ -202,7 +202,7 @@ impl Transmitter {
     /// Queues one segment.
     ///
     /// # Errors
-    /// As [`Transmitter::queue`].
+    /// As [`Transmitter::queue`]; EMSGSIZE for one that is longer than the MTU.
     pub(crate) fn queue_segment(
         &mut self,
         neighbour: MacAddress,
@@ -234,6 +234,10 @@ impl Transmitter {
                 return Err(io::Error::from_raw_os_error(segment_errno(&error)));
             }
         };
+        if length - HEADER_LEN > self.mtu {
+            self.free.push(frame);
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
         frame.set_extent(headroom, length as u16);
         let network = if flow.remote.is_ipv4() {
             ipv4::HEADER_LEN

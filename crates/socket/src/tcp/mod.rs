@@ -140,6 +140,13 @@ impl Begins {
     }
 }
 
+/// Payload of a segment over IPv4 by a link of this MTU.
+fn mss_of(mtu: usize) -> u16 {
+    u16::try_from(mtu.saturating_sub(40))
+        .unwrap_or(u16::MAX)
+        .max(MSS_LEAST)
+}
+
 /// What happened since the stack started.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -245,7 +252,7 @@ impl Tcp {
         for queue in queues {
             mtu = mtu.min(lock(&queue.transmitter).mtu());
         }
-        let mss = (mtu.saturating_sub(40) as u16).max(MSS_LEAST);
+        let mss = mss_of(mtu);
         let timers = Timers::default();
         let channels = Channels::open(queues)?;
         let mut time_wait_timer = 0;
@@ -286,6 +293,12 @@ impl Tcp {
     /// The kernel's parameters of TCP.
     pub(crate) fn sysctl(&self) -> Sysctl {
         self.begins().sysctl.clone()
+    }
+
+    /// Connections that begin from now on have a link of this MTU, in bytes.
+    pub(crate) fn set_mtu(&self, mtu: usize) {
+        let begins = Begins::new(self.sysctl(), mss_of(mtu));
+        *self.begins.write() = begins;
     }
 
     pub(crate) fn set_sysctl(&self, sysctl: &Sysctl) {

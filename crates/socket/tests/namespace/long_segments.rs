@@ -10,7 +10,7 @@ use tidewall_socket::tcp::Info;
 use tidewall_socket::{Stack, TcpStream};
 
 use super::support::*;
-use super::tcp_bulk::{receive_all, send_all};
+use super::tcp_bulk::{receive_all, send_all, send_all_from};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -42,7 +42,6 @@ fn queue(stack: &Stack) -> QueueSnapshot {
     stack.snapshot().queues.remove(0)
 }
 
-/// Has the client end offload nothing that the bed's kernel could leave undone.
 fn features(settings: &str) {
     shell(&format!("ethtool -K {HERE} {settings}"));
 }
@@ -96,6 +95,34 @@ pub fn features_may_change_while_long_segments_leave() {
         done.store(true, Ordering::Relaxed);
     });
     assert!(queue(&stack).long_bytes > TOTAL as u64 / 2);
+}
+
+pub fn a_smaller_mtu_is_kept_to_at_once() {
+    const TOTAL: usize = 48 << 20;
+    let stack = stack();
+    let namespace = peer_namespace();
+    let set = |mtu: u32| {
+        shell(&format!(
+            "ip link set {HERE} mtu {mtu}; ip -n {namespace} link set {PEER} mtu {mtu}"
+        ));
+    };
+    let (port, thread) = receiver(PEER4.into(), TOTAL);
+    let stream = TcpStream::connect(&stack, at(PEER4, port)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
+    send_all(&stream, TOTAL / 2);
+    set(1300);
+    send_all_from(&stream, TOTAL / 2, TOTAL);
+    stream.shutdown(Shutdown::Write).unwrap();
+    thread.join().unwrap();
+    let info = stream.info().unwrap();
+    assert!(info.send_mss <= 1260, "{info:?}");
+    assert_eq!(info.timeouts, 0, "{info:?}");
+    // A connection that begins now.
+    let info = send_to_peer(&stack, PEER6, TOTAL / 8);
+    assert!(info.send_mss <= 1240, "{info:?}");
+    set(1500);
+    let info = send_to_peer(&stack, PEER4, TOTAL / 8);
+    assert!(info.send_mss > 1400, "{info:?}");
 }
 
 pub fn segments_keep_their_order_behind_a_shaper() {

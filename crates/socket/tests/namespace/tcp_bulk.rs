@@ -21,12 +21,19 @@ fn fill(start: usize, bytes: &mut [u8]) {
     }
 }
 
-pub fn send_all<S>(mut stream: &S, total: usize)
+pub fn send_all<S>(stream: &S, total: usize)
+where
+    for<'a> &'a S: Write,
+{
+    send_all_from(stream, 0, total);
+}
+
+/// The same from a place in the stream on.
+pub fn send_all_from<S>(mut stream: &S, mut sent: usize, total: usize)
 where
     for<'a> &'a S: Write,
 {
     let mut chunk = vec![0; CHUNK];
-    let mut sent = 0;
     while sent < total {
         let length = chunk.len().min(total - sent);
         fill(sent, &mut chunk[..length]);

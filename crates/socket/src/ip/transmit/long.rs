@@ -33,8 +33,8 @@ impl Transmitter {
     /// follows a long one and must not overtake it.
     ///
     /// # Errors
-    /// As [`tidewall_device::queue::Transmit::send_segments`]; EMSGSIZE, EAFNOSUPPORT for what
-    /// cannot be written.
+    /// As [`tidewall_device::queue::Transmit::send_segments`]; EMSGSIZE for packets that would be
+    /// longer than the MTU; EAFNOSUPPORT.
     pub(crate) fn send_long(
         &mut self,
         neighbour: MacAddress,
@@ -54,6 +54,11 @@ impl Transmitter {
         let class = outgoing.traffic_class;
         let written = output_before(&mut room, &link, flow, &outgoing.header, class, payload)
             .map_err(|error| io::Error::from_raw_os_error(segment_errno(&error)))?;
+        // The kernel does not compare what it has cut with the MTU.
+        let packet = written - HEADER_LEN + payload_len.min(outgoing.segment_size.into());
+        if packet > self.mtu {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
         let headers = room.get(HEADERS_MAX - written..).unwrap_or_default();
         let segment = LongSegment {
             headers,

@@ -93,6 +93,7 @@ impl ConnectionInner {
                 state.connection.set_offload(transmitter.segmentation());
                 // Segments that follow a long one would overtake it by another way.
                 let mut follows = state.follows_long && state.connection.awaits_acknowledgment();
+                let (mut too_long, mtu) = (false, transmitter.mtu() as u32);
                 let mut send = |outgoing: &Outgoing<'_>| {
                     if quantum == 0 {
                         emitted.again = Again::Later;
@@ -113,7 +114,8 @@ impl ConnectionInner {
                             emitted.again = Again::Later;
                             false
                         }
-                        Err(_) => {
+                        Err(error) => {
+                            too_long = error.raw_os_error() == Some(libc::EMSGSIZE);
                             let again = outgoing.is_long().then_some(state.refusals);
                             let doublings = again.unwrap_or(0).min(MOST_DOUBLINGS);
                             retry = Some(CONGESTED * (1 << doublings));
@@ -127,6 +129,9 @@ impl ConnectionInner {
                     state.connection.output(now, &mut send);
                 }
                 state.follows_long = follows;
+                if too_long && state.connection.limit_to_link(mtu, now) {
+                    (retry, emitted.again) = (None, Again::Later);
+                }
                 state.refusals = match retry {
                     Some(_) => state.refusals.saturating_add(1),
                     None => 0,
