@@ -11,11 +11,15 @@
 //! Several queues, of several interfaces even, may have one memory: each begins
 //! with its [`Part`] of the frames, and may send those that another has received.
 //! The number of a frame says whose it is.
+//!
+//! A packet longer than a frame lies in several: pieces. Its token is that of the first,
+//! and whoever has that has the others, which hang on it until it is given to the device.
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use tidewall_sys::Mapping;
 
@@ -97,6 +101,9 @@ pub struct FrameMemory {
     mapping: Arc<Mapping>,
     frames: u32,
     frame_size: usize,
+    /// Of each frame the piece behind it: 1 + its number, offset and length; 0: none. Written
+    /// by who receives and gives back, read by the frame's owner, to whom it was passed since.
+    behind: Arc<OnceLock<Box<[AtomicU64]>>>,
 }
 
 impl FrameMemory {
@@ -147,6 +154,7 @@ impl FrameMemory {
             mapping: Arc::new(mapping),
             frames,
             frame_size,
+            behind: Arc::default(),
         }
     }
 
@@ -204,6 +212,53 @@ impl FrameMemory {
     pub fn packet_mut<'a>(&'a self, frame: &'a mut Frame) -> &'a mut [u8] {
         let (start, length) = self.extent(frame);
         slice_mut(&self.mapping, start, length, frame)
+    }
+
+    fn behind(&self, frame: &Frame) -> Option<&AtomicU64> {
+        self.behind.get()?.get(frame.index as usize)
+    }
+
+    /// Hangs a piece on the frame before it. False where it is of no number here.
+    pub(crate) fn hang(&self, last: &Frame, piece: &Frame) -> bool {
+        let none = || (0..self.frames).map(|_| AtomicU64::new(0)).collect();
+        let Some(place) = self.behind.get_or_init(none).get(last.index as usize) else {
+            return false;
+        };
+        let extent = u64::from(piece.offset) << 16 | u64::from(piece.length);
+        place.store(
+            (u64::from(piece.index) + 1) << 32 | extent,
+            Ordering::Relaxed,
+        );
+        piece.index < self.frames
+    }
+
+    /// The token of the piece that hangs on a frame.
+    fn piece(&self, frame: &Frame) -> Option<Frame> {
+        let behind = self.behind(frame)?.load(Ordering::Relaxed);
+        let index = (behind >> 32).checked_sub(1)? as u32;
+        Some(Frame::new(index, (behind >> 16) as u16, behind as u16))
+    }
+
+    /// Takes off the piece that hangs on a frame, and on which the others hang.
+    pub(crate) fn take_piece(&self, frame: &Frame) -> Option<Frame> {
+        let piece = self.piece(frame)?;
+        self.behind(frame)?.store(0, Ordering::Relaxed);
+        Some(piece)
+    }
+
+    /// True where the packet goes on in other frames.
+    pub fn has_pieces(&self, frame: &Frame) -> bool {
+        self.piece(frame).is_some()
+    }
+
+    /// Appends the whole packet to `bytes`, that of a frame in several pieces, too.
+    pub fn append_whole(&self, frame: &Frame, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(self.packet(frame));
+        let mut next = self.piece(frame);
+        while let Some(piece) = next {
+            bytes.extend_from_slice(self.packet(&piece));
+            next = self.piece(&piece);
+        }
     }
 
     /// The `length` bytes just below the packet: the driver's metadata.
@@ -277,6 +332,36 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_make_a_packet_until_they_are_taken_off() {
+        let memory = FrameMemory::new(4).unwrap();
+        let mut frames: Vec<Frame> = (0..4).map(|index| Frame::new(index, 100, 7)).collect();
+        for (frame, mark) in frames.iter_mut().zip([1, 2, 3, 4]) {
+            memory.packet_mut(frame).fill(mark);
+        }
+        let [first, second, third, other] = &frames[..] else {
+            unreachable!()
+        };
+        assert!(!memory.has_pieces(first));
+        assert!(memory.hang(first, third));
+        assert!(memory.hang(third, second));
+        // Of no memory.
+        assert!(!memory.hang(&Frame::new(4, 0, 0), other));
+        assert!(!memory.hang(second, &Frame::new(4, 0, 0)));
+        assert_eq!(memory.take_piece(second).map(|it| it.index()), Some(4));
+        let whole = |frame| {
+            let mut bytes = Vec::new();
+            memory.append_whole(frame, &mut bytes);
+            bytes
+        };
+        assert_eq!(whole(first), [[1; 7], [3; 7], [2; 7]].concat());
+        assert_eq!(whole(other), [4; 7]);
+        assert_eq!(memory.take_piece(first).as_ref(), Some(third));
+        assert_eq!(whole(first), [1; 7]);
+        assert_eq!(memory.take_piece(third).as_ref(), Some(second));
+        assert_eq!(memory.take_piece(second), None);
+    }
 
     #[test]
     fn a_frame_shows_no_byte_of_its_neighbours() {

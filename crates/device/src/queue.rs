@@ -20,6 +20,27 @@ pub struct Received {
     pub metadata: Metadata,
 }
 
+/// See [`Receive::pieces`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Most of one received frame, at least 1.
+    pub most: u32,
+    /// Beside the first of each received frame, of all that have not come back.
+    pub hanging: usize,
+    /// True where a packet that is longer than an empty frame comes in several.
+    pub joins: bool,
+}
+
+impl Default for Pieces {
+    fn default() -> Self {
+        Pieces {
+            most: 1,
+            hanging: 0,
+            joins: false,
+        }
+    }
+}
+
 /// How a poll leaves the device's interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
@@ -69,6 +90,15 @@ pub trait Receive: Send {
     fn ring_limit(&self) -> u32 {
         u32::MAX
     }
+
+    /// Empty frames that a received one may use, and that hang on received ones now. They
+    /// come back with those.
+    fn pieces(&self) -> Pieces {
+        Pieces::default()
+    }
+
+    /// The longest IP datagram that arrives has so many bytes from now on.
+    fn set_mtu(&mut self, _mtu: usize) {}
 
     /// Descriptors that become readable when frames may have arrived, for
     /// `poll(2)`.
@@ -286,8 +316,9 @@ pub trait Transmit: Send {
     ///
     /// # Errors
     /// Nothing counts as sent then. EAGAIN: no room now. ENOBUFS: the kernel dropped it, and
-    /// may have sent a part of what it had cut before. ENETDOWN. Any other: the device takes
-    /// no long segments, and [`Transmit::segmentation`] is 0 from now on.
+    /// may have sent a part of what it had cut before. ENETDOWN. EMSGSIZE: one packet that
+    /// is longer than the MTU. Any other: the device takes no long segments, and
+    /// [`Transmit::segmentation`] is 0 from now on.
     fn send_segments(&mut self, _segment: &LongSegment<'_>) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }

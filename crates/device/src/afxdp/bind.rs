@@ -14,6 +14,7 @@ use rustix::net::xdp::{
     SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XdpOptionsFlags, XdpRingOffset,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use tidewall_sys::netlink::{Netdev, XDP_ZERO_COPY};
 
 use super::checksums::{self, Checksums};
 use super::socket::{TRANSMIT_RING, TX_METADATA_LENGTH, TransmitHalf, WAITING_RING, WaitingHalf};
@@ -185,7 +186,10 @@ const BESIDE: usize = 14 + 4 + METADATA_LENGTH;
 /// Bytes of the larger frames: the most that the kernel takes, a page.
 const LARGE_FRAME: usize = 4096;
 
-/// Longest IP datagram, in bytes, that is received in a frame of this size.
+/// In `sxdp_flags`: packets may come in several frames (linux/if_xdp.h, Linux 6.6).
+const XDP_USE_SG: u16 = 1 << 4;
+
+/// Longest IP datagram, in bytes, that is received in one frame of this size.
 pub fn receivable(frame_size: usize) -> usize {
     frame_size.saturating_sub(HEADROOM + BESIDE)
 }
@@ -262,7 +266,36 @@ pub fn frame_size_of(mtu: usize) -> usize {
     }
 }
 
-fn mtu(interface: &str) -> Option<usize> {
+fn is_invalid(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINVAL)
+}
+
+/// Frames that an IP datagram of this MTU may need.
+pub(super) fn pieces_of(mtu: usize, frame_size: usize) -> u32 {
+    let room = frame_size.saturating_sub(HEADROOM).max(1);
+    (mtu + BESIDE).div_ceil(room) as u32
+}
+
+/// Whether a bound socket gets packets that are longer than a frame, in several: the kernel can
+/// (Linux 6.6), and was asked ([`Unbound::bind`]).
+pub(super) fn joins(interface: &str, zero_copy: bool) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|it: char| !it.is_ascii_digit());
+    let mut next = || numbers.next()?.parse().ok();
+    let can =
+        matches!((next(), next()), (Some(major), Some(minor)) if (major, minor) >= (6_u32, 6_u32));
+    let mtu = mtu(interface).unwrap_or(0);
+    can && (!zero_copy || mtu > receivable(LARGE_FRAME))
+}
+
+/// Whether a driver moves frames of an interface without copying; on doubt it does.
+fn moves_frames(index: u32) -> bool {
+    let features = Netdev::open().and_then(|mut netdev| netdev.xdp_features(index));
+    features.map_or(true, |features| features & XDP_ZERO_COPY != 0)
+}
+
+/// Of an interface, bytes.
+pub(super) fn mtu(interface: &str) -> Option<usize> {
     let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu")).ok()?;
     text.trim().parse().ok()
 }
@@ -338,8 +371,33 @@ impl Unbound {
         umem: Option<BorrowedFd<'_>>,
         flags: u16,
     ) -> io::Result<()> {
-        bind_retrying(self.fd.as_fd(), place, umem, flags)
-            .map_err(|error| place.refused("bind an AF_XDP socket", &error))
+        let mtu = mtu(place.interface).unwrap_or(0);
+        let is_long = mtu > receivable(LARGE_FRAME);
+        // Some drivers' zero-copy modes know no packets in several frames: the kernel would
+        // copy. All sockets of a memory have it from the first.
+        let joins = umem.is_none()
+            && (is_long || flags & libc::XDP_COPY != 0 || !moves_frames(place.index));
+        let bind = |flags| bind_retrying(self.fd.as_fd(), place, umem, flags);
+        let mut bound = bind(if joins { flags | XDP_USE_SG } else { flags });
+        if joins && bound.as_ref().is_err_and(is_invalid) {
+            bound = match is_long {
+                false => bind(flags),
+                true => {
+                    let most = receivable(LARGE_FRAME);
+                    let error = io::Error::new(
+                        io::ErrorKind::Unsupported,
+                        format!(
+                            "the MTU is {mtu}, and this kernel gives an AF_XDP socket no packet \
+                             in several frames (Linux 6.6 does); here: ip link set dev {} mtu \
+                             {most}",
+                            place.interface
+                        ),
+                    );
+                    Err(error)
+                }
+            };
+        }
+        bound.map_err(|error| place.refused("bind an AF_XDP socket", &error))
     }
 
     /// What it is once it is bound.

@@ -9,7 +9,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tidewall_sys::interface;
 
 use super::Owner;
-use super::bind::{Frames, Halves, Place, bind, frame_shift};
+use super::bind::{Frames, Halves, Place, bind, frame_shift, joins, mtu, pieces_of};
 use super::checksums::Checksums;
 use super::made::{Made, make};
 use super::napi::Napi;
@@ -21,7 +21,7 @@ use crate::forked::Unshared;
 use crate::frame::{Frame, FrameMemory};
 use crate::queue::{
     BURST, Flushed, Interrupt, InterruptModeration, KernelDelivered, LongSegment, NapiState,
-    Offload, Queue, Receive, Received, Transmit, passes,
+    Offload, Pieces, Queue, Receive, Received, Transmit, passes,
 };
 use crate::raw::ring::Ring;
 
@@ -33,6 +33,8 @@ pub(super) const WAITING_RING: u32 = 512;
 /// `struct xsk_tx_metadata` as of Linux 6.8: flags and the checksum request.
 pub(super) const TX_METADATA_LENGTH: u32 = 16;
 const XDP_TX_METADATA: u32 = 1 << 1;
+/// In a descriptor's options: the next one goes on with its packet (Linux 6.6).
+const XDP_PKT_CONTD: u32 = 1 << 0;
 const XDP_TXMD_FLAGS_TIMESTAMP: u64 = 1 << 0;
 const XDP_TXMD_FLAGS_CHECKSUM: u64 = 1 << 1;
 
@@ -169,6 +171,12 @@ pub fn adopt(
             zero_copy,
             frame_shift: frame_shift(&memory),
             counters: counters.clone(),
+            pieces: Pieces {
+                most: pieces_of(mtu(interface).unwrap_or(0), memory.frame_size()),
+                hanging: 0,
+                joins: joins(interface, zero_copy),
+            },
+            begun: [None, None],
             memory: memory.clone(),
             fill,
             receive,
@@ -230,22 +238,82 @@ struct ReceiveHalf {
     fill: Ring<u64>,
     receive: Ring<libc::xdp_desc>,
     waiting: Option<WaitingHalf>,
+    pieces: Pieces,
+    /// Of either ring a packet whose last piece has not come.
+    begun: [Option<Begun>; 2],
     napi: Napi,
     owner: Arc<dyn Owner>,
 }
 
+/// A packet in several pieces, as far as it has come.
+struct Begun {
+    first: Received,
+    /// The latest, on which the next hangs.
+    last: Frame,
+    count: u32,
+}
+
+/// The rings that frames come from.
+#[derive(Clone, Copy)]
+enum From {
+    Receive,
+    Waiting,
+}
+
 impl ReceiveHalf {
+    /// Number of a descriptor's frame, and offset in it.
+    #[inline]
+    fn place(&self, descriptor: libc::xdp_desc) -> (u32, u16) {
+        let index = (descriptor.addr >> self.frame_shift) as u32;
+        let start = u64::from(index) << self.frame_shift;
+        (index, (descriptor.addr - start) as u16)
+    }
+
     /// Takes a descriptor's frame; `in_frame`: bytes of metadata that it begins with.
     #[inline]
     fn take(&self, descriptor: libc::xdp_desc, in_frame: u16) -> Received {
-        let index = (descriptor.addr >> self.frame_shift) as u32;
-        let start = u64::from(index) << self.frame_shift;
-        let offset = (descriptor.addr - start) as u16 + in_frame;
+        let (index, offset) = self.place(descriptor);
         let length = descriptor.len.min(u32::from(u16::MAX)) as u16;
         let mut frame = Frame::new(index, 0, 0);
-        frame.set_extent(offset, length.saturating_sub(in_frame));
+        frame.set_extent(offset + in_frame, length.saturating_sub(in_frame));
         let metadata = Metadata::from_bytes(self.memory.below(&frame, METADATA_LENGTH));
         Received { metadata, frame }
+    }
+
+    /// Takes a descriptor that may be a piece of a packet; the packet once it is whole.
+    #[cold]
+    fn join(&mut self, descriptor: libc::xdp_desc, in_frame: u16, from: From) -> Option<Received> {
+        let goes_on = descriptor.options & XDP_PKT_CONTD != 0;
+        let Some(mut begun) = self.begun.get_mut(from as usize)?.take() else {
+            let first = self.take(descriptor, in_frame);
+            let begun = Begun {
+                last: Frame::new(first.frame.index(), 0, 0),
+                first,
+                count: 1,
+            };
+            *self.begun.get_mut(from as usize)? = Some(begun);
+            return None;
+        };
+        let (index, offset) = self.place(descriptor);
+        let piece = Frame::new(index, offset, descriptor.len as u16);
+        if self.memory.hang(&begun.last, &piece) {
+            self.pieces.hanging += 1;
+            begun.count += 1;
+            begun.last = piece;
+        }
+        if goes_on {
+            *self.begun.get_mut(from as usize)? = Some(begun);
+            return None;
+        }
+        self.pieces.most = self.pieces.most.max(begun.count);
+        Some(begun.first)
+    }
+
+    /// Whether a descriptor is a piece of a packet in several.
+    #[inline]
+    fn is_piece(&self, descriptor: &libc::xdp_desc, from: From) -> bool {
+        let begun = self.begun.get(from as usize);
+        descriptor.options & XDP_PKT_CONTD != 0 || begun.is_some_and(Option::is_some)
     }
 
     fn receive_waiting(&mut self, batch: &mut Vec<Received>, limit: u32) -> u32 {
@@ -255,15 +323,53 @@ impl ReceiveHalf {
             return 0;
         }
         let in_frame = self.metadata_in_frame();
+        let mut frames = 0;
         for _ in 0..count {
-            if let Some(descriptor) = self.waiting.as_mut().map(|half| half.ring.pop()) {
-                batch.push(self.take(descriptor, in_frame));
-            }
+            let Some(descriptor) = self.waiting.as_mut().map(|half| half.ring.pop()) else {
+                break;
+            };
+            let received = match self.is_piece(&descriptor, From::Waiting) {
+                false => Some(self.take(descriptor, in_frame)),
+                true => self.join(descriptor, in_frame, From::Waiting),
+            };
+            frames += u32::from(received.is_some());
+            batch.extend(received);
         }
         if let Some(half) = &mut self.waiting {
             half.ring.release();
         }
-        count
+        frames
+    }
+
+    /// Of what is in the receive ring up to `limit` descriptors. Returns how many, and how
+    /// many packets they were.
+    fn receive_some(&mut self, batch: &mut Vec<Received>, limit: u32) -> (u32, u32) {
+        let count = self.receive.available(limit).min(limit);
+        if count == 0 {
+            return (0, 0);
+        }
+        let in_frame = self.metadata_in_frame();
+        let mut tests_input = self.napi.wants_frame();
+        let mut frames = 0;
+        for _ in 0..count {
+            let descriptor = self.receive.pop();
+            let received = if self.is_piece(&descriptor, From::Receive) {
+                let Some(received) = self.join(descriptor, in_frame, From::Receive) else {
+                    continue;
+                };
+                received
+            } else {
+                let received = self.take(descriptor, in_frame);
+                if std::mem::take(&mut tests_input) {
+                    self.napi.test_input(self.memory.packet(&received.frame));
+                }
+                received
+            };
+            batch.push(received);
+            frames += 1;
+        }
+        self.receive.release();
+        (count, frames)
     }
 
     fn metadata_in_frame(&self) -> u16 {
@@ -291,23 +397,23 @@ impl Receive for ReceiveHalf {
         self.napi.follow_owner();
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         let waiting = self.receive_waiting(batch, limit);
-        let limit = limit - waiting;
-        let count = self.receive.available(limit).min(limit);
-        if count == 0 {
-            return waiting as usize;
-        }
-        let in_frame = self.metadata_in_frame();
-        let mut tests_input = self.napi.wants_frame();
-        for _ in 0..count {
-            let descriptor = self.receive.pop();
-            let received = self.take(descriptor, in_frame);
-            if std::mem::take(&mut tests_input) {
-                self.napi.test_input(self.memory.packet(&received.frame));
+        let mut received = waiting;
+        loop {
+            let (count, frames) = self.receive_some(batch, limit - received);
+            received += frames;
+            // Frames of several pieces are fewer than descriptors.
+            if count == frames {
+                return received as usize;
             }
-            batch.push(received);
         }
-        self.receive.release();
-        (waiting + count) as usize
+    }
+
+    fn pieces(&self) -> Pieces {
+        self.pieces
+    }
+
+    fn set_mtu(&mut self, mtu: usize) {
+        self.pieces.most = pieces_of(mtu, self.memory.frame_size());
     }
 
     fn receives_ahead(&self) -> bool {
@@ -323,9 +429,19 @@ impl Receive for ReceiveHalf {
     }
 
     fn fill(&mut self, frames: &mut Vec<Frame>) {
-        let count = self.fill.room(frames.len() as u32).min(frames.len() as u32);
+        // There is room for all pieces: the ring has as many places as there are frames.
+        let wanted = frames.len() as u32 + self.pieces.hanging as u32;
+        let count = self.fill.room(wanted).min(frames.len() as u32);
         for frame in frames.drain(frames.len() - count as usize..) {
             self.fill.push(u64::from(frame.index()) << self.frame_shift);
+            if self.pieces.hanging > 0 {
+                let mut last = frame;
+                while let Some(piece) = self.memory.take_piece(&last) {
+                    self.fill.push(u64::from(piece.index()) << self.frame_shift);
+                    self.pieces.hanging -= 1;
+                    last = piece;
+                }
+            }
         }
         if count > 0 {
             self.fill.submit();
@@ -503,7 +619,12 @@ impl Transmit for TransmitHalf {
         let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
         let segments = self.segments.as_ref().ok_or_else(unsupported)?;
         let sent = segments.send(segment);
-        if sent.as_ref().is_err_and(|error| !passes(error)) {
+        // Too long is one packet alone, after the MTU became smaller.
+        let is_too_long = |error: &io::Error| error.raw_os_error() == Some(libc::EMSGSIZE);
+        if sent
+            .as_ref()
+            .is_err_and(|error| !passes(error) && !is_too_long(error))
+        {
             self.segments = None;
         }
         sent
