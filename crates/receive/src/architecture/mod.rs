@@ -414,7 +414,14 @@ fn find(
     metadata: &Metadata,
     counters: &HostCounters,
 ) -> Option<(ChannelId, Frame, Metadata)> {
-    let found = classify_host(shared.tables(), shared.memory().packet(&frame), metadata);
+    let memory = shared.memory();
+    let mut packet = memory.packet(&frame);
+    let mut joined = Vec::new();
+    if memory.has_pieces(&frame) {
+        memory.append_whole(&frame, &mut joined);
+        packet = &joined;
+    }
+    let found = classify_host(shared.tables(), packet, metadata);
     if let Some((id, metadata)) = found
         && shared
             .memory()

@@ -9,7 +9,7 @@ use tidewall_device::demux::layout::{CHANNELS, Counter};
 use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::{
-    Interrupt, KernelDelivered, NapiState, POLL_MAX, Queue, Receive, Received, Transmit,
+    Interrupt, KernelDelivered, NapiState, POLL_MAX, Pieces, Queue, Receive, Received, Transmit,
 };
 
 use crate::channel::{Run, Sender};
@@ -111,6 +111,8 @@ pub struct Poller {
     in_device: usize,
     /// As [`Receive::ring_limit`].
     ring_limit: u32,
+    /// As [`Pieces::most`] when it was last looked at.
+    pieces_most: u32,
     /// Bp, and how it is divided into polls.
     budget: u32,
     polls: u32,
@@ -172,12 +174,11 @@ pub fn open(
     shared.tables.set_waiting_limit(queue, waiting);
     let arrived = shared.tables.total_head(queue);
     let receive_frames = frames.len();
-    let spare = receive_frames.min(receive.ring_limit() as usize) / SPARE;
-    shared.tables.set_spare(queue, spare as u32);
     let mut poller = Poller {
         receive_frames,
         in_device: 0,
         ring_limit: receive.ring_limit(),
+        pieces_most: 0,
         shared: shared.clone(),
         device: receive,
         batch: Vec::with_capacity(BATCH),
@@ -222,6 +223,16 @@ impl Poller {
             all.push((one, std::mem::take(&mut payload)));
         }
         all
+    }
+
+    /// As [`Receive::pieces`].
+    pub fn pieces(&self) -> Pieces {
+        self.device.pieces()
+    }
+
+    /// As [`Receive::set_mtu`].
+    pub fn set_mtu(&mut self, mtu: usize) {
+        self.device.set_mtu(mtu);
     }
 
     /// As [`Receive::napi`].
@@ -433,7 +444,8 @@ impl Poller {
     /// True when less than a quarter of the receive frames are the device's to have: slow
     /// receivers hold the rest.
     pub fn short_of_frames(&self) -> bool {
-        self.in_device + self.empty_frames.len() < self.receive_frames / 4
+        let has = self.in_device.saturating_sub(self.device.pieces().hanging);
+        has + self.empty_frames.len() < self.receive_frames / 4
     }
 
     /// A round for the host architectures: gives every frame to `each`,
@@ -521,7 +533,10 @@ impl Poller {
         self.shared
             .free
             .take_all(&self.shared.slots, &mut self.empty_frames);
-        let room = most.saturating_sub(self.in_device);
+        let pieces = self.device.pieces();
+        let has = self.in_device.saturating_sub(pieces.hanging);
+        let most = most.saturating_mul(pieces.most as usize);
+        let room = most.saturating_sub(has);
         let count = room.min(self.empty_frames.len());
         if count > 0 {
             let rest = self.empty_frames.len() - count;
@@ -532,7 +547,16 @@ impl Poller {
         }
         // Frames on their way here are in the count already.
         let seen = self.arrived.wrapping_add(self.written_off);
-        let given = seen.wrapping_add((self.in_device as u32).min(self.ring_limit));
+        let pieces = self.device.pieces();
+        let has = self.in_device.saturating_sub(pieces.hanging) as u32;
+        let each = pieces.most.max(1);
+        if each != self.pieces_most {
+            self.pieces_most = each;
+            let frames = self.receive_frames.min(self.ring_limit as usize);
+            let spare = (frames / SPARE) as u32 / each;
+            self.shared.tables.set_spare(self.shared.queue, spare);
+        }
+        let given = seen.wrapping_add(has.min(self.ring_limit) / each);
         self.shared.tables.set_given(self.shared.queue, given);
     }
 
