@@ -14,15 +14,46 @@ use crate::stack::Core;
 pub(crate) struct ChannelFrame<'a> {
     frame: &'a [u8],
     metadata: Metadata,
+    /// Where the IP packet ends in the frame.
+    end: usize,
 }
 
 impl<'a> ChannelFrame<'a> {
     #[inline]
     pub(crate) fn new(shared: &'a Shared, frame: &'a Frame) -> Self {
         let memory = shared.memory();
+        let metadata = Metadata::from_bytes(memory.below(frame, METADATA_LENGTH));
         ChannelFrame {
             frame: memory.packet(frame),
-            metadata: Metadata::from_bytes(memory.below(frame, METADATA_LENGTH)),
+            end: metadata.end.into(),
+            metadata,
+        }
+    }
+
+    /// As [`ChannelFrame::new`], with all of a packet that lies in several frames: then it is
+    /// put together in `bytes`.
+    #[inline]
+    pub(crate) fn whole(shared: &'a Shared, frame: &'a Frame, bytes: &'a mut Vec<u8>) -> Self {
+        let described = Self::new(shared, frame);
+        if described.end <= described.frame.len() {
+            return described;
+        }
+        described.joined(shared, frame, bytes)
+    }
+
+    #[cold]
+    fn joined(self, shared: &Shared, frame: &Frame, bytes: &'a mut Vec<u8>) -> Self {
+        bytes.clear();
+        shared.memory().append_whole(frame, bytes);
+        let end = match self.metadata.end {
+            // Where it is, its own length says.
+            u16::MAX => bytes.len(),
+            end => end.into(),
+        };
+        ChannelFrame {
+            frame: bytes,
+            end,
+            ..self
         }
     }
 
@@ -35,8 +66,7 @@ impl<'a> ChannelFrame<'a> {
     /// The IP packet; `None` where it should end beyond the frame.
     #[inline]
     pub(crate) fn packet(&self) -> Option<&'a [u8]> {
-        let Metadata { network, end, .. } = self.metadata;
-        self.frame.get(usize::from(network)..usize::from(end))
+        self.frame.get(usize::from(self.metadata.network)..self.end)
     }
 
     /// Where the transport's header begins in the packet.

@@ -18,6 +18,7 @@ use tidewall_wire::ethernet::MacAddress;
 
 use crate::ip::routes::TablesReader;
 use crate::lock::lock;
+use crate::receiver::QueueHandle;
 use crate::receiver::deferral::DeferralWatch;
 use crate::receiver::steering::SteeringWatch;
 use crate::stack::Core;
@@ -164,7 +165,9 @@ impl LinkWatch {
             for queue in &core.receiver.queues {
                 let mut transmitter = lock(&queue.transmitter);
                 transmitter.set_link(MacAddress(mac), mtu);
-                sent = sent.min(transmitter.mtu());
+                sent = sent.min(transmitter.packet_max());
+                drop(transmitter);
+                queue.poller.lock().set_mtu(mtu);
             }
             core.tcp.set_mtu(sent);
             core.netdev
@@ -176,7 +179,8 @@ impl LinkWatch {
                 .iter()
                 .map(|q| q.shared.memory().frame_size());
             let most = receivable(frames.min().unwrap_or(0));
-            if mtu > most {
+            let joins = |queue: &QueueHandle| queue.poller.lock().pieces().joins;
+            if mtu > most && !core.receiver.queues.iter().all(joins) {
                 core.netdev.warn(format!(
                     "{}: the MTU is {mtu} now, and frames were made for another: datagrams longer \
                      than {most} bytes are lost (lost-in-ring) until the service is restarted, or: \

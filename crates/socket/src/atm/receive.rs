@@ -191,7 +191,7 @@ impl CircuitInner {
             let mut waiting = lock(&self.waiting);
             while let Some((frame, taken)) = self.next(core, number, shared, &mut waiting) {
                 let owned = match taken {
-                    Taken::Whole => self.read(core, shared, &frame).map(|it| Owned::copy(&it)),
+                    Taken::Whole => self.copied(core, shared, &frame),
                     Taken::Reassembled(owned) => Some(owned),
                     Taken::Answer(of, loopback) => {
                         replies.push((of, loopback));
@@ -230,7 +230,8 @@ impl CircuitInner {
     ) -> Option<(Frame, Taken)> {
         let frame = waiting.channels.get_mut(queue)?.remove()?;
         self.last_queue.store(queue, Ordering::Relaxed);
-        let described = ChannelFrame::new(shared, &frame);
+        let mut joined = Vec::new();
+        let described = ChannelFrame::whole(shared, &frame, &mut joined);
         let taken = match packet(&described).and_then(|it| it.frame().map(|part| (it, part))) {
             Ok((_, part)) if self.is_whole(&part, waiting) => Taken::Whole,
             Ok((_, part)) => {
@@ -304,14 +305,16 @@ impl CircuitInner {
         }
     }
 
-    /// The PDU of a frame that has all of it; counted when it is refused.
+    /// The PDU of a frame that has all of it; counted when it is refused. `joined`: room for a
+    /// frame in several pieces.
     fn read<'a>(
         &self,
         core: &Core,
         shared: &'a Shared,
         frame: &'a Frame,
+        joined: &'a mut Vec<u8>,
     ) -> Option<AtmReceived<'a>> {
-        let described = ChannelFrame::new(shared, frame);
+        let described = ChannelFrame::whole(shared, frame, joined);
         let part = packet(&described).ok()?.frame().ok()?;
         match Pdu::new(part.bytes) {
             Ok(pdu) => {
@@ -325,6 +328,13 @@ impl CircuitInner {
                 None
             }
         }
+    }
+
+    /// As [`CircuitInner::read`], in a buffer of its own.
+    fn copied(&self, core: &Core, shared: &Shared, frame: &Frame) -> Option<Owned> {
+        let mut joined = Vec::new();
+        let received = self.read(core, shared, frame, &mut joined)?;
+        Some(Owned::copy(&received))
     }
 
     /// Sends a loopback cell back. One that cannot go is as good as lost on the way.
@@ -380,7 +390,7 @@ impl<'a> Batch<'a> {
     /// Returns frames taken and payloads delivered.
     fn deliver(mut self, most: usize, each: &mut dyn FnMut(AtmReceived<'_>)) -> (usize, usize) {
         let (circuit, core, shared) = (self.circuit, self.core, self.shared);
-        let mut taken = 0;
+        let (mut taken, mut joined) = (0, Vec::new());
         while taken < most {
             self.given = 0;
             let mut last = {
@@ -417,7 +427,7 @@ impl<'a> Batch<'a> {
                 };
                 taken += 1;
                 self.given += 1;
-                if let Some(received) = circuit.read(core, shared, frame) {
+                if let Some(received) = circuit.read(core, shared, frame, &mut joined) {
                     self.delivered += 1;
                     each(received);
                 }
@@ -446,8 +456,8 @@ impl<'a> Batch<'a> {
     fn rest(&mut self) -> Vec<Owned> {
         let (circuit, core, shared) = (self.circuit, self.core, self.shared);
         let frames = self.run.iter().skip(self.given).flatten();
-        let read = frames.filter_map(|frame| circuit.read(core, shared, frame));
-        let mut rest: Vec<_> = read.map(|received| Owned::copy(&received)).collect();
+        let read = frames.filter_map(|frame| circuit.copied(core, shared, frame));
+        let mut rest: Vec<_> = read.collect();
         rest.extend(self.reassembled.take());
         rest
     }

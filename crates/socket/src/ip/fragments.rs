@@ -65,9 +65,10 @@ impl Fragments {
         for channel in channels {
             let shared = channel.shared().clone();
             let mut done = Done::default();
+            let mut joined = Vec::new();
             for _ in 0..BATCH {
                 let Some(frame) = channel.remove() else { break };
-                let packet = ChannelFrame::new(&shared, &frame).packet();
+                let packet = ChannelFrame::whole(&shared, &frame, &mut joined).packet();
                 let packet = packet.unwrap_or_default();
                 if let Ok(Some(datagram)) = reassembler.insert(now, packet, None) {
                     reassembled.push(datagram);

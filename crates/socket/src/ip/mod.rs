@@ -15,6 +15,7 @@ use tidewall_device::frame::Frame;
 use tidewall_protocol::{InputOptions, tcp, udp};
 use tidewall_receive::poller::{Channel, Shared};
 
+use crate::channel_frame::ChannelFrame;
 use crate::lock::{Mutex, lock, rank};
 use crate::stack::Core;
 use fragments::Fragments;
@@ -85,10 +86,12 @@ impl Ip {
         if metadata.kind() != Some(Kind::Datagram) {
             return true;
         }
-        let packet = shared.memory().packet(frame);
-        let bytes = packet.get(usize::from(metadata.network)..usize::from(metadata.end));
-        let transport = usize::from(metadata.transport.saturating_sub(metadata.network));
-        let bytes = bytes.unwrap_or_default();
+        let mut joined = Vec::new();
+        let described = ChannelFrame::whole(shared, frame, &mut joined);
+        let (bytes, transport) = (
+            described.packet().unwrap_or_default(),
+            described.transport(),
+        );
         let checked = if metadata.protocol == libc::IPPROTO_TCP as u8 {
             tcp::input(bytes, transport, &self.input_options).map(drop)
         } else {

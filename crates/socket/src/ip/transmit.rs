@@ -47,7 +47,9 @@ pub(crate) struct Transmitter {
     /// The way back of frames that queues have received, where this one sends those.
     origins: Option<Origin>,
     mac: MacAddress,
+    /// Of a frame, and of the link, bytes.
     mtu: usize,
+    link_mtu: usize,
     /// Frames that the device has not taken yet, and packets that long segments were cut into
     /// since the last flush.
     waiting: u32,
@@ -114,6 +116,7 @@ impl Transmitter {
             origins: None,
             mac,
             mtu,
+            link_mtu: mtu,
             waiting: 0,
             since_reclaim: 0,
             sent: Arc::default(),
@@ -130,6 +133,7 @@ impl Transmitter {
     pub(crate) fn set_link(&mut self, mac: MacAddress, mtu: usize) {
         let headroom = usize::from(self.device.headroom());
         self.mac = mac;
+        self.link_mtu = mtu;
         self.mtu = mtu.min(
             self.memory
                 .frame_size()
@@ -255,6 +259,11 @@ impl Transmitter {
     /// which the kernel does.
     pub(crate) fn mtu(&self) -> usize {
         self.mtu
+    }
+
+    /// Bytes of an IP datagram on the link.
+    pub(crate) fn link_mtu(&self) -> usize {
+        self.link_mtu
     }
 
     /// From now on frames that other queues, or this one, have received may be sent,

@@ -242,6 +242,7 @@ impl ConnectionInner {
         }
         let now = core.now();
         let mut taken = 0;
+        let mut joined = Vec::new();
         for (number, channel) in set.channels.iter_mut().enumerate() {
             let shared = channel.shared().clone();
             let mut done = Done::default();
@@ -249,7 +250,8 @@ impl ConnectionInner {
             // No more than the channel's credit, which comes back below.
             while let Some(frame) = channel.remove() {
                 taken += 1;
-                match core.tcp.parse(core, &shared, &frame, set.id, deferred) {
+                let read = (&frame, &mut joined);
+                match core.tcp.parse(core, &shared, read, set.id, deferred) {
                     Content::Segment(segment, described) if segment.flow == *connection.flow() => {
                         match described.waited_since(now) {
                             None => connection.input(&segment, now),

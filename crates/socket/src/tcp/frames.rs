@@ -76,7 +76,8 @@ impl Deferred {
 
     /// Keeps a frame's segment for its real owner.
     pub(crate) fn keep(&mut self, shared: &Shared, frame: &Frame) {
-        let described = ChannelFrame::new(shared, frame);
+        let mut joined = Vec::new();
+        let described = ChannelFrame::whole(shared, frame, &mut joined);
         let error = match described.kind() {
             Some(Kind::Datagram) => false,
             Some(Kind::IcmpError) => true,
@@ -111,17 +112,17 @@ pub(crate) enum Content<'a> {
 }
 
 impl Tcp {
-    /// Reads a frame of a TCP channel.
+    /// Reads a frame of a TCP channel. `joined`: room for one in several pieces.
     #[inline]
     pub(crate) fn parse<'a>(
         &self,
         core: &Core,
         shared: &'a Shared,
-        frame: &'a Frame,
+        (frame, joined): (&'a Frame, &'a mut Vec<u8>),
         owner: ChannelId,
         deferred: &mut Deferred,
     ) -> Content<'a> {
-        let described = ChannelFrame::new(shared, frame);
+        let described = ChannelFrame::whole(shared, frame, joined);
         let dropped = |cause: DropReason| {
             described.dropped(core, cause);
             Content::Nothing
@@ -324,8 +325,9 @@ impl Tcp {
     ) {
         Deferred::collect(core, |deferred| {
             let mut done = Done::default();
+            let mut joined = Vec::new();
             for frame in frames.drain(..) {
-                match self.parse(core, shared, &frame, id, deferred) {
+                match self.parse(core, shared, (&frame, &mut joined), id, deferred) {
                     Content::Segment(segment, _) => {
                         let neighbour = sender(shared.memory().packet(&frame));
                         self.dispatch(core, &segment, neighbour, queue, false);

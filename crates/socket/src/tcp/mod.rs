@@ -250,7 +250,7 @@ impl Tcp {
         let [sequence, cookie, fast_open] = keys;
         let mut mtu = usize::from(u16::MAX);
         for queue in queues {
-            mtu = mtu.min(lock(&queue.transmitter).mtu());
+            mtu = mtu.min(lock(&queue.transmitter).packet_max());
         }
         let mss = mss_of(mtu);
         let timers = Timers::default();

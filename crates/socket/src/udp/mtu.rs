@@ -268,7 +268,7 @@ impl UdpSocket {
         let route = core.ip.route(peer, source, false);
         match (route, self.transmit_queue(), &self.inner.reservation) {
             (Route::Link { mtu, .. }, Some((_, queue)), _) => {
-                Ok(lock(&queue.transmitter).mtu().min(mtu))
+                Ok(lock(&queue.transmitter).link_mtu().min(mtu))
             }
             (_, _, Some(reservation)) => reservation.mtu(),
             _ => Err(io::Error::from_raw_os_error(libc::ENETUNREACH)),

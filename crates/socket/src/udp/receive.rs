@@ -133,8 +133,10 @@ impl SocketInner {
             let shared = channel.shared().clone();
             let mut done = Done::default();
             let before = outside.len();
+            let mut joined = Vec::new();
             while let Some(frame) = channel.remove() {
-                outside.extend(self.copy(core, queue, &shared, &frame, &mut others));
+                let read = (&frame, &mut joined);
+                outside.extend(self.copy(core, queue, &shared, read, &mut others));
                 done.add(&shared, frame);
             }
             let kept = outside.len() - before;
@@ -153,11 +155,11 @@ impl SocketInner {
         core: &Core,
         queue: usize,
         shared: &Shared,
-        frame: &Frame,
+        read: (&Frame, &mut Vec<u8>),
         others: &mut Vec<Reassembled>,
     ) -> Option<Owned> {
         let credit = Some(queue);
-        match self.process(core, shared, frame, others) {
+        match self.process(core, shared, read, others) {
             Outcome::Borrowed(received) => Some(Owned::copy(&received, credit)),
             Outcome::Owned(owned) => Some(Owned { credit, ..owned }),
             Outcome::Nothing => None,
@@ -277,6 +279,7 @@ impl SocketInner {
             queue,
             shared: &handle.shared,
             frames,
+            joined: Vec::new(),
             done: Done::default(),
             others: Vec::new(),
             delivered: 0,
@@ -285,17 +288,18 @@ impl SocketInner {
         (taken, batch.delivered)
     }
 
-    /// Runs the protocol on one frame of our channel. Datagrams that become
-    /// whole by the way, perhaps another socket's, are added to `others`.
+    /// Runs the protocol on one frame of our channel; `joined`: room for one in several
+    /// pieces. Datagrams that become whole by the way, perhaps another socket's, are added
+    /// to `others`.
     #[inline]
     fn process<'a>(
         &self,
         core: &Core,
         shared: &'a Shared,
-        frame: &'a Frame,
+        (frame, joined): (&'a Frame, &'a mut Vec<u8>),
         others: &mut Vec<Reassembled>,
     ) -> Outcome<'a> {
-        let described = ChannelFrame::new(shared, frame);
+        let described = ChannelFrame::whole(shared, frame, joined);
         let dropped = |cause: DropReason| {
             described.dropped(core, cause);
             Outcome::Nothing
@@ -422,6 +426,8 @@ struct Batch<'a> {
     shared: &'a Shared,
     /// Those that are not done with, the one that is being read first.
     frames: VecDeque<Frame>,
+    /// Where one in several pieces is put together.
+    joined: Vec<u8>,
     done: Done,
     /// Datagrams that are completed by the way, perhaps another socket's.
     others: Vec<Reassembled>,
@@ -432,7 +438,8 @@ impl Batch<'_> {
     fn deliver(&mut self, each: &mut dyn FnMut(Received<'_>)) {
         while let Some(frame) = self.frames.front() {
             let others = &mut self.others;
-            match self.socket.process(self.core, self.shared, frame, others) {
+            let read = (frame, &mut self.joined);
+            match self.socket.process(self.core, self.shared, read, others) {
                 Outcome::Borrowed(received) => {
                     self.delivered += 1;
                     each(received);
@@ -460,9 +467,10 @@ impl Batch<'_> {
         let mut rest = Vec::with_capacity(self.frames.len());
         while let Some(frame) = self.frames.front() {
             let others = &mut self.others;
+            let read = (frame, &mut self.joined);
             rest.extend(
                 self.socket
-                    .copy(self.core, self.queue, self.shared, frame, others),
+                    .copy(self.core, self.queue, self.shared, read, others),
             );
             self.end_frame();
         }

@@ -247,8 +247,9 @@ impl UdpSocket {
                     Err(error) => return Err(error),
                 }
             }
-            let widest = lock(&queue.transmitter).mtu();
-            if self.inner.mtu_discover().refuses()
+            // What is longer than a frame of ours the kernel sends.
+            let widest = lock(&queue.transmitter).link_mtu();
+            if self.inner.mtu_discover().refuses() && length > widest.min(mtu)
                 || core.is_lost_in_kernel(wire, length, mtu, widest)
             {
                 return errno(libc::EMSGSIZE);

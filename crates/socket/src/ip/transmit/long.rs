@@ -56,7 +56,7 @@ impl Transmitter {
             .map_err(|error| io::Error::from_raw_os_error(segment_errno(&error)))?;
         // The kernel does not compare what it has cut with the MTU.
         let packet = written - HEADER_LEN + payload_len.min(outgoing.segment_size.into());
-        if packet > self.mtu {
+        if packet > self.link_mtu {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
         let headers = room.get(HEADERS_MAX - written..).unwrap_or_default();
@@ -89,6 +89,22 @@ impl Transmitter {
     /// Longest TCP payload of one [`Transmitter::send_long`]; 0: no long segments leave here.
     pub(crate) fn segmentation(&self) -> u32 {
         self.device.segmentation()
+    }
+
+    /// Bytes of the longest IP datagram that a segment may be in: what is longer than a frame
+    /// leaves by [`Transmitter::send_long`], where anything does.
+    pub(crate) fn packet_max(&self) -> usize {
+        match self.segmentation() {
+            0 => self.mtu,
+            _ => self.link_mtu,
+        }
+    }
+
+    /// True for a segment that may be longer than a frame, where the link's packets are.
+    pub(crate) fn is_beyond_frame(&self, outgoing: &Outgoing<'_>) -> bool {
+        self.link_mtu > self.mtu
+            && outgoing.payload_len() + HEADERS_MAX > self.mtu
+            && self.segmentation() > 0
     }
 }
 

@@ -93,13 +93,16 @@ impl ConnectionInner {
                 state.connection.set_offload(transmitter.segmentation());
                 // Segments that follow a long one would overtake it by another way.
                 let mut follows = state.follows_long && state.connection.awaits_acknowledgment();
-                let (mut too_long, mtu) = (false, transmitter.mtu() as u32);
+                let (mut too_long, mtu) = (false, transmitter.packet_max() as u32);
                 let mut send = |outgoing: &Outgoing<'_>| {
                     if quantum == 0 {
                         emitted.again = Again::Later;
                         return false;
                     }
-                    let sent = if outgoing.is_long() || follows && outgoing.has_sequence() {
+                    let sent = if outgoing.is_long()
+                        || follows && outgoing.has_sequence()
+                        || transmitter.is_beyond_frame(outgoing)
+                    {
                         follows = true;
                         quantum = quantum.saturating_sub(packets(outgoing));
                         transmitter.send_long(neighbour, hop_limit, &flow, outgoing)

@@ -63,6 +63,7 @@ impl ListenerInner {
             }
             let shared = channel.shared().clone();
             let mut done = Done::default();
+            let mut joined = Vec::new();
             while !self.is_held_back() {
                 let Some(opened) = state.opened.get_mut(queue) else {
                     break;
@@ -73,7 +74,8 @@ impl ListenerInner {
                 };
                 opened.take_one();
                 total += 1;
-                match core.tcp.parse(core, &shared, &frame, set.id, deferred) {
+                let read = (&frame, &mut joined);
+                match core.tcp.parse(core, &shared, read, set.id, deferred) {
                     Content::Segment(segment, _) => {
                         state.origin = Origin {
                             neighbour: sender(shared.memory().packet(&frame)),
