@@ -267,7 +267,7 @@ GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applica
 
 	__u32 network = ends->version == 4 ? V4_HEADER : V6_HEADER;
 	__u32 total = NETWORK + network + size;
-	if (bpf_xdp_adjust_tail(ctx, (int)total - (int)(data_end - data)))
+	if (bpf_xdp_adjust_tail(ctx, (int)total - (int)bpf_xdp_get_buff_len(ctx)))
 		return 0;
 
 	data = (void *)(long)ctx->data;

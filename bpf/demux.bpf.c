@@ -131,7 +131,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 		if (data[NETWORK] >> 4 != 4 || header < V4_HEADER || total < header)
 			DROP(TW_COUNT_MALFORMED);
 		end = NETWORK + total;
-		if (end > data_end - data)
+		if (end > data_end - data && end > bpf_xdp_get_buff_len(ctx))
 			DROP(TW_COUNT_TRUNCATED);
 		version = 4;
 		transport = NETWORK + header;
@@ -152,7 +152,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 		if (data[NETWORK] >> 4 != 6)
 			DROP(TW_COUNT_MALFORMED);
 		end = NETWORK + V6_HEADER + ntohs(*(__u16 *)(data + NETWORK + 4));
-		if (end > data_end - data)
+		if (end > data_end - data && end > bpf_xdp_get_buff_len(ctx))
 			DROP(TW_COUNT_TRUNCATED);
 		if (unlikely(data[NETWORK + 24] == 0xff))
 			KERNEL(TW_COUNT_MULTICAST, group_class(ctx, 0x86dd), 0);
@@ -187,7 +187,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 		version = 0;
 		protocol = TW_PROTOCOL_CIRCUIT;
 		transport = NETWORK + LABEL_ENTRY;
-		end = data_end - data;
+		end = bpf_xdp_get_buff_len(ctx);
 		goto owned;
 	} else {
 		KERNEL(TW_COUNT_UNKNOWN, TW_CLASS_FORWARDED, 0);
@@ -212,7 +212,8 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 	} else if (likely(protocol == UDP || protocol == TCP)) {
 		if (transport + (protocol == UDP ? 8 : 20) > end)
 			DROP(TW_COUNT_TRUNCATED);
-		/* Always holds: end is inside the frame. The verifier wants it seen. */
+		/* Holds where the frame is in one piece. Of several, the first is to have
+		 * these, too. */
 		__u16 *ports = (void *)(data + (transport & FRAME_MASK));
 		CHECKED_ALONE(ports);
 		if ((__u8 *)(ports + 4) > data_end)
@@ -378,7 +379,7 @@ owned:;
 	metadata->arrival = 0;
 	metadata->network = NETWORK;
 	metadata->transport = transport;
-	metadata->end = end;
+	metadata->end = END(end);
 	metadata->fragment = fragment;
 
 	__u32 socket = owner * TW_QUEUES + index;
@@ -408,7 +409,7 @@ owned:;
 	return XDP_REDIRECT;
 }
 
-SEC("xdp") int demux(struct xdp_md *ctx)
+SEC("xdp.frags") int demux(struct xdp_md *ctx)
 {
 	__u32 zero = 0, key = ctx->rx_queue_index, index = key;
 	struct tw_device *state = bpf_map_lookup_elem(&device, &zero);

@@ -29,17 +29,20 @@ struct ends {
 	__u16 pad;
 };
 
+/* An offset in 16 bits: a frame of an MTU of 65,535 is longer. */
+#define END(end) ((end) > 0xffff ? 0xffff : (end))
+
 /* Where a datagram's transport header (or a fragment's payload) begins and the
  * datagram ends, its version and protocol, and whether it is a first fragment,
  * in one argument. */
 #define PLACE(transport, end, version, protocol, first) \
-	((__u64)(transport) | (__u64)(end) << 16 | (__u64)(version) << 32 | (__u64)(protocol) << 40 | (__u64)(first) << 48)
+	((__u64)(transport) | (__u64)END(end) << 16 | (__u64)(version) << 32 | (__u64)(protocol) << 40 | (__u64)(first) << 48)
 #define PLACE_TRANSPORT(place) ((__u32)(place) & 0xffff)
 #define PLACE_END(place) ((__u32)((place) >> 16) & 0xffff)
 #define PLACE_PROTOCOL(place) ((__u32)((place) >> 40) & 0xff)
 #define PLACE_V6 (1ULL << 33) /* the bit in which 6 and 4 differ */
 #define PLACE_FIRST (1ULL << 48)
-/* Frames are shorter, which bounds offsets for the verifier. */
+/* Bounds offsets of headers for the verifier. */
 #define FRAME_MASK 0x3fff
 
 /* Keeps the compiler from concluding from a check of another pointer that one
@@ -92,7 +95,7 @@ GLOBAL __u64 walk_extensions(struct xdp_md *ctx, __u32 offset, __u32 end, __u32 
 		} else {
 			offset += ((__u32)header[1] + 1) * 8;
 		}
-		if (offset > end)
+		if (offset > end || offset > FRAME_MASK)
 			return 0;
 		next = header[0];
 	}

@@ -71,7 +71,7 @@ struct tw_metadata {
 	__u8 arrival;    /* bits 16 to 23 of its arrival if it has waited, else 0 */
 	__u16 network;   /* offset of the IP header, or of the label, from the frame's first byte */
 	__u16 transport; /* offset of the transport header, of the fragment's payload, or of the control word */
-	__u16 end;       /* offset one past the IP datagram (link padding excluded), or the frame's length */
+	__u16 end;       /* offset one past the IP datagram (link padding excluded), or the frame's length; at most 65,535 */
 	/* Of a fragment over IPv6 the offset of the fragment header; of a frame that may
 	 * wait bits 0 to 15 of its arrival (1,024 ns, the application's clock), bit 0
 	 * set; else 0. */

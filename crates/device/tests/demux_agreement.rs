@@ -179,6 +179,55 @@ fn agree_on_every_prefix_of_the_corpus() {
     }
 }
 
+/// A sample's frame with a payload that makes it so long.
+fn lengthened(sample: &Sample, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = sample.bytes.clone();
+    bytes.resize(length, 0x5a);
+    let (ip, before) = if sample.name.starts_with("v4-") {
+        (16, 14)
+    } else {
+        (18, 54)
+    };
+    let longest = u16::try_from(length - before).ok()?;
+    bytes[ip..ip + 2].copy_from_slice(&longest.to_be_bytes());
+    if sample.name.contains("-udp-") {
+        let udp = if before == 14 { 34 } else { 54 };
+        let length = (length - udp) as u16;
+        bytes[udp + 4..udp + 6].copy_from_slice(&length.to_be_bytes());
+    }
+    Some(bytes)
+}
+
+#[test]
+fn agree_on_frames_in_several_pieces() {
+    let Some(mut pair) = Pair::new("agree_on_frames_in_several_pieces") else {
+        return;
+    };
+    let plain = [
+        "-udp-any",
+        "-udp-by-address",
+        "-udp-connected",
+        "-udp-unowned",
+    ];
+    let mut admitted = 0;
+    for length in [3_000, 3_520, 3_521, 9_014, 65_535] {
+        for sample in corpus() {
+            let Some(bytes) = lengthened(&sample, length) else {
+                continue;
+            };
+            let name = format!("{} of {length}", sample.name);
+            if let Some(Verdict::Channel(metadata)) = pair.run(&name, &bytes) {
+                let is_whole = usize::from(metadata.end) == length;
+                assert!(is_whole || !plain.iter().any(|it| sample.name.ends_with(it)));
+                admitted += usize::from(is_whole);
+            }
+            // Cut short.
+            pair.run(&name, &bytes[..length - 1]);
+        }
+    }
+    assert!(admitted > 30, "only {admitted} admitted");
+}
+
 #[test]
 fn agree_when_nothing_is_set_up() {
     let Some(mut pair) = Pair::new("agree_when_nothing_is_set_up") else {

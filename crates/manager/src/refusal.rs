@@ -236,8 +236,8 @@ pub(crate) fn attach_error(interface: &str, error: io::Error) -> io::Error {
         },
         Some(libc::EINVAL) => refuses("as invalid"),
         Some(libc::ERANGE) => format!(
-            "the driver of {interface} takes no XDP program at this MTU (at most 3506 on veth, on both ends): \
-             ip link set dev {interface} mtu 1500, and the other end of a veth likewise"
+            "the driver of {interface} takes no XDP program at this MTU; one that knows no frames in several \
+             buffers takes it up to 3506: ip link set dev {interface} mtu 1500, and the other end of a veth likewise"
         ),
         _ => return describe(&format!("attach to {interface}"), error),
     };

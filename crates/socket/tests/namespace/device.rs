@@ -135,7 +135,7 @@ pub fn a_start_that_fails_half_way_leaves_nothing_behind() {
     assert_eq!(stack.snapshot().queues.len(), 2);
 }
 
-fn set_mtu(mtu: usize) {
+pub fn set_mtu(mtu: usize) {
     shell(&format!("ip link set {HERE} mtu {mtu}"));
     in_peer(move || shell(&format!("ip link set {PEER} mtu {mtu}")));
 }
@@ -187,21 +187,4 @@ pub fn full_sized_segments_pass_at_every_mtu() {
         drop(listener);
         assert_eq!(stack.warnings(), [] as [String; 0]);
     }
-}
-
-pub fn an_mtu_that_frames_cannot_hold_is_refused_or_warned_of() {
-    set_mtu(9000);
-    let error = Stack::embedded(config()).map(drop).unwrap_err().to_string();
-    assert!(error.contains("3506"), "{error}");
-    assert!(error.contains("ip link set dev"), "{error}");
-    set_mtu(1500);
-    let stack = stack();
-    set_mtu(3000);
-    let warned = || {
-        stack
-            .warnings()
-            .iter()
-            .any(|text| text.contains("the MTU is 3000"))
-    };
-    assert!(wait_until(warned), "{:?}", stack.warnings());
 }

@@ -20,6 +20,7 @@ mod exchange;
 mod fast_open;
 mod forked;
 mod forward;
+mod jumbo;
 mod kernel;
 mod kernel_frames;
 mod life;
@@ -153,7 +154,6 @@ system_tests! {
     device::answers_leave_where_fewer_queues_transmit_than_receive on 2,
     device::full_sized_datagrams_pass_at_every_mtu on 1,
     device::full_sized_segments_pass_at_every_mtu on 1,
-    device::an_mtu_that_frames_cannot_hold_is_refused_or_warned_of on 1,
     device::a_start_that_fails_half_way_leaves_nothing_behind on 2,
     classes::more_classes_than_queues_are_refused on 2,
     classes::a_veth_says_that_it_cannot_steer on 2,
@@ -198,6 +198,11 @@ system_tests! {
     tcp_attacks::spoofed_established_segments_die_in_the_driver on 1,
     tcp_attacks::clients_get_in_after_a_burst_where_the_driver_cannot_answer on 1,
     tcp_shares::closing_downloads_go_on_beside_a_blast_on_another_flow on 1,
+    jumbo::segments_longer_than_a_frame_move_both_ways on 1,
+    jumbo::datagrams_longer_than_a_frame_move_both_ways on 1,
+    jumbo::a_flood_of_long_datagrams_keeps_no_frames on 1,
+    jumbo::the_mtu_may_change_while_the_stack_runs on 1,
+    jumbo::every_architecture_receives_long_packets on 1,
     long_segments::long_segments_arrive_whole_whoever_cuts_them on 1,
     long_segments::features_may_change_while_long_segments_leave on 1,
     long_segments::a_smaller_mtu_is_kept_to_at_once on 1,

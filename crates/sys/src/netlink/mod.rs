@@ -24,7 +24,8 @@ mod veth;
 
 pub use neighbour::Neighbour;
 pub use netdev::{
-    Napi, Netdev, Queue, XDP_BASIC, XDP_NDO_XMIT, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM,
+    Napi, Netdev, Queue, XDP_BASIC, XDP_NDO_XMIT, XDP_REDIRECT, XDP_RX_SG, XDP_ZERO_COPY,
+    XSK_TX_CHECKSUM,
 };
 pub use route::{Change, Link, LinkCounters, Monitor, Route, Rtnetlink};
 pub use routing::{Found, Routing};

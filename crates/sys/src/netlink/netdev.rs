@@ -20,6 +20,8 @@ pub const XDP_REDIRECT: u64 = 2;
 pub const XDP_NDO_XMIT: u64 = 4;
 /// AF_XDP without a copy.
 pub const XDP_ZERO_COPY: u64 = 8;
+/// XDP programs get frames that are longer than one buffer.
+pub const XDP_RX_SG: u64 = 32;
 /// `enum netdev_xsk_flags`: the driver's zero-copy mode computes the checksums
 /// that transmit metadata asks for.
 pub const XSK_TX_CHECKSUM: u64 = 2;

@@ -9,13 +9,15 @@ use tidewall_device::interface::{cuts_segments, driver, queue_count, transmit_qu
 use tidewall_manager::ethtool;
 use tidewall_manager::{XdpMode, check_generic, lower_interfaces};
 use tidewall_socket::snapshot::StackSnapshot;
-use tidewall_sys::netlink::{Netdev, XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY, XSK_TX_CHECKSUM};
+use tidewall_sys::netlink::{
+    Netdev, XDP_BASIC, XDP_REDIRECT, XDP_RX_SG, XDP_ZERO_COPY, XSK_TX_CHECKSUM,
+};
 
 use super::{Finding, control, line_of, queues, tool};
 use crate::stat::Pair;
 use crate::stat::view::{UNSEEN_CAUSE, UNSEEN_REMEDY};
 
-/// Largest MTU at which a driver attaches a program that takes frames whole,
+/// Largest MTU at which a driver that knows no frames in several buffers attaches a program,
 /// as veth measured it (one page less headroom and tail).
 const MTU_MAX: u64 = 3506;
 
@@ -138,7 +140,7 @@ pub fn check(name: &str, live: &[StackSnapshot], named: bool) -> Vec<Finding> {
         ),
         device(name, driver.as_deref(), features, zero_copy, owner),
         attached(name, link, owner),
-        mtu(name, link.mtu),
+        mtu(name, link.mtu, features),
     ];
     if driver.as_deref() == Some("virtio_net") {
         findings.extend(transmit_queues(name));
@@ -406,14 +408,21 @@ fn attached(name: &str, link: &Link, owner: Option<&StackSnapshot>) -> Finding {
     }
 }
 
-fn mtu(name: &str, mtu: u64) -> Finding {
+fn mtu(name: &str, mtu: u64, features: Option<u64>) -> Finding {
     const CHECK: &str = "MTU";
     if mtu <= MTU_MAX {
         return Finding::ok(CHECK, mtu.to_string());
     }
+    if features.is_some_and(|features| features & XDP_RX_SG != 0) {
+        let text = format!("{mtu}: frames come in several buffers (Linux 6.6 and later)");
+        return Finding::ok(CHECK, text);
+    }
     Finding::problem(
         CHECK,
-        format!("{mtu}: the driver program takes frames whole, and attaches up to {MTU_MAX} only"),
+        format!(
+            "{mtu}: the driver gives XDP no frames in several buffers (xdp-features: rx-sg), \
+             and attaches the program up to {MTU_MAX} only"
+        ),
         format!("ip link set dev {name} mtu 1500"),
     )
 }

@@ -65,10 +65,11 @@ fn the_link_s_state_and_program_are_read_from_ip() {
         Severity::Problem
     );
     assert_eq!(
-        mtu("down", all[1].mtu).mend.as_deref(),
+        mtu("down", all[1].mtu, Some(0x3)).mend.as_deref(),
         Some("ip link set dev down mtu 1500")
     );
-    assert_eq!(mtu("x", 3506).severity, Severity::Ok);
+    assert_eq!(mtu("x", 3506, None).severity, Severity::Ok);
+    assert_eq!(mtu("x", 9000, Some(0x23)).severity, Severity::Ok);
 }
 
 #[test]
