@@ -95,14 +95,26 @@ const RECEIVES: Setting = Setting {
     cuts: false,
     ..SENDS
 };
+const SENDS_JUMBO: Setting = Setting {
+    name: "sends, 64 KiB a write, MTU 9,000",
+    mtu: 9000,
+    ..SENDS
+};
+const RECEIVES_JUMBO: Setting = Setting {
+    name: "receives, the sender cuts, MTU 9,000",
+    mtu: 9000,
+    ..RECEIVES
+};
 /// Each with its claim and the claim's bound.
-const SETTINGS: [(Setting, &str, f64); 6] = [
+const SETTINGS: [(Setting, &str, f64); 8] = [
     (SENDS, "send-64k", 0.8),
     (SENDS_8, "send-8k", 0.95),
     (SENDS_1, "send-1k", 2.5),
     (SENDS_UNCUT, "send-64k-uncut", 0.9),
     (SENDS_TOGETHER, "send-64k-together", 0.65),
     (RECEIVES, "receive", 0.65),
+    (SENDS_JUMBO, "send-jumbo", 0.65),
+    (RECEIVES_JUMBO, "receive-jumbo", 0.5),
 ];
 
 /// Who serves.
@@ -147,7 +159,7 @@ impl Server {
         match self {
             Server::Tidewall | Server::Linux => true,
             Server::Tap => *setting == SENDS,
-            Server::LinuxPlain => !setting.together && setting.write == SENDS.write,
+            Server::LinuxPlain => [SENDS, SENDS_UNCUT, RECEIVES].contains(setting),
         }
     }
 }
