@@ -218,8 +218,11 @@ impl FrameMemory {
         self.behind.get()?.get(frame.index as usize)
     }
 
-    /// Hangs a piece on the frame before it. False where it is of no number here.
+    /// Hangs a piece on the frame before it. False where either is of no number here.
     pub(crate) fn hang(&self, last: &Frame, piece: &Frame) -> bool {
+        if piece.index >= self.frames {
+            return false;
+        }
         let none = || (0..self.frames).map(|_| AtomicU64::new(0)).collect();
         let Some(place) = self.behind.get_or_init(none).get(last.index as usize) else {
             return false;
@@ -229,7 +232,7 @@ impl FrameMemory {
             (u64::from(piece.index) + 1) << 32 | extent,
             Ordering::Relaxed,
         );
-        piece.index < self.frames
+        true
     }
 
     /// The token of the piece that hangs on a frame.
@@ -349,7 +352,7 @@ mod tests {
         // Of no memory.
         assert!(!memory.hang(&Frame::new(4, 0, 0), other));
         assert!(!memory.hang(second, &Frame::new(4, 0, 0)));
-        assert_eq!(memory.take_piece(second).map(|it| it.index()), Some(4));
+        assert!(!memory.has_pieces(second));
         let whole = |frame| {
             let mut bytes = Vec::new();
             memory.append_whole(frame, &mut bytes);

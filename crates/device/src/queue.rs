@@ -26,9 +26,7 @@ pub struct Pieces {
     /// Most of one received frame, at least 1.
     pub most: u32,
     /// Beside the first of each received frame, of all that have not come back.
-    pub hanging: usize,
-    /// True where a packet that is longer than an empty frame comes in several.
-    pub joins: bool,
+    pub hanging: u32,
 }
 
 impl Default for Pieces {
@@ -36,7 +34,6 @@ impl Default for Pieces {
         Pieces {
             most: 1,
             hanging: 0,
-            joins: false,
         }
     }
 }
@@ -95,6 +92,11 @@ pub trait Receive: Send {
     /// come back with those.
     fn pieces(&self) -> Pieces {
         Pieces::default()
+    }
+
+    /// True where a packet that is longer than an empty frame comes in several.
+    fn joins(&self) -> bool {
+        false
     }
 
     /// The longest IP datagram that arrives has so many bytes from now on.

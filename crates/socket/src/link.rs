@@ -179,7 +179,7 @@ impl LinkWatch {
                 .iter()
                 .map(|q| q.shared.memory().frame_size());
             let most = receivable(frames.min().unwrap_or(0));
-            let joins = |queue: &QueueHandle| queue.poller.lock().pieces().joins;
+            let joins = |queue: &QueueHandle| queue.poller.lock().joins();
             if mtu > most && !core.receiver.queues.iter().all(joins) {
                 core.netdev.warn(format!(
                     "{}: the MTU is {mtu} now, and frames were made for another: datagrams longer \

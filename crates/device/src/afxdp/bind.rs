@@ -184,7 +184,7 @@ const HEADROOM: usize = 256;
 /// metadata where they are in the frame.
 const BESIDE: usize = 14 + 4 + METADATA_LENGTH;
 /// Bytes of the larger frames: the most that the kernel takes, a page.
-const LARGE_FRAME: usize = 4096;
+pub(super) const LARGE_FRAME: usize = 4096;
 
 /// In `sxdp_flags`: packets may come in several frames (linux/if_xdp.h, Linux 6.6).
 const XDP_USE_SG: u16 = 1 << 4;

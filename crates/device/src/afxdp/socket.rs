@@ -174,8 +174,8 @@ pub fn adopt(
             pieces: Pieces {
                 most: pieces_of(mtu(interface).unwrap_or(0), memory.frame_size()),
                 hanging: 0,
-                joins: joins(interface, zero_copy),
             },
+            joins: joins(interface, zero_copy),
             begun: [None, None],
             memory: memory.clone(),
             fill,
@@ -239,6 +239,7 @@ struct ReceiveHalf {
     receive: Ring<libc::xdp_desc>,
     waiting: Option<WaitingHalf>,
     pieces: Pieces,
+    joins: bool,
     /// Of either ring a packet whose last piece has not come.
     begun: [Option<Begun>; 2],
     napi: Napi,
@@ -255,7 +256,7 @@ struct Begun {
 
 /// The rings that frames come from.
 #[derive(Clone, Copy)]
-enum From {
+enum Source {
     Receive,
     Waiting,
 }
@@ -282,7 +283,12 @@ impl ReceiveHalf {
 
     /// Takes a descriptor that may be a piece of a packet; the packet once it is whole.
     #[cold]
-    fn join(&mut self, descriptor: libc::xdp_desc, in_frame: u16, from: From) -> Option<Received> {
+    fn join(
+        &mut self,
+        descriptor: libc::xdp_desc,
+        in_frame: u16,
+        from: Source,
+    ) -> Option<Received> {
         let goes_on = descriptor.options & XDP_PKT_CONTD != 0;
         let Some(mut begun) = self.begun.get_mut(from as usize)?.take() else {
             let first = self.take(descriptor, in_frame);
@@ -311,7 +317,7 @@ impl ReceiveHalf {
 
     /// Whether a descriptor is a piece of a packet in several.
     #[inline]
-    fn is_piece(&self, descriptor: &libc::xdp_desc, from: From) -> bool {
+    fn is_piece(&self, descriptor: &libc::xdp_desc, from: Source) -> bool {
         let begun = self.begun.get(from as usize);
         descriptor.options & XDP_PKT_CONTD != 0 || begun.is_some_and(Option::is_some)
     }
@@ -328,9 +334,9 @@ impl ReceiveHalf {
             let Some(descriptor) = self.waiting.as_mut().map(|half| half.ring.pop()) else {
                 break;
             };
-            let received = match self.is_piece(&descriptor, From::Waiting) {
+            let received = match self.is_piece(&descriptor, Source::Waiting) {
                 false => Some(self.take(descriptor, in_frame)),
-                true => self.join(descriptor, in_frame, From::Waiting),
+                true => self.join(descriptor, in_frame, Source::Waiting),
             };
             frames += u32::from(received.is_some());
             batch.extend(received);
@@ -353,8 +359,8 @@ impl ReceiveHalf {
         let mut frames = 0;
         for _ in 0..count {
             let descriptor = self.receive.pop();
-            let received = if self.is_piece(&descriptor, From::Receive) {
-                let Some(received) = self.join(descriptor, in_frame, From::Receive) else {
+            let received = if self.is_piece(&descriptor, Source::Receive) {
+                let Some(received) = self.join(descriptor, in_frame, Source::Receive) else {
                     continue;
                 };
                 received
@@ -412,6 +418,10 @@ impl Receive for ReceiveHalf {
         self.pieces
     }
 
+    fn joins(&self) -> bool {
+        self.joins
+    }
+
     fn set_mtu(&mut self, mtu: usize) {
         self.pieces.most = pieces_of(mtu, self.memory.frame_size());
     }
@@ -430,7 +440,7 @@ impl Receive for ReceiveHalf {
 
     fn fill(&mut self, frames: &mut Vec<Frame>) {
         // There is room for all pieces: the ring has as many places as there are frames.
-        let wanted = frames.len() as u32 + self.pieces.hanging as u32;
+        let wanted = frames.len() as u32 + self.pieces.hanging;
         let count = self.fill.room(wanted).min(frames.len() as u32);
         for frame in frames.drain(frames.len() - count as usize..) {
             self.fill.push(u64::from(frame.index()) << self.frame_shift);

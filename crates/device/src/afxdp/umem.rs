@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::bind::frame_size;
+use super::bind::{LARGE_FRAME, frame_size, mtu, receivable};
 use crate::forked::Unshared;
 use crate::frame::{FRAME_SIZE, FrameMemory, Part};
 use crate::interface::queue_count;
@@ -28,8 +28,18 @@ impl SharedUmem {
     /// long enough for the largest of their MTUs.
     ///
     /// # Errors
-    /// As [`FrameMemory::new`].
+    /// As [`FrameMemory::new`]; Unsupported, with words, for an MTU over that of the largest
+    /// frame: a packet in several cannot be sent where it lies.
     pub fn new(interfaces: &[&str], frames: u32) -> io::Result<Self> {
+        let most = receivable(LARGE_FRAME);
+        let longer = |it: &&&str| mtu(it).is_some_and(|mtu| mtu > most);
+        if let Some(interface) = interfaces.iter().find(longer) {
+            let text = format!(
+                "the MTU of {interface} is too large to send on what it receives: ip link set dev \
+                 {interface} mtu {most}"
+            );
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
         let queues = interfaces.iter().map(|it| queue_count(it).unwrap_or(1));
         let sizes = interfaces.iter().map(|it| frame_size(it));
         let frame_size = sizes.max().unwrap_or(FRAME_SIZE);

@@ -225,9 +225,9 @@ impl Poller {
         all
     }
 
-    /// As [`Receive::pieces`].
-    pub fn pieces(&self) -> Pieces {
-        self.device.pieces()
+    /// As [`Receive::joins`].
+    pub fn joins(&self) -> bool {
+        self.device.joins()
     }
 
     /// As [`Receive::set_mtu`].
@@ -444,7 +444,9 @@ impl Poller {
     /// True when less than a quarter of the receive frames are the device's to have: slow
     /// receivers hold the rest.
     pub fn short_of_frames(&self) -> bool {
-        let has = self.in_device.saturating_sub(self.device.pieces().hanging);
+        let has = self
+            .in_device
+            .saturating_sub(self.device.pieces().hanging as usize);
         has + self.empty_frames.len() < self.receive_frames / 4
     }
 
@@ -533,9 +535,14 @@ impl Poller {
         self.shared
             .free
             .take_all(&self.shared.slots, &mut self.empty_frames);
-        let pieces = self.device.pieces();
-        let has = self.in_device.saturating_sub(pieces.hanging);
-        let most = most.saturating_mul(pieces.most as usize);
+        let Pieces {
+            most: each,
+            hanging,
+        } = self.device.pieces();
+        let each = each.max(1);
+        let hanging = hanging as usize;
+        let has = self.in_device.saturating_sub(hanging);
+        let most = most.saturating_mul(each as usize);
         let room = most.saturating_sub(has);
         let count = room.min(self.empty_frames.len());
         if count > 0 {
@@ -547,16 +554,20 @@ impl Poller {
         }
         // Frames on their way here are in the count already.
         let seen = self.arrived.wrapping_add(self.written_off);
-        let pieces = self.device.pieces();
-        let has = self.in_device.saturating_sub(pieces.hanging) as u32;
-        let each = pieces.most.max(1);
+        let hanging = match hanging {
+            0 => 0,
+            // Fewer, now.
+            _ => self.device.pieces().hanging as usize,
+        };
+        let has = self.in_device.saturating_sub(hanging) as u32;
+        let has = has.min(self.ring_limit);
         if each != self.pieces_most {
             self.pieces_most = each;
             let frames = self.receive_frames.min(self.ring_limit as usize);
             let spare = (frames / SPARE) as u32 / each;
             self.shared.tables.set_spare(self.shared.queue, spare);
         }
-        let given = seen.wrapping_add(has.min(self.ring_limit) / each);
+        let given = seen.wrapping_add(if each == 1 { has } else { has / each });
         self.shared.tables.set_given(self.shared.queue, given);
     }
 
