@@ -29,7 +29,7 @@ INLINE int to_pair(const struct tw_queue *queue, struct tw_metadata *metadata, _
 /* On the far end of each pair. What has no metadata is not from the demultiplexer:
  * the kernel sent it. A frame that a pair had before it changed hands is dropped by
  * the kernel, since the socket at the place is bound to another interface. */
-SEC("xdp") int to_xsk(struct xdp_md *ctx)
+SEC("xdp.frags") int to_xsk(struct xdp_md *ctx)
 {
 	struct tw_metadata *metadata = (void *)(long)ctx->data_meta;
 	if ((void *)(metadata + 1) > METADATA_END(ctx))
