@@ -13,7 +13,7 @@
 //! The number of a frame says whose it is.
 //!
 //! A packet longer than a frame lies in several: pieces. Its token is that of the first,
-//! and whoever has that has the others, which hang on it until it is given to the device.
+//! and its owner has the others, which hang on it until the device gets it back.
 
 use std::io;
 use std::ops::Range;
@@ -101,7 +101,7 @@ pub struct FrameMemory {
     mapping: Arc<Mapping>,
     frames: u32,
     frame_size: usize,
-    /// Of each frame the piece behind it: 1 + its number, offset and length; 0: none. Written
+    /// The piece behind each frame: 1 + its number, offset and length; 0: none. Written
     /// by who receives and gives back, read by the frame's owner, to whom it was passed since.
     behind: Arc<OnceLock<Box<[AtomicU64]>>>,
 }
@@ -349,7 +349,7 @@ mod tests {
         assert!(!memory.has_pieces(first));
         assert!(memory.hang(first, third));
         assert!(memory.hang(third, second));
-        // Of no memory.
+        // These are outside the memory.
         assert!(!memory.hang(&Frame::new(4, 0, 0), other));
         assert!(!memory.hang(second, &Frame::new(4, 0, 0)));
         assert!(!memory.has_pieces(second));

@@ -507,7 +507,7 @@ mod body {
         bed.send_datagram(to, b"back", Checksum::Offload);
         let mut buffer = [0; 16];
         assert_eq!(socket.recv(&mut buffer).unwrap(), 4);
-        // What the kernel would not make a packet of is not given to it.
+        // The kernel would refuse this segment, so it never gets it.
         let offload = Offload {
             checksum_start: 34,
             checksum_offset: 16,

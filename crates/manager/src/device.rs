@@ -103,7 +103,7 @@ pub struct AfXdp {
     /// Who computes the checksums of what is sent. Where queues that transmit
     /// differ, that of the first on which the device does not.
     pub checksums: Checksums,
-    /// Who cuts long TCP segments: of the first queue on which the stack does, if there is one.
+    /// The party that cuts long TCP segments: the stack where it does so on any queue.
     pub segmentation: Segmentation,
     /// True when frames may carry checksums that a sender on this host left to
     /// its (virtual) device.

@@ -141,7 +141,7 @@ pub struct DeviceSnapshot {
     /// Who computes the checksums of long frames that are sent, and why, in
     /// words.
     pub checksums: String,
-    /// Who cuts long TCP segments into packets, and why, in words.
+    /// The party that cuts long TCP segments into packets, and the reason, in words.
     #[serde(default)]
     pub segmentation: String,
 }

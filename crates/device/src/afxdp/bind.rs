@@ -294,7 +294,7 @@ fn moves_frames(index: u32) -> bool {
     features.map_or(true, |features| features & XDP_ZERO_COPY != 0)
 }
 
-/// Of an interface, bytes.
+/// Returns an interface's MTU in bytes.
 pub(super) fn mtu(interface: &str) -> Option<usize> {
     let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu")).ok()?;
     text.trim().parse().ok()

@@ -8,7 +8,7 @@
 //!
 //! In copy mode both paths are synchronous, and frames keep their order as long as the
 //! transmit ring is empty before. Where a real discipline or a zero-copy driver queues, they do
-//! not: whoever has sent a long segment sends what follows it by this path too.
+//! not. Segments that follow a long one therefore take this path, too.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -29,15 +29,15 @@ use crate::virtio_header;
 pub(super) const PAYLOAD_MAX: u32 = 65_535 - 60 - 60;
 /// Bytes in flight until a card has sent them: a millisecond at 40 Gbit/s.
 const SEND_BUFFER: i32 = 4 << 20;
-/// Of linux/if_packet.h.
+/// From linux/if_packet.h.
 const PACKET_VNET_HDR: i32 = 15;
-/// Of asm-generic/socket.h, Linux 5.14.
+/// From asm-generic/socket.h, Linux 5.14.
 const SO_NETNS_COOKIE: i32 = 71;
 
-/// Who cuts long TCP segments into packets, and why.
+/// The party that cuts long TCP segments into packets, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segmentation {
-    /// The device, or whoever receives from it.
+    /// The device, or the receiver, which takes segments whole.
     ByDevice,
     /// The kernel: the device does not.
     ByKernel,
@@ -123,7 +123,7 @@ impl Segments {
 
 fn socket(index: u32, beside: BorrowedFd<'_>) -> io::Result<Unshared<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // Of protocol 0, which receives nothing.
+    // Protocol 0 receives nothing.
     let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
     if namespace(&fd)? != namespace(beside)? {
         // The interface is the manager's. One of this name is here, too.

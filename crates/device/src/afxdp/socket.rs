@@ -90,7 +90,7 @@ impl Opened {
         self.checksums
     }
 
-    /// Who cuts long TCP segments.
+    /// Returns the party that cuts long TCP segments.
     pub fn segmentation(&self) -> Segmentation {
         self.segmentation
     }
@@ -240,7 +240,7 @@ struct ReceiveHalf {
     waiting: Option<WaitingHalf>,
     pieces: Pieces,
     joins: bool,
-    /// Of either ring a packet whose last piece has not come.
+    /// Packets whose last piece has not come, one per ring.
     begun: [Option<Begun>; 2],
     napi: Napi,
     owner: Arc<dyn Owner>,
@@ -347,8 +347,8 @@ impl ReceiveHalf {
         frames
     }
 
-    /// Of what is in the receive ring up to `limit` descriptors. Returns how many, and how
-    /// many packets they were.
+    /// Takes up to `limit` descriptors from the receive ring. Returns their number, and the
+    /// number of their packets.
     fn receive_some(&mut self, batch: &mut Vec<Received>, limit: u32) -> (u32, u32) {
         let count = self.receive.available(limit).min(limit);
         if count == 0 {
@@ -504,7 +504,7 @@ pub(super) struct TransmitHalf {
     pub(super) transmit: Ring<libc::xdp_desc>,
     pub(super) completions: Ring<u64>,
     pub(super) checksums: Checksums,
-    /// What long segments leave by.
+    /// The packet socket for long segments.
     pub(super) segments: Option<Segments>,
 }
 
@@ -620,7 +620,7 @@ impl Transmit for TransmitHalf {
     }
 
     fn send_segments(&mut self, segment: &LongSegment<'_>) -> io::Result<()> {
-        // What was queued before is to leave before.
+        // Frames that were queued before leave before.
         while self.transmit.pending() > 0 {
             if self.flush()?.full {
                 return Err(io::ErrorKind::WouldBlock.into());

@@ -34,7 +34,7 @@ pub struct Application {
     pub transmit_queues: u32,
     /// As [`crate::AfXdp`] has it.
     pub checksums: Checksums,
-    /// Who cuts long TCP segments: of the first queue on which the stack does, if there is one.
+    /// The party that cuts long TCP segments: the stack where it does so on any queue.
     pub segmentation: Segmentation,
     /// True when frames may carry checksums that a sender on this host left to its
     /// (virtual) device.
@@ -62,7 +62,7 @@ impl Application {
         let counters = DriverCounters::of_map(counters.as_fd())?;
         let manager = Arc::new(Manager::new(client.clone()));
         let transmit_queues = joined.transmit_queues;
-        // What a private application sends goes by its pair, which judges it.
+        // A private application's frames leave by its pair, which judges them.
         let is_trusted = joined.private == 0;
         let (mut queues, mut zero_copy) = (Vec::new(), true);
         let (mut checksums, mut segmentation) = (None, None);

@@ -13,8 +13,8 @@ use crate::process::ours;
 const PIECE: usize = 64 * 1024;
 
 thread_local! {
-    /// What a thread has read a file into: the memory of a new buffer would be zeroed, and come
-    /// from the kernel, for each call.
+    /// A thread's buffer for file contents. The memory of a new buffer would be zeroed, and
+    /// come from the kernel, for each call.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 

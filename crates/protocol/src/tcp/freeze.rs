@@ -282,7 +282,7 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
     Send {
         una,
         nxt,
-        // What was refused is offered again, by another device.
+        // Another device is offered the refused burst again.
         offered: nxt,
         write_seq: codec.u32(send.write_seq),
         wnd: codec.u32(send.wnd),

@@ -47,7 +47,7 @@ pub(crate) struct Transmitter {
     /// The way back of frames that queues have received, where this one sends those.
     origins: Option<Origin>,
     mac: MacAddress,
-    /// Of a frame, and of the link, bytes.
+    /// IP datagram bytes that a frame holds, and that the link carries.
     mtu: usize,
     link_mtu: usize,
     /// Frames that the device has not taken yet, and packets that long segments were cut into

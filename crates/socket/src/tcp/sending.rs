@@ -87,7 +87,7 @@ pub(super) enum Again {
     Later,
     /// Its queue had no room.
     Full,
-    /// What is left of it is delayed.
+    /// The rest of its output is delayed.
     Delayed,
 }
 

@@ -247,7 +247,7 @@ impl UdpSocket {
                     Err(error) => return Err(error),
                 }
             }
-            // What is longer than a frame of ours the kernel sends.
+            // The kernel sends datagrams that are longer than a frame.
             let widest = lock(&queue.transmitter).link_mtu();
             if self.inner.mtu_discover().refuses() && length > widest.min(mtu)
                 || core.is_lost_in_kernel(wire, length, mtu, widest)

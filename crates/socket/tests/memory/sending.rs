@@ -17,7 +17,7 @@ const PORT: u16 = 80;
 const MANY: usize = 24;
 /// Most frames of a connection before it is another's turn.
 const QUANTUM: usize = 10;
-/// What each of them sends at a time: 14 frames, less than leaves at once.
+/// Bytes that each sends at a time: 14 frames, fewer than a full burst.
 const BYTES: usize = 20_000;
 
 struct Meeting {

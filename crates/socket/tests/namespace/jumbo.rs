@@ -84,7 +84,7 @@ pub fn datagrams_longer_than_a_frame_move_both_ways() {
         ] {
             let peer = peer_socket(peer);
             for mark in 0..8 {
-                // Of the lengths at which a piece begins, and of odd ones.
+                // Lengths at which a piece begins, and odd ones.
                 for length in [1, 3798, 3799, 3811, 7638, 8000, 8001, 60_000, 60_001] {
                     ask(&peer, at(here, SERVICE), &payload(length, mark));
                 }

@@ -46,7 +46,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 const KIB: usize = 1 << 10;
 
-/// What a transfer goes through.
+/// The conditions of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setting {
     name: &'static str,
@@ -117,7 +117,7 @@ const SETTINGS: [(Setting, &str, f64); 8] = [
     (RECEIVES_JUMBO, "receive-jumbo", 0.5),
 ];
 
-/// Who serves.
+/// The server's stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Server {
     /// Tidewall on the interface, by AF_XDP and long segments.
