@@ -3,6 +3,7 @@
 //! What a stack is made of may be out of reach afterwards: it is made before. What it calls
 //! may be forbidden: then it has no sockets, or the program hears that it cannot be confined.
 
+use tidewall_device::afxdp::leave_packet_sockets;
 use tidewall_posix::{Errno, Posix, Result};
 use tidewall_socket::listener_holders::note_accepting;
 use tidewall_sys::option;
@@ -47,15 +48,15 @@ pub(crate) fn confine(
     all_threads: bool,
     install: impl FnOnce() -> Result<i32>,
 ) -> Result<i32> {
-    let leaves = confinement.refuses(For::Priorities).is_some();
+    let refuses = |what| confinement.refuses(what).is_some();
+    let (priorities, segments) = (refuses(For::Priorities), refuses(For::Segments));
     let install = || {
-        if !leaves {
-            return install();
-        }
-        let left_before = leave_priorities(true);
+        let left_before = priorities.then(|| leave_priorities(true));
+        let sockets_before = segments.then(|| leave_packet_sockets(true));
         let installed = install();
         if installed.is_err() {
-            leave_priorities(left_before);
+            left_before.map(leave_priorities);
+            sockets_before.map(leave_packet_sockets);
         }
         installed
     };

@@ -20,6 +20,8 @@ pub(crate) enum For {
     Making,
     /// To follow priorities, which it leaves where one of the calls is refused.
     Priorities,
+    /// To send long segments, which it sends packet by packet otherwise.
+    Segments,
 }
 
 /// A call that the stack makes, with arguments by which filters tell calls apart.
@@ -47,6 +49,7 @@ const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 const SEQPACKET: i32 = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
 const STREAM: i32 = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
 const DATAGRAM: i32 = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+const PACKET: i32 = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 /// How the C library makes a thread.
 const THREAD: i32 = libc::CLONE_VM
     | libc::CLONE_FS
@@ -101,6 +104,8 @@ const NEEDED: &[Needed] = needed! {
         SYS_clock_gettime(0 = libc::CLOCK_THREAD_CPUTIME_ID);
     Priorities:
         SYS_gettid() SYS_sched_getattr() SYS_sched_setattr() SYS_sched_yield();
+    Segments:
+        SYS_socket(0 = libc::AF_PACKET, 1 = PACKET);
 };
 
 /// Of one of two architectures alone.
@@ -117,7 +122,12 @@ impl Needed {
 
     /// Whether the stack works without it.
     pub(crate) fn may_be_left(&self) -> bool {
-        self.what == For::Priorities
+        matches!(self.what, For::Priorities | For::Segments)
+    }
+
+    /// Whether long segments alone need it.
+    pub(crate) fn is_for_segments(&self) -> bool {
+        self.what == For::Segments
     }
 
     /// Whether a report calls for it.
@@ -152,6 +162,8 @@ impl Needed {
     /// Whether the kernel's answer to [`Needed::harmless`] says that it may be called.
     pub(crate) fn is_allowed(&self, errno: i32) -> bool {
         match errno {
+            // The kernel refuses it without CAP_NET_RAW, too. The socket copes with both.
+            _ if self.is_for_segments() => true,
             // The C library falls back to another call.
             libc::ENOSYS => self.number == libc::SYS_clone3,
             errno => errno != libc::EPERM && errno != libc::EACCES,

@@ -161,7 +161,14 @@ fn filters_that_allow_what_the_stack_calls_are_in_force() {
         actions: ALLOWS,
         calls: documented(),
     };
-    let cases: [(_, _, _, &[_]); 6] = [
+    let cases: [(_, _, _, &[_]); 7] = [
+        // Long segments are not sent.
+        (
+            Confined::new("first", "prctl,packet", KILLS, &["ptrace"]),
+            "0 0",
+            true,
+            &[],
+        ),
         (
             Confined::new("waiting", "seccomp,tsync", KILLS, &["ptrace", "mount"]),
             "0 0",
@@ -286,7 +293,10 @@ fn filters_that_were_there_before_are_tried() {
     let (ppoll, files) = (format!("{why} ppoll(2)"), format!("{why} getdents64(2)"));
     let refused = |why| [["no-stack", "", why]];
     let (ppoll, files) = (refused(&*ppoll), refused(&*files));
-    let cases: [(_, _, _, &[_]); 6] = [
+    let packet = |actions| Confined::new("before", "prctl,packet", actions, &["ptrace"]);
+    let cases: [(_, _, _, &[_]); 8] = [
+        (packet(KILLS), "0 0", true, &[]),
+        (packet(FAILS), "0 0", true, &[]),
         (new(KILLS, "ptrace"), "0 0", true, &[]),
         (new(KILLS, "sched_getattr"), "0 0", true, &[]),
         (new(FAILS, "sched_setattr"), "0 0", true, &[]),

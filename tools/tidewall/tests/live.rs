@@ -81,9 +81,9 @@ fn a_live_service_is_seen_by_stat_trace_and_doctor() {
         first.starts_with("echo on 0.0.0.0:7/udp, Tidewall (tidewall)"),
         "{first}"
     );
-    // Device, mode, queues, and who makes checksums.
+    // Device, mode, queues, checksums and segmentation.
     let device = "veth, native XDP, copy mode, 1 receive and 1 transmit queue, \
-                  checksums by the device (proven at start)";
+                  checksums by the device (proven at start), segments cut by the device";
     assert!(
         first.contains(&format!("interface {} ({device})", bed.interface)),
         "{first}"

@@ -29,7 +29,7 @@ pub use bind::{frame_size_of, receivable};
 pub use checksums::Checksums;
 pub use made::{Made, Prepared, Shape, make};
 pub use napi::{HELPER_PORTS, helpers};
-pub use segments::Segmentation;
+pub use segments::{Segmentation, leave_packet_sockets};
 pub use socket::{Opened, Settings, TRANSMIT_RING, adopt, open, open_transmitter};
 pub use umem::SharedUmem;
 

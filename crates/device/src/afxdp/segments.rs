@@ -13,6 +13,7 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -43,6 +44,8 @@ pub enum Segmentation {
     ByKernel,
     /// The stack: the kernel refuses a packet socket, with this errno.
     Refused(i32),
+    /// The stack: a filter of system calls refuses a packet socket ([`leave_packet_sockets`]).
+    Filtered,
     /// The stack: the application is not trusted with a packet socket.
     Untrusted,
 }
@@ -71,11 +74,22 @@ impl fmt::Display for Segmentation {
                 let error = io::Error::from_raw_os_error(*errno);
                 write!(formatter, "in software (no packet socket: {error})")
             }
+            Segmentation::Filtered => formatter.write_str(
+                "in software (the program's filter of system calls refuses a packet socket)",
+            ),
             Segmentation::Untrusted => formatter.write_str(
                 "in software (a packet socket would show the application others' frames)",
             ),
         }
     }
+}
+
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process opens no packet socket from here on, as a filter of system calls may
+/// end it for that. Returns the setting before.
+pub fn leave_packet_sockets(left: bool) -> bool {
+    LEFT.swap(left, Ordering::SeqCst)
 }
 
 /// The packet socket of a queue.
@@ -91,6 +105,9 @@ impl Segments {
         index: u32,
         beside: BorrowedFd<'_>,
     ) -> (Option<Self>, Segmentation) {
+        if LEFT.load(Ordering::SeqCst) {
+            return (None, Segmentation::Filtered);
+        }
         match socket(index, beside) {
             Ok(fd) if cuts_segments(interface).unwrap_or(false) => {
                 (Some(Segments { fd }), Segmentation::ByDevice)
@@ -155,6 +172,7 @@ mod tests {
             ByKernel,
             Refused(libc::EPERM),
             Refused(libc::EAFNOSUPPORT),
+            Filtered,
             Untrusted,
         ] {
             let software = found.to_string().starts_with("in software (");

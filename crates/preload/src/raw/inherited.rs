@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libc::c_int;
+use tidewall_device::afxdp::leave_packet_sockets;
 use tidewall_sys::priority::leave_priorities;
 
 use super::originals;
@@ -51,7 +52,9 @@ pub(super) fn refused() -> Option<(&'static str, bool)> {
     let may_report = last >= needed().filter(|it| it.is_of_reports()).count();
     let refused = in_order().nth(last)?;
     if refused.may_be_left() {
-        leave_priorities(true);
+        // The calls for segments come last, and were not tried where an earlier one was refused.
+        leave_packet_sockets(true);
+        leave_priorities(!refused.is_for_segments());
         return None;
     }
     Some((refused.name(), may_report))

@@ -1,7 +1,7 @@
 // Serves by TCP and UDP, and confines itself on the way.
 // confined WHEN HOW EMPTY LIBRARY: WHEN is "first", "waiting" (sockets that nobody has attended
 // to), "ours" or "before" (then the program begins anew, with the library); HOW has a way to
-// confine, and "tsync" and "thread" where it is so; EMPTY is a directory for chroot.
+// confine, and "tsync", "thread" and "packet" where it is so; EMPTY is a directory for chroot.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -32,13 +32,20 @@ static int install(const char *how, const char *empty)
 	struct rlimit none_more = { 0, 0 };
 	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
 	struct __user_cap_data_struct none[2] = { { 0 } };
-	struct sock_filter filter[2 * sizeof calls / sizeof *calls + 2];
+	struct sock_filter filter[2 * sizeof calls / sizeof *calls + 6];
 	struct sock_fprog program = { 0, filter };
 	struct sock_filter *next = filter;
 
 	*next++ = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0);
 	for (unsigned i = 0; i < sizeof calls / sizeof *calls; i++) {
 		*next++ = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[i], 0, 1);
+		*next++ = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, THESE);
+	}
+	// Packet sockets, by the first argument's lower half.
+	if (strstr(how, "packet")) {
+		*next++ = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3);
+		*next++ = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 16);
+		*next++ = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_PACKET, 0, 1);
 		*next++ = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, THESE);
 	}
 	*next++ = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, OTHERS);
