@@ -247,7 +247,7 @@ pub struct LongSegment<'a> {
     pub headers: &'a [u8],
     /// The payload, in up to two pieces.
     pub payload: [&'a [u8]; 2],
-    /// Where TCP's checksum is.
+    /// Place of TCP's checksum.
     pub offload: Offload,
     /// Bytes of payload in each segment but the last; not 0. A payload that is no longer is
     /// sent as one packet.

@@ -14,7 +14,7 @@ use crate::stack::Core;
 pub(crate) struct ChannelFrame<'a> {
     frame: &'a [u8],
     metadata: Metadata,
-    /// Where the IP packet ends in the frame.
+    /// End of the IP packet in the frame.
     end: usize,
 }
 
@@ -46,7 +46,7 @@ impl<'a> ChannelFrame<'a> {
         bytes.clear();
         shared.memory().append_whole(frame, bytes);
         let end = match self.metadata.end {
-            // Where it is, its own length says.
+            // IP's own length has the end.
             u16::MAX => bytes.len(),
             end => end.into(),
         };

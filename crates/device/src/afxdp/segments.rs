@@ -62,7 +62,7 @@ impl fmt::Display for Segmentation {
         match self {
             Segmentation::ByDevice => formatter.write_str("by the device"),
             Segmentation::ByKernel => {
-                formatter.write_str("by the kernel (the device does not: ethtool -K tso on)")
+                formatter.write_str("by the kernel (the device does not: ethtool -K IF tso on)")
             }
             Segmentation::Refused(libc::EPERM) => {
                 formatter.write_str("in software (a packet socket needs CAP_NET_RAW)")

@@ -448,7 +448,7 @@ impl Receive for ReceiveHalf {
                 let mut last = frame;
                 while let Some(piece) = self.memory.take_piece(&last) {
                     self.fill.push(u64::from(piece.index()) << self.frame_shift);
-                    self.pieces.hanging -= 1;
+                    self.pieces.hanging = self.pieces.hanging.saturating_sub(1);
                     last = piece;
                 }
             }

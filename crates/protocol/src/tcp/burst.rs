@@ -12,8 +12,8 @@ use tidewall_wire::tcp::{Flags, Header, before};
 const BURST_MAX: u32 = 65_535 - 60 - 60;
 
 impl Connection {
-    /// See [`Config::offload`](super::Config::offload); of the device that the next segments
-    /// leave by.
+    /// Sets [`Config::offload`](super::Config::offload) to the limit of the device that sends the
+    /// next segments.
     #[inline]
     pub fn set_offload(&mut self, bytes: u32) {
         self.config.offload = bytes;

@@ -360,8 +360,8 @@ impl Connection {
         }
     }
 
-    /// The device takes no longer IP packets than these, in bytes, than which a segment was
-    /// longer. True when segments are shorter from now on.
+    /// Shortens segments to a link's MTU, in bytes of an IP packet, after the link refused one.
+    /// Returns true when the segment size has changed.
     pub fn limit_to_link(&mut self, mtu: u32, now: Time) -> bool {
         self.icmp_path_mtu(mtu, now)
     }

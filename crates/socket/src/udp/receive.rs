@@ -426,7 +426,7 @@ struct Batch<'a> {
     shared: &'a Shared,
     /// Those that are not done with, the one that is being read first.
     frames: VecDeque<Frame>,
-    /// Where one in several pieces is put together.
+    /// Buffer in which a packet in several pieces is joined.
     joined: Vec<u8>,
     done: Done,
     /// Datagrams that are completed by the way, perhaps another socket's.
