@@ -33,6 +33,10 @@ const TIME_WAIT_LIMIT: u32 = 256;
 const TIME_WAIT_SHARE: u32 = 4;
 /// A flow gets one frame in so many of another channel that it shares.
 const PARTS: u32 = 16;
+/// Frames of one flow in its handshake: the segment that ends it and an initial window of
+/// ten segments (RFC 6928), which the peer may send a second time before the listener's
+/// thread runs.
+const HALF_OPEN_SHARE: u32 = 32;
 /// Frames of one flow that may wait in the shared channel, a queue.
 pub(super) const SHARED_MOST: u16 = SHARED_LIMIT.div_ceil(PARTS) as u16;
 /// Flows from which on single buckets of the driver's table overflow: up to there
@@ -82,6 +86,7 @@ impl SharedChannel {
 fn set_part(queue: &QueueHandle, part: Part, limit: u32) {
     let most = match part {
         Part::TimeWait => TIME_WAIT_SHARE,
+        Part::HalfOpen => HALF_OPEN_SHARE,
         _ => limit.div_ceil(PARTS),
     };
     queue.shared.tables().set_share(part as u8, most as u16);
