@@ -2,6 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
 use tidewall_socket::tcp::{Notification, State as Phase};
 use tidewall_socket::{OpenFile, TcpStream};
@@ -180,6 +181,33 @@ impl Posix {
             }
             OpenFile::Stream(_) => file.send(buffers, None, flags & SEND_FLAGS).map_err(errno),
             _ => Err(Errno(libc::EPIPE)),
+        }
+    }
+
+    /// Sends bytes of a file as far as neither the file nor the socket makes the caller
+    /// wait: the part of `sendfile(2)` without a copy outside the send buffer
+    /// ([`TcpStream::send_file`]).
+    ///
+    /// # Errors
+    /// EAGAIN without room in the send buffer; EOPNOTSUPP where the caller has to read the
+    /// file itself and send the bytes; what ended the connection.
+    pub fn send_file(
+        &self,
+        fd: i32,
+        file: impl AsFd,
+        offset: u64,
+        count: usize,
+        flags: i32,
+    ) -> Result<usize> {
+        match &*self.file(fd)? {
+            OpenFile::Stream(stream) => {
+                let sent = stream.send_file(file, offset, count, flags & libc::MSG_MORE != 0);
+                sent.map_err(|error| match error.kind() {
+                    std::io::ErrorKind::Unsupported => Errno(libc::EOPNOTSUPP),
+                    _ => errno(error),
+                })
+            }
+            _ => Err(Errno(libc::EOPNOTSUPP)),
         }
     }
 

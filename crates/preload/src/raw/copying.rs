@@ -7,7 +7,7 @@ use libc::{loff_t, off_t, ssize_t};
 use tidewall_posix::{Errno, Result};
 
 use super::{answer, originals};
-use crate::process::ours;
+use crate::process::{inside, ours};
 
 /// What is read of a file at a time.
 const PIECE: usize = 64 * 1024;
@@ -46,6 +46,14 @@ unsafe extern "C-unwind" fn sendfile64(
     unsafe { sendfile(to, from, offset, count) }
 }
 
+/// True of a socket whose calls wait.
+fn waits(fd: c_int) -> bool {
+    ours(fd).is_some_and(|posix| {
+        let nonblocking = inside(|| posix.descriptors().is_nonblocking(fd));
+        !nonblocking.unwrap_or(true)
+    })
+}
+
 fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -> Result<usize> {
     let file = super::borrow(from).ok_or(Errno(libc::EBADF))?;
     let position = || {
@@ -58,14 +66,35 @@ fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -
         Some(offset) => u64::try_from(**offset).map_err(|_| Errno(libc::EINVAL))?,
         None => position()?,
     };
-    // One that is ending has lost it, and allocates.
-    let mut buffer = BUFFER.try_with(Cell::take).unwrap_or_default();
-    let size = buffer.len().max(PIECE.min(count));
-    buffer.resize(size, 0);
+    let mut buffer = Vec::new();
     let mut sent = 0;
     let mut ended = Ok(());
     while sent < count && ended.is_ok() {
         let want = PIECE.min(count - sent);
+        let more = if sent + want < count {
+            libc::MSG_MORE
+        } else {
+            0
+        };
+        match super::data::transmit_file(to, file, start + sent as u64, want, more) {
+            Ok(0) => break,
+            Ok(went) => {
+                sent += went;
+                continue;
+            }
+            // The socket may make the caller wait, or a disk may.
+            Err(Errno(libc::EAGAIN)) if sent > 0 && !waits(to) => break,
+            Err(Errno(libc::EAGAIN | libc::EOPNOTSUPP)) => {}
+            Err(error) => {
+                ended = Err(error);
+                break;
+            }
+        }
+        if buffer.is_empty() {
+            // A thread that is ending has lost it, and allocates.
+            buffer = BUFFER.try_with(Cell::take).unwrap_or_default();
+        }
+        buffer.resize(buffer.len().max(want), 0);
         let piece = buffer.get_mut(..want).unwrap_or_default();
         let read = rustix::io::pread(file, &mut *piece, start + sent as u64);
         let piece = match read {
@@ -94,7 +123,9 @@ fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -
             Err(error) => ended = Err(error),
         }
     }
-    let _ = BUFFER.try_with(|place| place.set(buffer));
+    if !buffer.is_empty() {
+        let _ = BUFFER.try_with(|place| place.set(buffer));
+    }
     if sent == 0 {
         ended?;
     }

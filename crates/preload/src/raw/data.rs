@@ -5,6 +5,7 @@ mod messages;
 use std::ffi::{c_int, c_void};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::slice;
 
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
@@ -49,6 +50,20 @@ pub(super) fn transmit_bytes(fd: c_int, bytes: &[u8], flags: c_int) -> Result<us
     sent(posix, fd, &[IoSlice::new(bytes)], flags, None)
 }
 
+/// Sends bytes of a file without waiting ([`Posix::send_file`]).
+pub(super) fn transmit_file(
+    fd: c_int,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    count: usize,
+    flags: c_int,
+) -> Result<usize> {
+    let posix = ours(fd).ok_or(Errno(libc::EBADF))?;
+    let sent = inside(|| posix.send_file(fd, file, offset, count, flags));
+    signal_broken_pipe(&sent);
+    sent
+}
+
 fn transmit(
     posix: &Posix,
     fd: c_int,
@@ -70,14 +85,17 @@ fn sent(
         posix.sendmsg(fd, buffers, flags, to)
     });
     // Of datagrams Linux says it without a signal.
-    if sent == Err(Errno(libc::EPIPE))
-        && flags & libc::MSG_NOSIGNAL == 0
-        && !is_datagrams(posix, fd)
-    {
+    if flags & libc::MSG_NOSIGNAL == 0 && !is_datagrams(posix, fd) {
+        signal_broken_pipe(&sent);
+    }
+    sent
+}
+
+fn signal_broken_pipe(sent: &Result<usize>) {
+    if *sent == Err(Errno(libc::EPIPE)) {
         // SAFETY: sends the calling thread a signal.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
     }
-    sent
 }
 
 /// What an element of a vector is to be: memory, or nothing of no length.

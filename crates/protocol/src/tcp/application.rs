@@ -163,7 +163,36 @@ impl Connection {
     /// As [`Connection::write`].
     pub fn write_with(&mut self, bytes: &[u8], flags: SendFlags) -> Result<usize, Errno> {
         let taken = self.take(bytes)?;
-        let complete = taken == bytes.len();
+        self.end_part(taken, taken == bytes.len(), flags);
+        Ok(taken)
+    }
+
+    /// Takes up to `wanted` bytes that `fill` puts into the send buffer's own memory, which
+    /// comes in up to two pieces. Returns how many it did, as `fill` says. Bytes that `fill`
+    /// did not have are none that the buffer had no room for.
+    ///
+    /// # Errors
+    /// As [`Connection::write`]; those of `fill`, when nothing is taken.
+    pub fn write_from<E: From<Errno>>(
+        &mut self,
+        wanted: usize,
+        flags: SendFlags,
+        fill: impl FnOnce([&mut [u8]; 2]) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        let room = self.room_to_write()?.min(wanted);
+        self.no_space = room < wanted;
+        if room == 0 && wanted > 0 {
+            return Err(Errno::AGAIN.into());
+        }
+        let taken = self.send.buffer.push_with(room, fill)?;
+        self.send.write_seq = self.send.write_seq.wrapping_add(taken as u32);
+        self.end_part(taken, taken == wanted, flags);
+        Ok(taken)
+    }
+
+    /// Notes what the last bytes written mean.
+    #[inline]
+    fn end_part(&mut self, taken: usize, complete: bool, flags: SendFlags) {
         self.more = flags.more && complete;
         let record = flags.record && complete && taken > 0;
         if taken > 0 && !self.more || record {
@@ -172,7 +201,6 @@ impl Connection {
         if record {
             self.send.push_marks.end_record(self.send.write_seq);
         }
-        Ok(taken)
     }
 
     #[inline]
@@ -186,8 +214,9 @@ impl Connection {
         Ok(())
     }
 
+    /// Bytes that the send buffer takes now.
     #[inline]
-    fn take(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+    fn room_to_write(&mut self) -> Result<usize, Errno> {
         self.check_writable()?;
         let room = if self.can_hold_data() {
             let room = self.send_limit().saturating_sub(self.held());
@@ -203,7 +232,12 @@ impl Connection {
             }
             room
         };
-        let room = room as usize;
+        Ok(room as usize)
+    }
+
+    #[inline]
+    fn take(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        let room = self.room_to_write()?;
         let taken = bytes.get(..room.min(bytes.len())).unwrap_or_default();
         self.no_space = taken.len() < bytes.len();
         if taken.is_empty() && !bytes.is_empty() {

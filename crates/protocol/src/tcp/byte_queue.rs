@@ -24,6 +24,21 @@ impl ByteQueue {
         self.len += bytes.len() as u32;
     }
 
+    /// Adds bytes at the end that `fill` puts into up to two pieces of memory, `length`
+    /// bytes in all. Returns how many it did, as `fill` says.
+    ///
+    /// # Errors
+    /// Those of `fill`; nothing is added then.
+    pub(super) fn push_with<E>(
+        &mut self,
+        length: usize,
+        fill: impl FnOnce([&mut [u8]; 2]) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        let filled = fill(self.ring.slices_mut(self.len as usize, length))?.min(length);
+        self.len += filled as u32;
+        Ok(filled)
+    }
+
     /// Whether adding so many bytes needs more memory.
     #[inline]
     pub(super) fn grows_with(&self, bytes: usize) -> bool {

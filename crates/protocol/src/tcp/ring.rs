@@ -65,21 +65,31 @@ impl Ring {
     /// Puts bytes at an offset, allocating if need be.
     #[inline]
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
-        }
-        self.reserve(offset + bytes.len());
-        let at = self.place(offset);
-        let (start, end) = self.bytes.split_at_mut(at.min(self.bytes.len()));
-        let (first, second) = bytes.split_at(bytes.len().min(end.len()));
-        // `reserve` has made room for both; a slice that is missing would be
+        let [start, end] = self.slices_mut(offset, bytes.len());
+        let (first, second) = bytes.split_at(bytes.len().min(start.len()));
+        start.copy_from_slice(first);
+        // `slices_mut` has made room for both; a slice that is missing would be
         // left unwritten, not read beyond.
-        if let Some(place) = end.get_mut(..first.len()) {
-            place.copy_from_slice(first);
-        }
-        if let Some(place) = start.get_mut(..second.len()) {
+        if let Some(place) = end.get_mut(..second.len()) {
             place.copy_from_slice(second);
         }
+    }
+
+    /// Memory for `length` bytes at an offset, in up to two pieces. Allocates if need be.
+    #[inline]
+    pub(super) fn slices_mut(&mut self, offset: usize, length: usize) -> [&mut [u8]; 2] {
+        if length == 0 {
+            return [&mut [], &mut []];
+        }
+        self.reserve(offset + length);
+        let at = self.place(offset);
+        let (start, end) = self.bytes.split_at_mut(at.min(self.bytes.len()));
+        let first = length.min(end.len());
+        let rest = (length - first).min(start.len());
+        [
+            end.get_mut(..first).unwrap_or_default(),
+            start.get_mut(..rest).unwrap_or_default(),
+        ]
     }
 
     /// The bytes from an offset on, in up to two pieces; fewer than `length` if
@@ -131,6 +141,24 @@ mod tests {
 
     fn joined(ring: &Ring, offset: usize, length: usize) -> Vec<u8> {
         ring.slices(offset, length).concat()
+    }
+
+    #[test]
+    fn memory_to_fill_wraps() {
+        let mut ring = Ring::default();
+        assert_eq!(ring.slices_mut(0, 0).map(|piece| piece.len()), [0, 0]);
+        ring.write(0, &[1; 64]);
+        ring.advance(60);
+        let pieces = ring.slices_mut(4, 40);
+        assert_eq!(pieces.each_ref().map(|piece| piece.len()), [40, 0]);
+        ring.advance(2);
+        let pieces = ring.slices_mut(0, 10);
+        assert_eq!(pieces.each_ref().map(|piece| piece.len()), [2, 8]);
+        pieces.into_iter().for_each(|piece| piece.fill(3));
+        assert_eq!(joined(&ring, 0, 10), [3; 10]);
+        let pieces = ring.slices_mut(10, 100);
+        assert_eq!(pieces.each_ref().map(|piece| piece.len()), [100, 0]);
+        assert_eq!(joined(&ring, 0, 10), [3; 10], "grown");
     }
 
     #[test]

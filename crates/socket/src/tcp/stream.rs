@@ -19,6 +19,7 @@ use crate::timeout::Timeout;
 
 mod acp;
 mod connecting;
+mod file;
 mod io_traits;
 mod notifications;
 mod options;

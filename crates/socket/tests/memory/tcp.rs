@@ -434,3 +434,48 @@ fn what_is_lost_is_sent_again_while_another_thread_leads() {
     socket.send_to(b"end", at(NEAR4, PORT)).unwrap();
     assert_eq!(leader.join().unwrap(), 3);
 }
+
+#[test]
+fn a_file_is_sent_from_the_page_cache() {
+    let (near, far) = stacks();
+    let (client, mut server) = streams(&near, &far);
+    let bytes = pattern(3 << 20);
+    let path = std::env::temp_dir().join(format!("tidewall-file-{}", std::process::id()));
+    std::fs::write(&path, &bytes).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).unwrap();
+        received
+    });
+    let start = 17;
+    let (mut sent, mut full) = (0, 0);
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        // Beyond the end, too.
+        let at = (start + sent) as u64;
+        match client.send_file(&file, at, 100_000, true) {
+            Ok(0) => break,
+            Ok(length) => sent += length,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                full += 1;
+                assert!(Instant::now() < deadline, "{sent} bytes taken");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(sent, bytes.len() - start);
+    assert!(full > 0, "the send buffer held all of it");
+    // A pipe has no offset, so the caller reads it.
+    let (pipe, _write) = std::io::pipe().unwrap();
+    let refused = client.send_file(&pipe, 0, 10, false).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(reader.join().unwrap(), bytes[start..]);
+    assert_eq!(
+        client.send_file(&file, 0, 10, false).unwrap_err().kind(),
+        ErrorKind::BrokenPipe
+    );
+}
