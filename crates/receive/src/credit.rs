@@ -75,9 +75,69 @@ impl Account {
     }
 }
 
+/// Looks that must find the same frames missing, and no other frame moving, before they are
+/// taken for lost.
+const STILL_LOOKS: u32 = 3;
+/// Looks in a row that may find frames missing while others move. A driver on another CPU
+/// publishes up to 64 frames at the end of its poll, which takes many looks.
+const MOVING_LOOKS: u32 = 1024;
+
+/// Decides when frames that the driver admitted, and the ring does not have, are lost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Suspicion {
+    /// Frames admitted and arrived at the last look.
+    seen: (u32, u32),
+    looks: u32,
+    still: u32,
+}
+
+impl Suspicion {
+    /// Nothing is missing.
+    pub fn clear(&mut self) {
+        (self.looks, self.still) = (0, 0);
+    }
+
+    /// Some of the frames that the driver has `admitted` have not `arrived`. True where they
+    /// are to be taken for lost; then it begins again.
+    pub fn confirms(&mut self, admitted: u32, arrived: u32) -> bool {
+        let seen = (admitted, arrived);
+        let is_still = self.looks > 0 && seen == self.seen;
+        self.seen = seen;
+        self.still = if is_still { self.still + 1 } else { 1 };
+        self.looks += 1;
+        let confirmed = self.still >= STILL_LOOKS || self.looks >= MOVING_LOOKS;
+        if confirmed {
+            self.clear();
+        }
+        confirmed
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_on_their_way_are_not_taken_for_lost() {
+        let mut suspicion = Suspicion::default();
+        // The driver admits while earlier frames wait to be published.
+        for admitted in 1..MOVING_LOOKS {
+            assert!(!suspicion.confirms(admitted, 0), "{admitted}");
+        }
+        assert!(
+            suspicion.confirms(MOVING_LOOKS, 0),
+            "it cannot go on for ever"
+        );
+        for look in 1..STILL_LOOKS {
+            assert!(!suspicion.confirms(7, 3), "{look}");
+        }
+        assert!(!suspicion.confirms(7, 4), "one more has arrived");
+        suspicion.clear();
+        for look in 1..STILL_LOOKS {
+            assert!(!suspicion.confirms(7, 4), "{look}");
+        }
+        assert!(suspicion.confirms(7, 4));
+    }
 
     #[test]
     fn frames_in_order_need_no_adjustment() {

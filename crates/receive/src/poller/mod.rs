@@ -14,7 +14,7 @@ use tidewall_device::queue::{
 
 use crate::channel::{Run, Sender};
 use crate::control::{self as receive_control, Controller};
-use crate::credit::{Account, Adjust};
+use crate::credit::{Account, Adjust, Suspicion};
 use crate::free::{Chain, FreeStack};
 use crate::schedule::Schedule;
 use crate::slots::Slots;
@@ -43,10 +43,6 @@ const POLLED_FRAMES: usize = 4 * BATCH;
 /// One part in so many of the frames is for channels that hold few, whatever the others are
 /// flooded with.
 const SPARE: usize = 32;
-
-/// Rounds that must find the driver ahead of us before its frames are taken
-/// for lost: a frame in flight on another CPU is not lost yet.
-const ROUNDS_BEFORE_WRITE_OFF: u32 = 2;
 
 /// Bit beside a channel's number: nobody waits for the frames that it got.
 pub const WAITED: u16 = 1 << 15;
@@ -105,7 +101,7 @@ pub struct Poller {
     /// Credited frames that arrived, and that were written off, modulo 2^32.
     arrived: u32,
     written_off: u32,
-    suspicion: u32,
+    suspicion: Suspicion,
     /// Frames for receiving, and how many of them the device has.
     receive_frames: usize,
     in_device: usize,
@@ -188,7 +184,7 @@ pub fn open(
         open: Vec::new(),
         arrived,
         written_off: 0,
-        suspicion: 0,
+        suspicion: Suspicion::default(),
         budget: POLL_MAX,
         polls: 1,
         each: POLL_MAX,
@@ -408,14 +404,10 @@ impl Poller {
         if frames < BATCH {
             missing = self.not_here(admitted);
             if missing <= 0 {
-                self.suspicion = 0;
-            } else {
-                self.suspicion += 1;
-                if self.suspicion > ROUNDS_BEFORE_WRITE_OFF {
-                    self.suspicion = 0;
-                    self.reconcile(ready);
-                    missing = 0;
-                }
+                self.suspicion.clear();
+            } else if self.suspicion.confirms(admitted, self.arrived) {
+                self.reconcile(ready);
+                missing = 0;
             }
         }
         (frames, missing.max(0) as u64)
