@@ -436,6 +436,57 @@ def all_channels(cell):
     channels(cell, 2)
 
 
+def large_frames(cell):
+    """MTU 9,000 at both ends, where the driver gives XDP frames in several buffers."""
+    if "container" in cell.driver:
+        raise NotHere("a bridge carries what its smallest port does")
+    cell.run("ip link set eth0 mtu 9000")
+    cell.linked()
+    output, _ = cell.guest.run("tidewall doctor --json --interface eth0", 120)
+    mtu = next(finding for finding in json.loads(output) if finding["check"] == "MTU")
+    if mtu["severity"] != "ok":
+        usual_frames(cell)
+        raise NotHere(mtu["text"])
+    near("ip link set tap0 mtu 9000")
+
+
+def usual_frames(cell):
+    near("ip link set tap0 mtu 1500")
+    cell.run("ip link set eth0 mtu 1500; ethtool -K eth0 tx-tcp-segmentation on 2>/dev/null; true")
+
+
+def large_own_way(cell):
+    """Frames of several descriptors arrive in channels."""
+    began = cell.stack()
+    for _ in range(40):
+        if exchange(V4, 8000, timeout=4.0) is None:
+            raise Failed("a datagram of 8,000 bytes was lost")
+    ended = cell.stack()
+    carried = sum(queue["delivered"] for queue in ended["queues"]) - sum(queue["delivered"] for queue in began["queues"])
+    if carried < 40:
+        raise Failed(f"{carried} of 40 frames delivered")
+    return f"{carried} frames delivered"
+
+
+def long_segments(cell):
+    """Files leave in segments that the card, or the kernel, cuts."""
+    began = sum(queue.get("long_segments", 0) for queue in cell.stack()["queues"])
+    text = files(V4)
+    sent = sum(queue.get("long_segments", 0) for queue in cell.stack()["queues"]) - began
+    if not sent:
+        raise Failed(f"{text}, and no long segment")
+    return f"{text}, {sent} long segments"
+
+
+def uncut(cell):
+    """The same while the card does not cut."""
+    cell.run("ethtool -K eth0 tx-tcp-segmentation off")
+    try:
+        return long_segments(cell)
+    finally:
+        cell.run("ethtool -K eth0 tx-tcp-segmentation on 2>/dev/null; true")
+
+
 def nothing(_):
     pass
 
@@ -465,13 +516,24 @@ STAGES = (
         ("http-ipv4", "http", lambda cell: files(V4)),
         ("http-ipv6", "http", lambda cell: files(V6)),
         ("http-own-way", "own way", tcp_own_way),
+        ("http-long", "large", long_segments),
+        ("http-uncut", "large", uncut),
         ("flush-connection", "first", lambda cell: flush(cell, connect)),
     ), ("kill-9", "KILL")),
     (ECHO, deny, allow, (("firewall-udp", "firewall", firewall_udp),), ("end-udp", "TERM")),
     (HTTP, deny, allow, (("firewall-tcp", "firewall", lambda cell: firsts(connect, V4)),), ("end-tcp", "TERM")),
+    (ECHO, large_frames, usual_frames, (
+        ("echo-9000", "large", lambda cell: echoes(V4, (*SIZES, 4000, 8972))),
+        ("echo-9000-ipv6", "large", lambda cell: echoes(V6, (*SIZES, 4000, 8952))),
+        ("own-way-9000", "large", large_own_way),
+    ), ("end-9000", "TERM")),
+    (HTTP, large_frames, usual_frames, (
+        ("http-9000", "large", long_segments),
+        ("http-9000-uncut", "large", uncut),
+    ), ("end-http-9000", "TERM")),
     (ECHO, one_channel, all_channels, (("queues-more", "changes", lambda cell: rechannel(cell, 2, 1)),), ("end-more", "TERM")),
 )
 # The table's columns: "own way" that frames took Tidewall's way, "first" the first exchanges, "beside" the
-# kernel's traffic, "end" that everything was put back.
-COLUMNS = ("doctor", "start", "echo", "http", "own way", "first", "beside", "link", "changes", "firewall", "end")
+# kernel's traffic, "large" long segments and frames of several descriptors, "end" that everything was put back.
+COLUMNS = ("doctor", "start", "echo", "http", "own way", "first", "beside", "link", "changes", "large", "firewall", "end")
 NAMES = ("doctor", *(name for stage in STAGES for name, *_ in stage[3]), *(stage[4][0] for stage in STAGES))
