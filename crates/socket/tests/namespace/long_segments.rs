@@ -97,6 +97,91 @@ pub fn features_may_change_while_long_segments_leave() {
     assert!(queue(&stack).long_bytes > TOTAL as u64 / 2);
 }
 
+/// What is done to a link while bytes leave, and what undoes it.
+fn troubles() -> Vec<(String, String)> {
+    let namespace = peer_namespace();
+    let mtu = |mtu: u32| {
+        format!("ip link set {HERE} mtu {mtu}; ip -n {namespace} link set {PEER} mtu {mtu}")
+    };
+    let nothing = String::new();
+    let mut troubles = vec![
+        (format!("ethtool -K {HERE} tso off"), nothing.clone()),
+        (format!("ethtool -K {HERE} gso off sg off"), nothing.clone()),
+        (format!("ethtool -K {HERE} tx off"), nothing.clone()),
+        (
+            format!("ethtool -K {HERE} tx on sg on tso on gso on"),
+            nothing,
+        ),
+        (mtu(1300), mtu(1500)),
+        (
+            format!("tc qdisc replace dev {HERE} root tbf rate 2gbit burst 500kb latency 5ms"),
+            format!("tc qdisc del dev {HERE} root"),
+        ),
+    ];
+    if tidewall_skip::has_programs("losses and drops of long segments", &["nft"]) {
+        let undo = "nft delete table netdev tw";
+        troubles.push((
+            format!(
+                "nft add table netdev tw
+                 nft add chain netdev tw out '{{ type filter hook egress device {HERE} priority 0; }}'
+                 nft add rule netdev tw out meta length '>' 4000 drop"
+            ),
+            undo.to_owned(),
+        ));
+        // Of both ways to send: an AF_XDP frame passes no hook at this end.
+        troubles.push((
+            format!(
+                "ip netns exec {namespace} nft -f - <<'E'
+                 table netdev tw {{ chain in {{
+                     type filter hook ingress device {PEER} priority 0;
+                     numgen random mod 100 == 0 drop
+                 }}; }}
+E"
+            ),
+            format!("ip netns exec {namespace} {undo}"),
+        ));
+    }
+    troubles
+}
+
+/// `TIDEWALL_BULK_MIB` sets how much is sent; 100,000 takes minutes.
+pub fn every_byte_is_right_whatever_happens_to_the_link() {
+    let asked = std::env::var("TIDEWALL_BULK_MIB");
+    let total = asked.map_or(512, |mib| mib.parse::<usize>().unwrap()) << 20;
+    let stack = stack();
+    let done = AtomicBool::new(false);
+    let (info, rounds) = std::thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            let troubles = troubles();
+            let mut rounds = 0;
+            while !done.load(Ordering::Relaxed) {
+                for (trouble, undo) in &troubles {
+                    shell(trouble);
+                    std::thread::sleep(Duration::from_millis(30));
+                    shell(undo);
+                }
+                rounds += 1;
+            }
+            rounds
+        });
+        let info = send_to_peer(&stack, PEER4, total);
+        done.store(true, Ordering::Relaxed);
+        (info, changing.join().unwrap())
+    });
+    let now = queue(&stack);
+    println!(
+        "{} MiB right beside {rounds} rounds of changes: {} in long segments, {} sent again, \
+         {} refused, {} timeouts",
+        total >> 20,
+        now.long_bytes >> 20,
+        info.retransmissions,
+        now.long_dropped + now.long_no_room,
+        info.timeouts,
+    );
+    assert!(rounds > 0 && info.retransmissions > 0, "{info:?}");
+    assert!(now.long_bytes > total as u64 / 4, "{now:?}");
+}
+
 pub fn a_smaller_mtu_is_kept_to_at_once() {
     const TOTAL: usize = 48 << 20;
     let stack = stack();

@@ -205,6 +205,7 @@ system_tests! {
     jumbo::every_architecture_receives_long_packets on 1,
     long_segments::long_segments_arrive_whole_whoever_cuts_them on 1,
     long_segments::features_may_change_while_long_segments_leave on 1,
+    long_segments::every_byte_is_right_whatever_happens_to_the_link on 1,
     long_segments::a_smaller_mtu_is_kept_to_at_once on 1,
     long_segments::segments_keep_their_order_behind_a_shaper on 1,
     long_segments::a_rule_that_drops_long_segments_is_counted_and_ends_with_it on 1,
