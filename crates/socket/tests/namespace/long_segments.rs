@@ -144,7 +144,8 @@ E"
     troubles
 }
 
-/// `TIDEWALL_BULK_MIB` sets how much is sent; 100,000 takes minutes.
+/// `TIDEWALL_BULK_MIB` sets how much is sent; 100,000 takes minutes, for which
+/// `TIDEWALL_TEST_SECONDS` has to make room.
 pub fn every_byte_is_right_whatever_happens_to_the_link() {
     let asked = std::env::var("TIDEWALL_BULK_MIB");
     let total = asked.map_or(512, |mib| mib.parse::<usize>().unwrap()) << 20;
