@@ -254,6 +254,33 @@ impl FrameMemory {
         self.piece(frame).is_some()
     }
 
+    /// The bytes in a piece of a packet in several frames: 0 is the first behind the packet's own.
+    /// `None` behind the last.
+    pub fn piece_behind<'a>(&'a self, frame: &'a Frame, number: usize) -> Option<&'a [u8]> {
+        let mut piece = self.piece(frame)?;
+        for _ in 0..number {
+            piece = self.piece(&piece)?;
+        }
+        let (start, length) = self.extent(&piece);
+        Some(slice(&self.mapping, start, length))
+    }
+
+    /// Bytes of the whole packet.
+    pub fn whole_len(&self, frame: &Frame) -> usize {
+        let pieces = self.hanging(frame).map(|piece| self.extent(&piece).1);
+        self.extent(frame).1 + pieces.sum::<usize>()
+    }
+
+    /// The pieces that hang on a frame, which keeps them.
+    pub(crate) fn hanging<'a>(&'a self, frame: &'a Frame) -> impl Iterator<Item = Frame> + 'a {
+        let mut next = self.piece(frame);
+        std::iter::from_fn(move || {
+            let piece = next.take()?;
+            next = self.piece(&piece);
+            Some(piece)
+        })
+    }
+
     /// Appends the whole packet to `bytes`, that of a frame in several pieces, too.
     pub fn append_whole(&self, frame: &Frame, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.packet(frame));
@@ -359,6 +386,10 @@ mod tests {
             bytes
         };
         assert_eq!(whole(first), [[1; 7], [3; 7], [2; 7]].concat());
+        let behind = [0, 1, 2].map(|number| memory.piece_behind(first, number));
+        assert_eq!(behind, [Some(&[3; 7][..]), Some(&[2; 7]), None]);
+        let hanging: Vec<u32> = memory.hanging(first).map(|it| it.index()).collect();
+        assert_eq!(hanging, [third.index(), second.index()]);
         assert_eq!(whole(other), [4; 7]);
         assert_eq!(memory.take_piece(first).as_ref(), Some(third));
         assert_eq!(whole(first), [1; 7]);

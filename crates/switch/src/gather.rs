@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use tidewall_protocol::tcp::FourTuple;
+use tidewall_wire::pieces::Pieces;
 use tidewall_wire::tcp::{Flags, Header};
 
 use crate::emission::{Emission, Payload};
@@ -28,7 +29,7 @@ pub struct Gathered {
 impl Gathered {
     /// Takes what stands just behind it, or acknowledges as much or more; false if it is
     /// neither.
-    fn join(&mut self, next: &Header, parts: &[Emission], received: &[u8], class: u8) -> bool {
+    fn join(&mut self, next: &Header, parts: &[Emission], received: Pieces<'_>, class: u8) -> bool {
         let end = self.header.sequence.wrapping_add(self.payload.len() as u32);
         let length = length(parts);
         let room = parts.iter().map(|part| part.room.into()).min().unwrap_or(0);
@@ -73,7 +74,7 @@ impl Gather {
         &mut self,
         header: &Header,
         parts: &[Emission],
-        received: &[u8],
+        received: Pieces<'_>,
         traffic_class: u8,
         queue: usize,
     ) -> (Option<Gathered>, bool) {
@@ -167,10 +168,11 @@ fn length(parts: &[Emission]) -> usize {
 }
 
 /// Puts the parts of what was received behind `payload`, one behind the other.
-pub fn append(payload: &mut Vec<u8>, parts: &[Emission], received: &[u8]) {
+pub fn append(payload: &mut Vec<u8>, parts: &[Emission], received: Pieces<'_>) {
     for part in parts {
         if let Payload::Received(range) = &part.payload {
-            payload.extend_from_slice(received.get(range.clone()).unwrap_or_default());
+            let part = received.get(range.clone()).unwrap_or(Pieces::EMPTY);
+            part.append_to(payload);
         }
     }
 }
@@ -210,7 +212,7 @@ mod tests {
     /// What left before a segment, and whether it was taken.
     fn put(gather: &mut Gather, emission: &Emission, received: &[u8]) -> (Option<Gathered>, bool) {
         let parts = std::slice::from_ref(emission);
-        gather.put(&emission.header, parts, received, CLASS, QUEUE)
+        gather.put(&emission.header, parts, received.into(), CLASS, QUEUE)
     }
 
     fn joins(gather: &mut Gather, emission: &Emission, received: &[u8]) {
@@ -279,7 +281,7 @@ mod tests {
         assert!(matches!(put(&mut gather, &first, b"ab"), (None, true)));
         let next = segment(3, 9, Flags::NONE, 1);
         let parts = std::slice::from_ref(&next);
-        let (earlier, _) = gather.put(&next.header, parts, b"c", CLASS + 1, QUEUE);
+        let (earlier, _) = gather.put(&next.header, parts, b"c"[..].into(), CLASS + 1, QUEUE);
         assert!(earlier.is_some(), "another class");
         // Another connection's leaves what waits alone.
         let mut other = segment(4, 9, Flags::FIN, 0);

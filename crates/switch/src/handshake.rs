@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tidewall_protocol::tcp::{MSS_MIN, Segment, cookie, isn};
+use tidewall_protocol::tcp::{MSS_MIN, Segment, SegmentInPieces, cookie, isn};
 use tidewall_wire::acp;
 use tidewall_wire::tcp::{Flags, Header, Options};
 
@@ -22,7 +22,7 @@ impl Flow {
     pub(crate) fn peer_opening(
         &mut self,
         context: &mut Context<'_>,
-        segment: &Segment<'_>,
+        segment: &SegmentInPieces<'_>,
     ) -> Result<(), Reset> {
         let header = &segment.header;
         let start = self.inbound.numbers.position(FIRST, header.sequence);
@@ -134,7 +134,7 @@ impl Switch {
     pub(crate) fn stranger(
         &mut self,
         now: Time,
-        segment: &Segment<'_>,
+        segment: &SegmentInPieces<'_>,
         emit: &mut dyn FnMut(Emission),
     ) {
         let flags = segment.header.flags;
@@ -151,7 +151,12 @@ impl Switch {
         most.min(MEMBER_SYNS * most / self.members_up().max(1))
     }
 
-    fn peer_syn(&mut self, now: Time, segment: &Segment<'_>, emit: &mut dyn FnMut(Emission)) {
+    fn peer_syn(
+        &mut self,
+        now: Time,
+        segment: &SegmentInPieces<'_>,
+        emit: &mut dyn FnMut(Emission),
+    ) {
         let options = &segment.header.options;
         let acp = options.acp() == Some(acp::VERSION);
         let segment_size = cookie::peer_mss(&segment.flow, options);
@@ -183,11 +188,11 @@ impl Switch {
     fn send_cookie(
         &mut self,
         now: Time,
-        segment: &Segment<'_>,
+        segment: &SegmentInPieces<'_>,
         acp: bool,
         emit: &mut dyn FnMut(Emission),
     ) {
-        let Some(mut answer) = self.cookies.answer(segment, now) else {
+        let Some(mut answer) = self.cookies.answer(&segment.bare(), now) else {
             self.counters.dropped_table_full += 1;
             return;
         };
@@ -211,23 +216,24 @@ impl Switch {
     fn peer_cookie(
         &mut self,
         now: Time,
-        segment: &Segment<'_>,
+        segment: &SegmentInPieces<'_>,
         emit: &mut dyn FnMut(Emission),
     ) -> bool {
         if now > self.cookies_until || self.members_up() == 0 {
             return false;
         }
+        let bare = segment.bare();
         let check = |segment: &Segment<'_>| self.cookies.check(segment, now);
         // An acknowledgment that was lost is followed by a probe of the window, which is
         // closed: it has the sequence number before.
         let is_probe = segment.payload.is_empty();
-        let found = check(segment).or_else(|| {
+        let found = check(&bare).or_else(|| {
             let sequence = segment.header.sequence.wrapping_add(1);
             let header = Header {
                 sequence,
                 ..segment.header
             };
-            is_probe.then(|| check(&Segment { header, ..*segment }))?
+            is_probe.then(|| check(&Segment { header, ..bare }))?
         });
         let Some(handshake) = found else {
             return false;
@@ -245,7 +251,7 @@ impl Switch {
             sequence: handshake.remote_isn,
             ..segment.header
         };
-        let segment = Segment { header, ..*segment };
+        let segment = SegmentInPieces { header, ..*segment };
         self.begin(now, &segment, offer, handshake.local_isn, emit);
         true
     }
@@ -254,7 +260,7 @@ impl Switch {
     fn begin(
         &mut self,
         now: Time,
-        segment: &Segment<'_>,
+        segment: &SegmentInPieces<'_>,
         offer: Offer,
         initial: u32,
         emit: &mut dyn FnMut(Emission),

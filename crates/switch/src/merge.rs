@@ -1,6 +1,7 @@
 //! Members' segments: their frames into one sequence towards the peer.
 
-use tidewall_wire::acp::Frames;
+use tidewall_wire::acp::FramesInPieces;
+use tidewall_wire::pieces::Pieces;
 use tidewall_wire::tcp::{Flags, Header};
 
 use crate::emission::Payload;
@@ -14,7 +15,7 @@ impl Flow {
         context: &mut Context<'_>,
         slot: u8,
         header: &Header,
-        payload: &[u8],
+        payload: Pieces<'_>,
     ) -> Result<(), Reset> {
         self.active = context.now;
         let longest = usize::from(self.peer_segment_size);
@@ -86,7 +87,7 @@ impl Flow {
         context: &mut Context<'_>,
         slot: u8,
         start: u64,
-        payload: &[u8],
+        payload: Pieces<'_>,
         flags: Flags,
     ) -> Result<bool, Reset> {
         let outbound = &mut self.outbound;
@@ -100,7 +101,7 @@ impl Flow {
         // member's may stand between the two.
         let mut frames = 0;
         let mut cut = source.acked <= start || finish <= source.acked;
-        for frame in Frames::new(payload) {
+        for frame in FramesInPieces::new(payload) {
             let frame = frame.map_err(|_| Reset::Framing)?;
             let first = start + frame.offset as u64;
             cut |= first == source.acked;

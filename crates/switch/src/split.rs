@@ -1,9 +1,11 @@
 //! The peer's segments: frame by frame to the members.
 
+use core::cell::OnceCell;
 use core::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tidewall_wire::acp::{self, Frames, Kind};
+use tidewall_wire::acp::{self, FrameBounds, FramesInPieces, Kind};
+use tidewall_wire::pieces::Pieces;
 use tidewall_wire::tcp::{Flags, Header};
 
 use crate::emission::Payload;
@@ -31,7 +33,7 @@ impl Flow {
         &mut self,
         context: &mut Context<'_>,
         header: &Header,
-        payload: &[u8],
+        payload: Pieces<'_>,
     ) -> Result<(), Reset> {
         self.active = context.now;
         let start = self
@@ -100,7 +102,7 @@ impl Flow {
         &mut self,
         context: &mut Context<'_>,
         start: u64,
-        payload: &[u8],
+        payload: Pieces<'_>,
         flags: Flags,
     ) -> Result<(), Reset> {
         let mut last = None;
@@ -123,10 +125,10 @@ impl Flow {
         &mut self,
         context: &mut Context<'_>,
         start: u64,
-        payload: &[u8],
+        payload: Pieces<'_>,
         piece: &mut Option<Piece>,
     ) -> Result<(), Reset> {
-        for frame in Frames::new(payload) {
+        for frame in FramesInPieces::new(payload) {
             let frame = frame.map_err(|_| Reset::Framing)?;
             let csn = start + frame.offset as u64;
             let end = csn + frame.size() as u64;
@@ -151,7 +153,7 @@ impl Flow {
             };
             let placed = match known {
                 Some(known) => self.repeat(context, &known, &frame)?,
-                None => match self.place(context, csn, &frame)? {
+                None => match self.place(context, csn, &frame, payload)? {
                     Some(placed) => Some(placed),
                     None => break,
                 },
@@ -210,7 +212,7 @@ impl Flow {
         &mut self,
         context: &mut Context<'_>,
         known: &Frame,
-        frame: &acp::Frame<'_>,
+        frame: &FrameBounds,
     ) -> Result<Option<(u8, u64)>, Reset> {
         if known.length as usize != frame.size() {
             return Err(Reset::Framing);
@@ -263,7 +265,8 @@ impl Flow {
         &mut self,
         context: &mut Context<'_>,
         csn: u64,
-        frame: &acp::Frame<'_>,
+        frame: &FrameBounds,
+        payload: Pieces<'_>,
     ) -> Result<Option<(u8, u64)>, Reset> {
         let length = frame.size() as u64;
         let inbound = &self.inbound;
@@ -295,7 +298,7 @@ impl Flow {
             context.counters.dropped_ring_full += 1;
             return Ok(None);
         }
-        let Some((member, state)) = self.choose(context, frame)? else {
+        let Some((member, state)) = self.choose(context, frame, payload)? else {
             context.counters.dropped_member_window += 1;
             return Ok(None);
         };
@@ -365,7 +368,8 @@ impl Flow {
     fn choose(
         &mut self,
         context: &mut Context<'_>,
-        frame: &acp::Frame<'_>,
+        frame: &FrameBounds,
+        payload: Pieces<'_>,
     ) -> Result<Option<(u8, u32)>, Reset> {
         let Some(first) = self.ends.iter().position(End::takes_frames) else {
             let connecting = self.any(|end| end.stage == crate::flow::Stage::Connecting);
@@ -375,12 +379,14 @@ impl Flow {
                 Err(Reset::Member)
             };
         };
-        if frame.kind == Kind::Null {
+        if frame.header.kind == Kind::Null {
             // It takes room in the peer's sequence and means nothing to anybody.
             return Ok(Some((first as u8, 0)));
         }
-        let work = Work::new(frame.payload.len(), self.ends.len());
-        let frame = modules::Frame::new(frame.payload, &work, context.now);
+        let payload = payload.get(frame.payload()).unwrap_or(Pieces::EMPTY);
+        let work = Work::new(payload.len(), self.ends.len());
+        let joined = OnceCell::new();
+        let frame = modules::Frame::new(payload, &joined, &work, context.now);
         let members = Members::new(&self.ends, &work);
         let Some(module) = &mut self.module else {
             return Err(Reset::Module);

@@ -5,7 +5,9 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use slab::Slab;
-use tidewall_protocol::tcp::{self, Cookies, FourTuple, Keyed, Secrets, Segment, Time, reset_for};
+use tidewall_protocol::tcp::{
+    self, Cookies, FourTuple, Keyed, Secrets, Segment, SegmentInPieces, Time, reset_to,
+};
 use tidewall_protocol::timer::Wheel;
 use tidewall_wire::tcp::Flags;
 
@@ -150,6 +152,16 @@ impl Switch {
 
     /// A segment came. What is to be sent is given to `emit`; see [`Emission`].
     pub fn input(&mut self, now: Time, segment: &Segment<'_>, emit: &mut dyn FnMut(Emission)) {
+        self.input_in_pieces(now, &(*segment).into(), emit);
+    }
+
+    /// As [`Switch::input`], of a segment whose payload may lie in several pieces.
+    pub fn input_in_pieces(
+        &mut self,
+        now: Time,
+        segment: &SegmentInPieces<'_>,
+        emit: &mut dyn FnMut(Emission),
+    ) {
         let place = match self.index.get(&Key(segment.flow)) {
             Some(&place) => place,
             None if segment.flow.local == self.config.address => {
@@ -548,13 +560,17 @@ impl Switch {
     }
 
     /// A segment of no connection.
-    pub(crate) fn refuse(&mut self, segment: &Segment<'_>, emit: &mut dyn FnMut(Emission)) {
+    pub(crate) fn refuse(&mut self, segment: &SegmentInPieces<'_>, emit: &mut dyn FnMut(Emission)) {
         self.counters.dropped_no_connection += 1;
         self.reset_stranger(segment, emit);
     }
 
-    pub(crate) fn reset_stranger(&self, segment: &Segment<'_>, emit: &mut dyn FnMut(Emission)) {
-        if let Some(answer) = reset_for(segment) {
+    pub(crate) fn reset_stranger(
+        &self,
+        segment: &SegmentInPieces<'_>,
+        emit: &mut dyn FnMut(Emission),
+    ) {
+        if let Some(answer) = reset_to(&segment.header, segment.sequence_len()) {
             emit(Emission {
                 flow: segment.flow,
                 header: answer.header,

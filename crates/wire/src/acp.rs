@@ -12,7 +12,10 @@
 //! the payload behind the header, leads to the next. An end asks for ACP with
 //! [`Options::acp`](crate::tcp::Options::acp) on its SYN.
 
+use core::ops::Range;
+
 use crate::EmitError;
+use crate::pieces::Pieces;
 
 /// Bytes of a frame's header.
 pub const HEADER_LEN: usize = 4;
@@ -205,6 +208,79 @@ impl<'a> Iterator for Frames<'a> {
 }
 
 impl core::iter::FusedIterator for Frames<'_> {}
+
+/// Where a whole frame lies in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameBounds {
+    /// Where its header begins, in bytes from the segment's first.
+    pub offset: usize,
+    /// The header.
+    pub header: Header,
+}
+
+impl FrameBounds {
+    /// Bytes of the frame, its header included.
+    #[must_use]
+    #[inline]
+    pub const fn size(&self) -> usize {
+        self.header.size()
+    }
+
+    /// The place of the payload in the segment.
+    #[must_use]
+    #[inline]
+    pub const fn payload(&self) -> Range<usize> {
+        self.offset + HEADER_LEN..self.offset + self.size()
+    }
+}
+
+/// As [`Frames`], of a payload that may lie in several pieces: the frames' bounds.
+#[derive(Clone, Debug)]
+pub struct FramesInPieces<'a> {
+    rest: Pieces<'a>,
+    offset: usize,
+}
+
+impl<'a> FramesInPieces<'a> {
+    /// Of a segment's payload.
+    #[must_use]
+    pub const fn new(payload: Pieces<'a>) -> Self {
+        Self {
+            rest: payload,
+            offset: 0,
+        }
+    }
+
+    #[inline]
+    fn read(&self) -> Result<(FrameBounds, Pieces<'a>), Error> {
+        let header = Header::parse(self.rest.first_chunk().ok_or(Error::Truncated)?)?;
+        let rest = self.rest.get(header.size()..self.rest.len());
+        let rest = rest.ok_or(Error::Length {
+            length: header.length,
+            available: self.rest.len() - HEADER_LEN,
+        })?;
+        let offset = self.offset;
+        Ok((FrameBounds { offset, header }, rest))
+    }
+}
+
+impl Iterator for FramesInPieces<'_> {
+    type Item = Result<FrameBounds, Error>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let read = self.read();
+        let rest = read.map_or(Pieces::EMPTY, |(_, rest)| rest);
+        self.offset += self.rest.len() - rest.len();
+        self.rest = rest;
+        Some(read.map(|(frame, _)| frame))
+    }
+}
+
+impl core::iter::FusedIterator for FramesInPieces<'_> {}
 
 /// Puts frames one behind the other into a buffer, which is a segment's payload.
 #[derive(Debug)]

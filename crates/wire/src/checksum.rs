@@ -56,6 +56,12 @@ impl Sum {
         self.add(other.0)
     }
 
+    /// The sum of the same bytes at an odd offset (RFC 1071 §2B).
+    #[must_use]
+    pub fn shifted(self) -> Self {
+        Self::ZERO.word(self.folded().swap_bytes())
+    }
+
     /// Adds four words at once. Where there is a carry the sum is below 2^64 - 1, so that
     /// adding it makes no other.
     #[inline]

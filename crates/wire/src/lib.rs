@@ -42,6 +42,7 @@ mod fast_open;
 pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
+pub mod pieces;
 pub mod resp;
 pub mod tcp;
 mod transport;

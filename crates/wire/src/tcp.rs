@@ -9,7 +9,10 @@ use core::fmt;
 
 use crate::checksum::Sum;
 pub use crate::fast_open::FastOpen;
-use crate::transport::{Addresses, Checksum, ChecksumState, checksum_state, is_acceptable};
+use crate::pieces::Pieces;
+use crate::transport::{
+    Addresses, Checksum, ChecksumState, checksum_state, is_acceptable, is_acceptable_in_pieces,
+};
 use crate::{EmitError, Protocol};
 pub use options::{Options, SackBlocks, Timestamps};
 
@@ -170,8 +173,15 @@ impl<'a> Packet<'a> {
     /// is [`ChecksumState::LeftToOffload`].
     #[must_use]
     pub fn payload_sum(&self, addresses: Addresses) -> Option<Sum> {
+        self.payload_sum_of(addresses, self.bytes.len())
+    }
+
+    /// As [`Packet::payload_sum`], where the segment has so many bytes, and only its first ones
+    /// are here.
+    #[must_use]
+    pub fn payload_sum_of(&self, addresses: Addresses, length: usize) -> Option<Sum> {
         let header = self.bytes.get(..self.data_offset).unwrap_or_default();
-        let pseudo_header = addresses.pseudo_header(Protocol::TCP, self.bytes.len());
+        let pseudo_header = addresses.pseudo_header(Protocol::TCP, length);
         let field = u16::from_be_bytes([self.header[16], self.header[17]]);
         // With the checksum the sum of all is zero.
         let sum = Sum::ZERO.word(pseudo_header.bytes(header).checksum());
@@ -193,6 +203,19 @@ impl<'a> Packet<'a> {
     pub fn has_acceptable_checksum(&self, addresses: Addresses, may_be_left: bool) -> bool {
         let field = u16::from_be_bytes([self.header[16], self.header[17]]);
         is_acceptable(addresses, Protocol::TCP, self.bytes, field, may_be_left)
+    }
+
+    /// As [`Packet::has_acceptable_checksum`], where only the segment's first bytes are here:
+    /// `whole` has all.
+    #[must_use]
+    pub fn has_acceptable_checksum_of(
+        &self,
+        whole: Pieces<'_>,
+        addresses: Addresses,
+        may_be_left: bool,
+    ) -> bool {
+        let field = u16::from_be_bytes([self.header[16], self.header[17]]);
+        is_acceptable_in_pieces(addresses, Protocol::TCP, whole, field, may_be_left)
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::Protocol;
 use crate::checksum::{self, Sum};
+use crate::pieces::Pieces;
 
 /// What the checksum field of a received datagram says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,4 +100,16 @@ pub(crate) fn is_acceptable(
 ) -> bool {
     let pseudo_header = addresses.pseudo_header(protocol, bytes.len());
     may_be_left && pseudo_header.folded() == field || pseudo_header.bytes(bytes).is_valid()
+}
+
+/// As [`is_acceptable`], of a datagram in several pieces.
+pub(crate) fn is_acceptable_in_pieces(
+    addresses: Addresses,
+    protocol: Protocol,
+    bytes: Pieces<'_>,
+    field: u16,
+    may_be_left: bool,
+) -> bool {
+    let pseudo_header = addresses.pseudo_header(protocol, bytes.len());
+    may_be_left && pseudo_header.folded() == field || pseudo_header.sum(bytes.sum()).is_valid()
 }

@@ -27,6 +27,7 @@ use tidewall_socket::snapshot::{
 use tidewall_socket::{EmbeddedConfig, Stack};
 use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::pseudowire::{CELL_LEN, HEADER_LEN, Label};
+use tidewall_wire::pieces::Pieces;
 
 use crate::switch::status;
 use calls::Calls;
@@ -311,9 +312,11 @@ impl CellSwitch {
 
 fn input(switch: &mut Switch, ports: &[PortState], output: &mut Output, arrived: &mut Arrived<'_>) {
     let from = arrived.interface();
-    let passage = arrived
-        .labelled()
-        .and_then(|bytes| switch.passage(from, bytes));
+    let mut joined = Vec::new();
+    let passage = arrived.labelled().and_then(|packet| {
+        let bytes = in_one(packet, &mut joined);
+        switch.passage(from, bytes)
+    });
     let to = passage.and_then(|it| ports.get(it.port).filter(|port| port.unsent.is_empty()));
     if let (Some(passage), Some(to)) = (passage, to) {
         let CellPort {
@@ -330,14 +333,25 @@ fn input(switch: &mut Switch, ports: &[PortState], output: &mut Output, arrived:
             return;
         }
     }
-    let Some(bytes) = arrived.labelled() else {
+    let Some(packet) = arrived.labelled() else {
         return;
     };
     let before = arrived.is_followed().then(|| *switch.counters());
-    switch.input(from, bytes);
+    switch.input(from, in_one(packet, &mut joined));
     if let Some(before) = before {
         arrived.trace("switched", || changes(&before, switch.counters()));
     }
+}
+
+/// A packet in one slice; `buffer` has it where it lies in several pieces.
+fn in_one<'a>(packet: Pieces<'a>, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+    if let Some(bytes) = packet.as_slice() {
+        return bytes;
+    }
+    if buffer.is_empty() {
+        packet.append_to(buffer);
+    }
+    buffer
 }
 
 /// What a packet came to.

@@ -17,7 +17,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_sys::netlink::{Netdev, XDP_ZERO_COPY};
 
 use super::checksums::{self, Checksums};
-use super::socket::{TRANSMIT_RING, TX_METADATA_LENGTH, TransmitHalf, WAITING_RING, WaitingHalf};
+use super::socket::{
+    SentPieces, TRANSMIT_RING, TX_METADATA_LENGTH, TransmitHalf, WAITING_RING, WaitingHalf,
+};
 use super::umem::SharedUmem;
 use crate::capabilities;
 use crate::demux::layout::METADATA_LENGTH;
@@ -126,6 +128,7 @@ impl Bound {
             completions: self.rings.completions,
             checksums: Checksums::NoMetadata,
             segments: None,
+            pieces: SentPieces::default(),
         };
         transmit.checksums = checksums::find_out(
             place,
@@ -276,16 +279,19 @@ pub(super) fn pieces_of(mtu: usize, frame_size: usize) -> u32 {
     (mtu + BESIDE).div_ceil(room) as u32
 }
 
-/// Whether a bound socket gets packets that are longer than a frame, in several: the kernel can
-/// (Linux 6.6), and was asked ([`Unbound::bind`]).
-pub(super) fn joins(interface: &str, zero_copy: bool) -> bool {
+/// Whether this kernel gives an AF_XDP socket packets in several frames (Linux 6.6).
+pub(super) fn can_join() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|it: char| !it.is_ascii_digit());
     let mut next = || numbers.next()?.parse().ok();
-    let can =
-        matches!((next(), next()), (Some(major), Some(minor)) if (major, minor) >= (6_u32, 6_u32));
+    matches!((next(), next()), (Some(major), Some(minor)) if (major, minor) >= (6_u32, 6_u32))
+}
+
+/// Whether a bound socket gets packets that are longer than a frame, in several: the kernel can,
+/// and was asked ([`Unbound::bind`]).
+pub(super) fn joins(interface: &str, zero_copy: bool) -> bool {
     let mtu = mtu(interface).unwrap_or(0);
-    can && (!zero_copy || mtu > receivable(LARGE_FRAME))
+    can_join() && (!zero_copy || mtu > receivable(LARGE_FRAME))
 }
 
 /// Whether a driver moves frames of an interface without copying; on doubt it does.

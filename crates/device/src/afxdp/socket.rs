@@ -506,6 +506,65 @@ pub(super) struct TransmitHalf {
     pub(super) checksums: Checksums,
     /// The packet socket for long segments.
     pub(super) segments: Option<Segments>,
+    pub(super) pieces: SentPieces,
+}
+
+/// Packets in several frames that the device has not sent: the kernel completes each frame by
+/// itself.
+#[derive(Default)]
+pub(super) struct SentPieces {
+    /// By the number of a frame: 1 + that of its packet's first; 0: it is a packet of its own.
+    /// Empty until there is a packet in several.
+    first: Vec<u32>,
+    /// By the number of a packet's first: its frames that have not come back.
+    left: Vec<u32>,
+    /// How many packets there are.
+    packets: u32,
+}
+
+impl SentPieces {
+    /// A packet leaves in these frames of a memory that has so many.
+    #[cold]
+    fn add(&mut self, frames: u32, first: u32, pieces: impl Iterator<Item = u32>) {
+        self.first.resize(frames as usize, 0);
+        self.left.resize(frames as usize, 0);
+        let mut count = 0;
+        for index in std::iter::once(first).chain(pieces) {
+            if let Some(place) = self.first.get_mut(index as usize) {
+                *place = first + 1;
+                count += 1;
+            }
+        }
+        if let Some(left) = self.left.get_mut(first as usize) {
+            *left = count;
+            self.packets += 1;
+        }
+    }
+
+    /// The packet of which a frame has come back, once all have.
+    #[inline]
+    fn whole(&mut self, index: u32) -> Option<u32> {
+        match self.packets {
+            0 => Some(index),
+            _ => self.take(index),
+        }
+    }
+
+    #[cold]
+    fn take(&mut self, index: u32) -> Option<u32> {
+        let place = self.first.get_mut(index as usize);
+        let first = match place.map(std::mem::take) {
+            None | Some(0) => return Some(index),
+            Some(first) => first - 1,
+        };
+        let left = self.left.get_mut(first as usize)?;
+        *left = left.saturating_sub(1);
+        if *left > 0 {
+            return None;
+        }
+        self.packets = self.packets.saturating_sub(1);
+        Some(first)
+    }
 }
 
 /// `struct xsk_tx_metadata`: a request, which the kernel overwrites with the
@@ -525,7 +584,12 @@ fn request(flags: u64, checksum_start: u16, checksum_offset: u16) -> Request {
 
 impl TransmitHalf {
     fn push(&mut self, mut frame: Frame, request: Option<Request>) -> Result<(), Frame> {
-        if self.transmit.room(1) == 0 {
+        let is_in_pieces = self.memory.has_pieces(&frame);
+        let wanted = match is_in_pieces {
+            false => 1,
+            true => 1 + self.memory.hanging(&frame).count() as u32,
+        };
+        if self.transmit.room(wanted) < wanted {
             return Err(frame);
         }
         let mut options = 0;
@@ -534,12 +598,36 @@ impl TransmitHalf {
         {
             options = XDP_TX_METADATA;
         }
-        self.transmit.push(libc::xdp_desc {
+        if is_in_pieces {
+            self.push_pieces(&frame, options);
+        } else {
+            let descriptor = self.descriptor(&frame, options);
+            self.transmit.push(descriptor);
+        }
+        Ok(())
+    }
+
+    /// Queues a packet in several frames, for which there is room.
+    #[cold]
+    fn push_pieces(&mut self, frame: &Frame, options: u32) {
+        let numbers = self.memory.hanging(frame).map(|piece| piece.index());
+        let frames = self.memory.frames();
+        self.pieces.add(frames, frame.index(), numbers);
+        let mut descriptor = self.descriptor(frame, options);
+        for piece in self.memory.hanging(frame) {
+            descriptor.options |= XDP_PKT_CONTD;
+            self.transmit.push(descriptor);
+            descriptor = self.descriptor(&piece, 0);
+        }
+        self.transmit.push(descriptor);
+    }
+
+    fn descriptor(&self, frame: &Frame, options: u32) -> libc::xdp_desc {
+        libc::xdp_desc {
             addr: (u64::from(frame.index()) << self.frame_shift) + u64::from(frame.offset()),
             len: u32::from(frame.length()),
             options,
-        });
-        Ok(())
+        }
     }
 
     /// Queues a frame of these bytes, and asks for the time of its transmission.
@@ -603,8 +691,9 @@ impl Transmit for TransmitHalf {
     fn reclaim(&mut self, frames: &mut Vec<Frame>) {
         let count = self.completions.available(TRANSMIT_RING);
         for _ in 0..count {
-            let address = self.completions.pop();
-            frames.push(Frame::new((address >> self.frame_shift) as u32, 0, 0));
+            let index = (self.completions.pop() >> self.frame_shift) as u32;
+            let whole = self.pieces.whole(index);
+            frames.extend(whole.map(|index| Frame::new(index, 0, 0)));
         }
         if count > 0 {
             self.completions.release();

@@ -4,13 +4,14 @@
 //! Read first: Documentation/networking/af_xdp.rst, "XDP_SHARED_UMEM bind flag": each
 //! queue of each device has fill and completion rings of its own. Frames are copied
 //! into the memory by the kernel: in zero-copy mode a driver dictates how long frames
-//! are, and all that share would have to be able to.
+//! are, and all that share would have to be able to. A packet that is longer than a frame
+//! lies in several, and leaves in these.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::bind::{LARGE_FRAME, frame_size, mtu, receivable};
+use super::bind::{LARGE_FRAME, can_join, frame_size, mtu, receivable};
 use crate::forked::Unshared;
 use crate::frame::{FRAME_SIZE, FrameMemory, Part};
 use crate::interface::queue_count;
@@ -29,14 +30,15 @@ impl SharedUmem {
     ///
     /// # Errors
     /// As [`FrameMemory::new`]; Unsupported, with words, for an MTU over that of the largest
-    /// frame: a packet in several cannot be sent where it lies.
+    /// frame where the kernel knows no packets in several (before Linux 6.6).
     pub fn new(interfaces: &[&str], frames: u32) -> io::Result<Self> {
         let most = receivable(LARGE_FRAME);
-        let longer = |it: &&&str| mtu(it).is_some_and(|mtu| mtu > most);
+        let longer = |it: &&&str| !can_join() && mtu(it).is_some_and(|mtu| mtu > most);
         if let Some(interface) = interfaces.iter().find(longer) {
             let text = format!(
-                "the MTU of {interface} is too large to send on what it receives: ip link set dev \
-                 {interface} mtu {most}"
+                "the MTU of {interface} is too large for this kernel, which gives an AF_XDP socket \
+                 no packet in several frames (Linux 6.6 does); here: ip link set dev {interface} \
+                 mtu {most}"
             );
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }

@@ -23,6 +23,9 @@ pub struct LinkConfig {
     pub rings: Rings,
     /// Whether the ends finish checksums for the sender.
     pub checksum_offload: bool,
+    /// A packet that is longer than an empty frame comes in several, as with AF_XDP. Otherwise
+    /// it is lost.
+    pub joins: bool,
     /// What decides everything left to chance. Each direction draws from a
     /// sequence of its own, the same number of times a frame whatever the
     /// impairments are.
@@ -41,6 +44,7 @@ impl Default for LinkConfig {
             mtu: 1500,
             rings: Rings::default(),
             checksum_offload: true,
+            joins: false,
             seed: 1,
             a_to_b: Impairments::default(),
             b_to_a: Impairments::default(),

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use crate::demux::layout::{Class, Metadata};
 use crate::demux::{self, Tables, Verdict};
 use crate::frame::{FRAME_SIZE, Frame, FrameMemory};
-use crate::queue::{Offload, Received};
+use crate::queue::{Offload, Pieces, Received};
 
 use super::config::Rings;
 use super::steering::flow_queue;
@@ -111,11 +111,24 @@ pub(super) struct QueueState {
     budget: usize,
     armed: bool,
     signal: Signal,
+    /// Longest packet in one frame, and frames of the longest packet.
+    most: (usize, u32),
+    /// See [`crate::queue::Pieces`].
+    hanging: u32,
 }
 
 impl QueueState {
-    pub(super) fn new(memory: FrameMemory, rings: Rings, budget: u32) -> io::Result<Self> {
+    /// `mtu`: bytes of the longest datagram that comes in several frames; 0: none does.
+    pub(super) fn new(
+        memory: FrameMemory,
+        rings: Rings,
+        budget: u32,
+        mtu: usize,
+    ) -> io::Result<Self> {
+        let in_frame = FRAME_SIZE - usize::from(HEADROOM);
         Ok(QueueState {
+            most: (in_frame, (mtu + METADATA).div_ceil(in_frame).max(1) as u32),
+            hanging: 0,
             memory,
             rings,
             device: VecDeque::new(),
@@ -141,7 +154,19 @@ impl QueueState {
     pub(super) fn fill(&mut self, frames: &mut Vec<Frame>) {
         while self.fill.len() < self.rings.fill {
             let Some(frame) = frames.pop() else { return };
-            self.fill.push_back(frame);
+            let mut next = Some(frame);
+            while let Some(frame) = next {
+                next = self.memory.take_piece(&frame);
+                self.hanging -= u32::from(next.is_some());
+                self.fill.push_back(frame);
+            }
+        }
+    }
+
+    pub(super) fn pieces(&self) -> Pieces {
+        Pieces {
+            most: self.most.1,
+            hanging: self.hanging,
         }
     }
 
@@ -184,7 +209,8 @@ impl QueueState {
             return None;
         }
         let (frame, offload) = self.transmit.pop_front()?;
-        let bytes = self.memory.packet(&frame).to_vec();
+        let mut bytes = Vec::new();
+        self.memory.append_whole(&frame, &mut bytes);
         self.completed.push_back(frame);
         Some((bytes, offload))
     }
@@ -201,32 +227,48 @@ impl QueueState {
     /// `XDP_REDIRECT` into an AF_XDP socket in copy mode: the same checks in
     /// the same order as the kernel's.
     fn redirect(&mut self, metadata: Metadata, bytes: &[u8], counters: &mut PortCounters) {
-        if bytes.len() > FRAME_SIZE - usize::from(HEADROOM) {
+        let (in_frame, most) = self.most;
+        let behind = bytes.len().div_ceil(in_frame).saturating_sub(1);
+        if behind as u32 >= most {
             counters.too_long += 1;
             return;
         }
-        let Some(mut frame) = self.fill.pop_front() else {
+        if self.fill.len() <= behind {
             counters.fill_empty += 1;
             return;
-        };
+        }
         let (ring, limit) = if metadata.waited_since() != 0 {
             (&mut self.waiting, self.rings.waiting)
         } else {
             (&mut self.received, self.rings.receive)
         };
         if ring.len() >= limit {
-            self.fill.push_front(frame);
             counters.receive_full += 1;
             return;
         }
-        let length = bytes.len() as u16;
+        let Some(mut frame) = self.fill.pop_front() else {
+            return;
+        };
+        let mut pieces = bytes.chunks(in_frame);
+        let first = pieces.next().unwrap_or_default();
+        let length = first.len() as u16;
         frame.set_extent(HEADROOM - METADATA as u16, METADATA as u16 + length);
         let room = self.memory.packet_mut(&mut frame);
         if let Some((below, packet)) = room.split_at_mut_checked(METADATA) {
             below.copy_from_slice(metadata.as_bytes());
-            packet.copy_from_slice(bytes);
+            packet.copy_from_slice(first);
         }
         frame.set_extent(HEADROOM, length);
+        let mut last = Frame::new(frame.index(), 0, 0);
+        for bytes in pieces {
+            let Some(mut piece) = self.fill.pop_front() else {
+                break;
+            };
+            piece.set_extent(HEADROOM, bytes.len() as u16);
+            self.memory.packet_mut(&mut piece).copy_from_slice(bytes);
+            self.hanging += u32::from(self.memory.hang(&last, &piece));
+            last = piece;
+        }
         counters.received += 1;
         ring.push_back(Received { frame, metadata });
     }

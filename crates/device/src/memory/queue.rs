@@ -5,7 +5,9 @@ use std::os::fd::RawFd;
 
 use crate::demux::DriverCounters;
 use crate::frame::{Frame, FrameMemory};
-use crate::queue::{Flushed, Interrupt, Offload, POLL_MAX, Queue, Receive, Received, Transmit};
+use crate::queue::{
+    Flushed, Interrupt, Offload, POLL_MAX, Pieces, Queue, Receive, Received, Transmit,
+};
 
 use super::{Link, Side};
 
@@ -82,6 +84,12 @@ impl Receive for ReceiveHalf {
 
     fn receives_ahead(&self) -> bool {
         false
+    }
+
+    fn pieces(&self) -> Pieces {
+        let mut state = self.link.state();
+        let queue = state.queue_mut(self.side, self.queue);
+        queue.map_or_else(|_| Pieces::default(), |queue| queue.pieces())
     }
 
     fn waiting_limit(&self) -> u32 {

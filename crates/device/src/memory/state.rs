@@ -59,6 +59,7 @@ impl State {
             b: Tables::in_memory()?,
         };
         let make = |tables: &Tables, on: Vec<Part>| -> io::Result<(PortState, Vec<Parts>)> {
+            let mtu = if config.joins { config.mtu } else { 0 }.into();
             let mut parts = Vec::new();
             let mut states = Vec::new();
             let mut on = on.into_iter();
@@ -68,7 +69,7 @@ impl State {
                     None => Part::whole(FrameMemory::new(config.frames)?),
                 }
                 .into_frames();
-                let state = QueueState::new(memory.clone(), config.rings, POLL_MAX)?;
+                let state = QueueState::new(memory.clone(), config.rings, POLL_MAX, mtu)?;
                 parts.push(Parts {
                     memory,
                     frames,

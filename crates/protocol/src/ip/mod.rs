@@ -51,6 +51,45 @@ fn input_v4(
     protocol: Protocol,
 ) -> Result<Received<'_>, DropReason> {
     let packet = ipv4::Packet::new(bytes).map_err(cause_v4)?;
+    accept_v4(&packet, transport_offset, protocol)
+}
+
+/// As [`input`], of a datagram of which only the first bytes are here: it has `available` in
+/// all. Returns the number of the transport's bytes, too.
+pub(crate) fn input_beginning(
+    bytes: &[u8],
+    available: usize,
+    transport_offset: usize,
+    protocols: [Protocol; 2],
+) -> Result<(Received<'_>, usize), DropReason> {
+    let [over_v4, over_v6] = protocols;
+    let (received, length) = match bytes.first().map(|byte| byte >> 4) {
+        Some(4) => {
+            let packet = ipv4::Packet::new_quoted(bytes).map_err(cause_v4)?;
+            let received = accept_v4(&packet, transport_offset, over_v4)?;
+            (received, usize::from(packet.total_length()))
+        }
+        Some(6) => {
+            let packet = ipv6::Packet::new_quoted(bytes).map_err(cause_v6)?;
+            let received = accept_v6(&packet, transport_offset, over_v6)?;
+            let length = ipv6::HEADER_LEN + usize::from(packet.payload_length());
+            (received, length)
+        }
+        Some(_) => return Err(DropReason::Version),
+        None => return Err(DropReason::Truncated),
+    };
+    match length.checked_sub(transport_offset) {
+        Some(transport) if length <= available => Ok((received, transport)),
+        _ => Err(DropReason::Truncated),
+    }
+}
+
+#[inline]
+fn accept_v4<'a>(
+    packet: &ipv4::Packet<'a>,
+    transport_offset: usize,
+    protocol: Protocol,
+) -> Result<Received<'a>, DropReason> {
     if !packet.has_valid_checksum() {
         return Err(DropReason::HeaderChecksum);
     }
@@ -82,6 +121,15 @@ fn input_v6(
     protocol: Protocol,
 ) -> Result<Received<'_>, DropReason> {
     let packet = ipv6::Packet::new(bytes).map_err(cause_v6)?;
+    accept_v6(&packet, transport_offset, protocol)
+}
+
+#[inline]
+fn accept_v6<'a>(
+    packet: &ipv6::Packet<'a>,
+    transport_offset: usize,
+    protocol: Protocol,
+) -> Result<Received<'a>, DropReason> {
     let found = packet.extensions().map_err(cause_extensions)?;
     // An atomic fragment is a whole datagram (RFC 6946).
     if found.fragment.is_some_and(|fragment| !fragment.is_atomic()) {

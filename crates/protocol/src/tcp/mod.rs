@@ -109,7 +109,8 @@ pub use listen::{Listener, Reaction, Secrets};
 pub use memory::MemoryPressure;
 pub use notifications::{Notification, TimestampEvent, TimestampKeys, Timestamping};
 pub use segment::{
-    Link, Outgoing, OutputError, Segment, input, input_bare, output, output_before, reset_for,
+    Link, Outgoing, OutputError, Segment, SegmentInPieces, input, input_bare, input_in_pieces,
+    output, output_before, reset_for, reset_to,
 };
 pub use sending_times::SendingTimes;
 pub use stream_options::StreamOptions;

@@ -4,6 +4,7 @@
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use tidewall_wire::ethernet::{self, MacAddress};
+use tidewall_wire::pieces::Pieces;
 use tidewall_wire::tcp::{self, Flags, Header, PayloadChecksum};
 use tidewall_wire::udp::{Addresses, Checksum};
 use tidewall_wire::{EmitError, Protocol, ipv4, ipv6};
@@ -25,15 +26,58 @@ pub struct Segment<'a> {
     pub traffic_class: u8,
 }
 
+/// A [`Segment`] whose payload may lie in several pieces.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentInPieces<'a> {
+    /// As [`Segment::flow`].
+    pub flow: FourTuple,
+    /// As [`Segment::header`].
+    pub header: Header,
+    /// As [`Segment::payload`].
+    pub payload: Pieces<'a>,
+    /// As [`Segment::traffic_class`].
+    pub traffic_class: u8,
+}
+
+impl SegmentInPieces<'_> {
+    /// As [`Segment::sequence_len`].
+    pub fn sequence_len(&self) -> u32 {
+        sequence_len(self.header.flags, self.payload.len())
+    }
+
+    /// The same segment without its payload.
+    pub fn bare(&self) -> Segment<'static> {
+        Segment {
+            flow: self.flow,
+            header: self.header,
+            payload: &[],
+            traffic_class: self.traffic_class,
+        }
+    }
+}
+
+impl<'a> From<Segment<'a>> for SegmentInPieces<'a> {
+    #[inline]
+    fn from(segment: Segment<'a>) -> Self {
+        SegmentInPieces {
+            flow: segment.flow,
+            header: segment.header,
+            payload: segment.payload.into(),
+            traffic_class: segment.traffic_class,
+        }
+    }
+}
+
 impl Segment<'_> {
     /// The sequence numbers it occupies (SEG.LEN of RFC 9293): payload, SYN and
     /// FIN.
     pub fn sequence_len(&self) -> u32 {
-        let flags = self.header.flags;
-        self.payload.len() as u32
-            + u32::from(flags.contains(Flags::SYN))
-            + u32::from(flags.contains(Flags::FIN))
+        sequence_len(self.header.flags, self.payload.len())
     }
+}
+
+fn sequence_len(flags: Flags, payload: usize) -> u32 {
+    payload as u32 + u32::from(flags.contains(Flags::SYN)) + u32::from(flags.contains(Flags::FIN))
 }
 
 /// Accepts or refuses a segment. `bytes` start at the IP header and hold at
@@ -67,6 +111,52 @@ pub fn input_bare<'a>(
     accept(bytes, addresses, 0, options)
 }
 
+/// As [`input`], of a datagram that may lie in several pieces: its headers must be in the first.
+///
+/// # Errors
+/// As [`input`].
+pub fn input_in_pieces<'a>(
+    bytes: Pieces<'a>,
+    transport_offset: usize,
+    options: &InputOptions,
+) -> Result<SegmentInPieces<'a>, DropReason> {
+    if let Some(bytes) = bytes.as_slice() {
+        return input(bytes, transport_offset, options).map(SegmentInPieces::from);
+    }
+    let protocols = [Protocol::TCP; 2];
+    let (received, length) =
+        ip::input_beginning(bytes.first(), bytes.len(), transport_offset, protocols)?;
+    let truncated = || DropReason::Truncated;
+    let whole = bytes.get(transport_offset..transport_offset + length);
+    let whole = whole.ok_or_else(truncated)?;
+    let packet = packet(received.transport)?;
+    if !options.verified
+        && !packet.has_acceptable_checksum_of(
+            whole,
+            received.addresses,
+            options.checksum_offload_possible,
+        )
+    {
+        return Err(DropReason::TcpChecksum);
+    }
+    let (header, flow) = header(&packet, received.addresses)?;
+    Ok(SegmentInPieces {
+        flow,
+        header,
+        payload: whole
+            .get(packet.header_len()..length)
+            .ok_or_else(truncated)?,
+        traffic_class: received.traffic_class,
+    })
+}
+
+fn packet(bytes: &[u8]) -> Result<tcp::Packet<'_>, DropReason> {
+    tcp::Packet::new(bytes).map_err(|error| match error {
+        tcp::Error::Truncated => DropReason::Truncated,
+        tcp::Error::DataOffset => DropReason::TcpDataOffset,
+    })
+}
+
 #[inline]
 fn accept<'a>(
     bytes: &'a [u8],
@@ -74,15 +164,26 @@ fn accept<'a>(
     traffic_class: u8,
     options: &InputOptions,
 ) -> Result<Segment<'a>, DropReason> {
-    let packet = tcp::Packet::new(bytes).map_err(|error| match error {
-        tcp::Error::Truncated => DropReason::Truncated,
-        tcp::Error::DataOffset => DropReason::TcpDataOffset,
-    })?;
+    let packet = packet(bytes)?;
     if !options.verified
         && !packet.has_acceptable_checksum(addresses, options.checksum_offload_possible)
     {
         return Err(DropReason::TcpChecksum);
     }
+    let (header, flow) = header(&packet, addresses)?;
+    Ok(Segment {
+        flow,
+        header,
+        payload: packet.payload(),
+        traffic_class,
+    })
+}
+
+#[inline]
+fn header(
+    packet: &tcp::Packet<'_>,
+    addresses: Addresses,
+) -> Result<(Header, FourTuple), DropReason> {
     let header = packet.header();
     if header.source_port == 0 || header.destination_port == 0 {
         return Err(DropReason::TcpPort);
@@ -102,12 +203,7 @@ fn accept<'a>(
             remote: SocketAddr::V6(SocketAddrV6::new(source, header.source_port, 0, 0)),
         },
     };
-    Ok(Segment {
-        flow,
-        header,
-        payload: packet.payload(),
-        traffic_class,
-    })
+    Ok((header, flow))
 }
 
 /// A segment to be sent, or several of one header (see
@@ -293,14 +389,18 @@ fn write(
 /// nothing for a segment that is itself an RST.
 #[must_use]
 pub fn reset_for(segment: &Segment<'_>) -> Option<Outgoing<'static>> {
-    let header = &segment.header;
+    reset_to(&segment.header, segment.sequence_len())
+}
+
+/// As [`reset_for`], to a segment that occupies so many sequence numbers.
+pub fn reset_to(header: &Header, sequence_len: u32) -> Option<Outgoing<'static>> {
     if header.flags.contains(Flags::RST) {
         return None;
     }
     let (sequence, acknowledgment, flags) = if header.flags.contains(Flags::ACK) {
         (header.acknowledgment, 0, Flags::RST)
     } else {
-        let end = header.sequence.wrapping_add(segment.sequence_len());
+        let end = header.sequence.wrapping_add(sequence_len);
         (0, end, Flags::RST | Flags::ACK)
     };
     Some(Outgoing {

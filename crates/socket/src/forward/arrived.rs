@@ -3,9 +3,10 @@
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
 use tidewall_device::frame::Frame;
 use tidewall_device::queue::KernelDelivered;
-use tidewall_protocol::tcp::{self, Segment};
+use tidewall_protocol::tcp::{self, SegmentInPieces};
 use tidewall_protocol::{DropReason, InputOptions};
 use tidewall_receive::poller::Shared;
+use tidewall_wire::pieces::{Behind, Pieces};
 use tidewall_wire::udp::Addresses;
 
 use crate::stack::Core;
@@ -13,16 +14,16 @@ use crate::stack::Core;
 /// Where in its packet a segment lies; `None` for what is none, which is counted.
 pub(super) fn place(core: &Core, shared: &Shared, frame: &Frame) -> Option<Place> {
     let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
-    let range = usize::from(metadata.network)..usize::from(metadata.end);
     let kind = metadata.kind();
+    let end = end_of(shared, frame, metadata.end.into());
     let cause = match kind {
         Some(Kind::Datagram | Kind::Circuit)
-            if shared.memory().packet(frame).get(range.clone()).is_some() =>
+            if end.is_some_and(|end| end >= metadata.network.into()) =>
         {
             return Some(Place {
                 network: metadata.network.into(),
                 transport: metadata.transport.into(),
-                end: metadata.end.into(),
+                end: end.unwrap_or(0),
                 trace: metadata.trace,
                 labelled: kind == Some(Kind::Circuit),
             });
@@ -41,6 +42,23 @@ pub(super) fn place(core: &Core, shared: &Shared, frame: &Frame) -> Option<Place
         .line(metadata.trace, "dropped", || cause.name().to_owned());
     core.causes.protocol(cause);
     None
+}
+
+/// The end of the packet in a frame, and in those that hang on it; `None` where the bytes up to
+/// there have not come.
+fn end_of(shared: &Shared, frame: &Frame, end: usize) -> Option<usize> {
+    let here = shared.memory().packet(frame).len();
+    if end <= here {
+        return Some(end);
+    }
+    let all = shared.memory().whole_len(frame);
+    // More than 16 bits count: IP's own length has the end.
+    let end = if end == usize::from(u16::MAX) {
+        all
+    } else {
+        end
+    };
+    (end <= all).then_some(end)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +95,35 @@ pub(super) enum Content<'a> {
     },
 }
 
+impl Behind for Content<'_> {
+    fn piece(&self, number: usize) -> Option<&[u8]> {
+        match self {
+            Content::InFrame { frame, shared, .. } => {
+                shared.memory().piece_behind(frame.as_ref()?, number)
+            }
+            Content::Bytes { .. } => None,
+        }
+    }
+}
+
 impl Content<'_> {
+    /// The packet in its frame from `start` on; `None` once it was forwarded.
+    pub(super) fn packet(&self, start: usize) -> Option<Pieces<'_>> {
+        let Content::InFrame {
+            frame,
+            shared,
+            place,
+        } = self
+        else {
+            return None;
+        };
+        let packet = shared.memory().packet(frame.as_ref()?);
+        match packet.get(start..place.end) {
+            Some(bytes) => Some(bytes.into()),
+            None => Pieces::new(packet, self, place.end)?.get(start..place.end),
+        }
+    }
+
     pub(super) fn trace(&self) -> u32 {
         match self {
             Content::InFrame { place, .. } => place.trace,
@@ -113,7 +159,7 @@ impl Arrived<'_> {
 
     /// The segment; `None`, and counted by cause, if its lengths or its checksum are
     /// wrong; `None`, too, once it was forwarded.
-    pub fn segment(&self) -> Option<Segment<'_>> {
+    pub fn segment(&self) -> Option<SegmentInPieces<'_>> {
         let options = &self.core.ip.input_options;
         self.parse(options).map_or_else(
             |cause| {
@@ -128,33 +174,30 @@ impl Arrived<'_> {
     }
 
     /// Payload of the segment, its checks taken as made; nothing once it was forwarded.
-    pub fn payload(&self) -> &[u8] {
+    pub fn payload(&self) -> Pieces<'_> {
         let checked = InputOptions {
             verified: true,
             ..self.core.ip.input_options
         };
         let segment = self.parse(&checked);
-        segment.map_or(&[], |segment| segment.payload)
+        segment.map_or(Pieces::EMPTY, |segment| segment.payload)
     }
 
-    fn parse(&self, options: &InputOptions) -> Result<Segment<'_>, Option<DropReason>> {
+    fn parse(&self, options: &InputOptions) -> Result<SegmentInPieces<'_>, Option<DropReason>> {
         match &self.content {
-            Content::InFrame {
-                frame,
-                shared,
-                place,
-            } => {
+            Content::InFrame { place, .. } => {
                 if place.labelled {
                     return Err(None);
                 }
-                let packet = shared.memory().packet(frame.as_ref().ok_or(None)?);
-                let bytes = packet.get(place.network..place.end).unwrap_or_default();
-                tcp::input(bytes, place.transport - place.network, options).map_err(Some)
+                let bytes = self.content.packet(place.network).ok_or(None)?;
+                let transport = place.transport.saturating_sub(place.network);
+                tcp::input_in_pieces(bytes, transport, options).map_err(Some)
             }
             Content::Bytes { from, bytes } => {
                 let addresses = Addresses::new(from.source.ip(), from.destination.ip());
                 let addresses = addresses.ok_or(Some(DropReason::MartianSource))?;
-                tcp::input_bare(bytes, addresses, options).map_err(Some)
+                let segment = tcp::input_bare(bytes, addresses, options);
+                segment.map(SegmentInPieces::from).map_err(Some)
             }
         }
     }

@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 
 use tidewall_wire::atm::pseudowire::Label;
+use tidewall_wire::pieces::Pieces;
 
 use super::output::{Missing, Output};
 use super::{Arrived, Content};
@@ -30,18 +31,11 @@ pub enum Labelled {
 impl Arrived<'_> {
     /// What follows the Ethernet header of a frame of a circuit: label, control word and
     /// cells. `None` of a segment, and once it was sent on.
-    pub fn labelled(&self) -> Option<&[u8]> {
-        let Content::InFrame {
-            frame,
-            shared,
-            place,
-        } = &self.content
-        else {
-            return None;
-        };
-        let packet = shared.memory().packet(frame.as_ref()?);
-        let bytes = packet.get(place.network..place.end)?;
-        place.labelled.then_some(bytes)
+    pub fn labelled(&self) -> Option<Pieces<'_>> {
+        match &self.content {
+            Content::InFrame { place, .. } if place.labelled => self.content.packet(place.network),
+            _ => None,
+        }
     }
 }
 

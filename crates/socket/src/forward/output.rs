@@ -10,6 +10,7 @@ use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::tcp::{FourTuple, Outgoing};
 use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::pieces::Pieces;
 use tidewall_wire::tcp::{Header, Packet};
 use tidewall_wire::udp::Addresses;
 
@@ -213,8 +214,7 @@ impl Output {
         ) = (&mut arrived.content, are_apart)
         else {
             // Its bytes are the kernel's, or of another memory: there is no frame to send.
-            let part = arrived.payload().get(payload).unwrap_or_default();
-            self.send_to(to, neighbour, heading, part, 0);
+            self.copy_to(to, neighbour, heading, arrived, payload);
             return;
         };
         let Some(taken) = frame.take() else {
@@ -225,19 +225,32 @@ impl Output {
             return;
         }
         let packet = shared.memory().packet(&taken);
-        let segment = packet.get(place.transport..place.end).unwrap_or_default();
+        let here = packet.len().min(place.end);
+        let segment = packet.get(place.transport..here).unwrap_or_default();
         let Ok(segment) = Packet::new(segment) else {
             *frame = Some(taken);
             return;
         };
+        let length = place.end - place.transport;
         let start = place.transport + segment.header_len();
-        let whole = payload == (0..segment.payload().len());
+        let whole = payload == (0..length - segment.header_len());
+        let payload_in_frame = start + payload.start..(start + payload.end).min(place.end);
+        if shared.memory().has_pieces(&taken) {
+            // All that hangs on the frame leaves with it.
+            let leaves = payload_in_frame.start < here
+                && payload_in_frame.end == shared.memory().whole_len(&taken);
+            if !leaves {
+                *frame = Some(taken);
+                self.copy_to(to, neighbour, heading, arrived, payload);
+                return;
+            }
+        }
         let addresses = addresses(packet, place.network);
         let sum = addresses.filter(|_| whole);
         let forwarded = Forwarded {
             transport: place.transport,
-            payload: start + payload.start..(start + payload.end).min(place.end),
-            sum: sum.and_then(|addresses| segment.payload_sum(addresses)),
+            payload: payload_in_frame,
+            sum: sum.and_then(|addresses| segment.payload_sum_of(addresses, length)),
             neighbour,
             hop_limit: HOP_LIMIT,
             flow: &heading.flow,
@@ -288,6 +301,24 @@ impl Output {
         }
     }
 
+    /// Sends a part of what has come in a frame of the sender's.
+    fn copy_to(
+        &mut self,
+        to: usize,
+        neighbour: MacAddress,
+        heading: &Heading,
+        arrived: &Arrived<'_>,
+        payload: Range<usize>,
+    ) {
+        let part = arrived.payload().get(payload).unwrap_or(Pieces::EMPTY);
+        if let Some(part) = part.as_slice() {
+            return self.send_to(to, neighbour, heading, part, 0);
+        }
+        let mut joined = Vec::with_capacity(part.len());
+        part.append_to(&mut joined);
+        self.send_to(to, neighbour, heading, &joined, arrived.queue());
+    }
+
     fn send_to(
         &mut self,
         to: usize,
@@ -307,8 +338,11 @@ impl Output {
         };
         let sent = interface.transmit(queue, |transmitter| {
             let length = payload.len() + heading.header.header_len() + ip_len(&heading.flow);
-            if length > transmitter.mtu() {
+            if length > transmitter.packet_max() {
                 return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+            }
+            if length > transmitter.mtu() {
+                return transmitter.send_long(neighbour, HOP_LIMIT, &heading.flow, &outgoing);
             }
             transmitter.queue_segment(neighbour, HOP_LIMIT, &heading.flow, &outgoing)
         });

@@ -106,7 +106,7 @@ fn from_host(link: usize, v6: bool, sequence: u32, payload: &[u8], checksum: Che
         segment_size: u16::MAX,
         traffic_class: 0,
     };
-    let mut frame = vec![0; 2000];
+    let mut frame = vec![0; 100 + payload.len()];
     let length = tcp::output(&mut frame, &link, &flow, &outgoing).unwrap();
     frame.truncate(length);
     frame
@@ -216,6 +216,88 @@ fn segments_go_on_in_their_frames_and_the_frames_go_home() {
     }
 }
 
+/// A payload longer than several frames of memory.
+fn long_payload(length: usize, mark: u32) -> Vec<u8> {
+    let byte = |at: u32| (at ^ at >> 8 ^ mark) as u8;
+    (0..length as u32).map(byte).collect()
+}
+
+fn jumbo() -> LinkConfig {
+    LinkConfig {
+        mtu: 9000,
+        joins: true,
+        ..LinkConfig::default()
+    }
+}
+
+#[test]
+fn packets_in_several_frames_go_on_in_them_and_the_frames_go_home() {
+    for (v6, checksum) in [
+        (false, Checksum::Software),
+        (true, Checksum::Software),
+        (false, Checksum::Offload),
+    ] {
+        let mut bed = bed(2, &jumbo());
+        // Far more than there are frames: five each.
+        for round in 0..200u32 {
+            let payload = long_payload(8192, round);
+            for link in 0..2 {
+                let frame = from_host(link, v6, round, &payload, checksum);
+                bed.links[link].0.send(Side::B, &frame);
+                let small = from_host(link, v6, round + 7, b"small", checksum);
+                bed.links[link].0.send(Side::B, &small);
+            }
+            assert_eq!(bed.forward_all(v6, |from| 1 - from), 4);
+            for link in 0..2 {
+                let wanted = [(round + 1, payload.clone()), (round + 8, b"small".to_vec())];
+                assert!(bed.sent(link) == wanted, "round {round}");
+            }
+        }
+        let all = OutputCounters {
+            in_place: 800,
+            ..OutputCounters::default()
+        };
+        assert_eq!(bed.forwarder.output().counters(), all);
+        for link in 0..2 {
+            let counters = bed.counters(link);
+            assert_eq!((counters.received, counters.fill_empty), (400, 0));
+        }
+    }
+}
+
+#[test]
+fn a_part_of_several_frames_leaves_in_them_if_nothing_is_left_behind_it() {
+    let mut bed = bed(2, &jumbo());
+    let payload = long_payload(5000, 1);
+    // From within the first frame to the end; from the second on; not to the end.
+    let parts = [(100..5000, true), (3500..5000, false), (900..2700, false)];
+    for round in 0..60u32 {
+        for (part, _) in &parts {
+            let frame = from_host(0, false, round, &payload, Checksum::Software);
+            bed.links[0].0.inject(Side::A, &frame);
+            bed.poll();
+            let received = bed.forwarder.receive(|output, arrived| {
+                let segment = arrived.segment().unwrap();
+                assert_eq!(segment.payload.len(), 5000);
+                output.forward(1, &heading(1, false, round), arrived, part.clone());
+            });
+            assert_eq!(received, 1);
+            assert!(bed.sent(1) == [(round, payload[part.clone()].to_vec())]);
+        }
+    }
+    let counters = bed.forwarder.output().counters();
+    assert_eq!((counters.in_place, counters.copied), (60, 120));
+    // What is longer than a frame of the sender's is refused here, where no packet socket is.
+    let frame = from_host(0, false, 1, &payload, Checksum::Software);
+    bed.links[0].0.inject(Side::A, &frame);
+    bed.poll();
+    bed.forwarder.receive(|output, arrived| {
+        output.forward(1, &heading(1, false, 1), arrived, 0..4000);
+    });
+    assert_eq!(bed.forwarder.output().counters().refused, 1);
+    assert_eq!(bed.counters(0).fill_empty, 0);
+}
+
 #[test]
 fn a_checksum_left_to_the_device_is_finished_or_left_to_the_next() {
     for checksum_offload in [false, true] {
@@ -277,6 +359,7 @@ fn parts_of_a_payload_go_to_several_places() {
     bed.poll();
     let received = bed.forwarder.receive(|output, arrived| {
         let payload = arrived.segment().unwrap().payload;
+        let payload = payload.as_slice().unwrap();
         output.send(1, &heading(1, false, 1), &payload[..6], Some(arrived));
         output.send(2, &heading(2, false, 1), &[], None);
         output.forward(1, &heading(1, false, 20), arrived, 13..18);
@@ -306,7 +389,7 @@ fn what_a_batch_has_together_is_sent_when_it_ends() {
     let received = bed
         .forwarder
         .receive_batch(|output, arrived| match arrived {
-            Some(arrived) => together.extend_from_slice(arrived.payload()),
+            Some(arrived) => arrived.payload().append_to(&mut together),
             None => output.send_by(1, 0, &heading(1, false, 1), &together),
         });
     assert_eq!(received, 3);

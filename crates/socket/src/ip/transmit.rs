@@ -76,7 +76,8 @@ pub(crate) struct Forwarded<'a> {
     pub(crate) frame: Frame,
     /// Where in its packet the TCP header begins.
     pub(crate) transport: usize,
-    /// The part of the payload that is sent on, from the packet's first byte.
+    /// The part of the payload that is sent on, from the packet's first byte. Where pieces hang
+    /// on the frame it ends with the last of them.
     pub(crate) payload: Range<usize>,
     /// The sum of all of the payload, if it is known and all is sent on.
     pub(crate) sum: Option<Sum>,
@@ -293,11 +294,18 @@ impl Transmitter {
         } = forwarded;
         let headroom = usize::from(self.device.headroom());
         let begin = usize::from(frame.offset());
-        let (start, end) = (begin + payload.start, begin + payload.end);
+        // The rest is in the pieces that hang on the frame.
+        let here = payload.end.min(frame.length().into());
+        let behind = payload.end - here;
+        let (start, end) = (begin + payload.start, begin + here);
         if headroom > start || payload.start < forwarded.transport {
             return Err((frame, io::Error::from_raw_os_error(libc::EMSGSIZE)));
         }
         let packet = (frame.offset(), frame.length());
+        let behind_sum = match sum {
+            None if behind > 0 => self.sum_behind(&frame),
+            _ => Sum::ZERO,
+        };
         frame.set_extent(headroom as u16, (end - headroom) as u16);
         let bytes = self.memory.packet_mut(&mut frame);
         let (room, payload) = match bytes.split_at_mut_checked(start - headroom) {
@@ -308,7 +316,15 @@ impl Transmitter {
         let checksum = match sum {
             Some(sum) => PayloadChecksum::Sum(sum),
             None if by_device => PayloadChecksum::Offload,
-            None => PayloadChecksum::Sum(Sum::ZERO.bytes(payload)),
+            None => {
+                let is_odd = payload.len() % 2 == 1;
+                let behind = if is_odd {
+                    behind_sum.shifted()
+                } else {
+                    behind_sum
+                };
+                PayloadChecksum::Sum(Sum::ZERO.bytes(payload).sum(behind))
+            }
         };
         let link = Link {
             source_mac: self.mac,
@@ -317,17 +333,19 @@ impl Transmitter {
             checksum: Checksum::Software,
         };
         let class = forwarded.traffic_class;
-        let payload = (payload.len(), checksum);
+        let in_frame = payload.len();
+        let payload = (in_frame + behind, checksum);
+        let most = if behind > 0 { self.link_mtu } else { self.mtu };
         let written = tcp::output_before(room, &link, flow, header, class, payload);
         let headers = match written {
-            Ok(headers) if headers - HEADER_LEN + payload.0 <= self.mtu => headers,
+            Ok(headers) if headers - HEADER_LEN + payload.0 <= most => headers,
             refused => {
                 frame.set_extent(packet.0, packet.1);
                 let errno = refused.map_or_else(|error| segment_errno(&error), |_| libc::EMSGSIZE);
                 return Err((frame, io::Error::from_raw_os_error(errno)));
             }
         };
-        frame.set_extent((start - headers) as u16, (headers + payload.0) as u16);
+        frame.set_extent((start - headers) as u16, (headers + in_frame) as u16);
         let offload = by_device.then_some(Offload {
             checksum_start: (headers - header.header_len()) as u16,
             checksum_offset: TCP_CHECKSUM_OFFSET,
@@ -338,6 +356,19 @@ impl Transmitter {
             origins.handed += 1;
         }
         Ok(())
+    }
+
+    /// The sum of what is in the pieces that hang on a frame.
+    #[cold]
+    fn sum_behind(&self, frame: &Frame) -> Sum {
+        let (mut sum, mut at) = (Sum::ZERO, 0);
+        let pieces = (0..).map_while(|number| self.memory.piece_behind(frame, number));
+        for piece in pieces {
+            let own = Sum::ZERO.bytes(piece);
+            sum = sum.sum(if at % 2 == 1 { own.shifted() } else { own });
+            at += piece.len();
+        }
+        sum
     }
 
     /// Frames of queues that are still to go back to them.

@@ -131,6 +131,8 @@ system_tests! {
     life::a_stack_whose_socket_was_removed_ends on 1,
     forked::a_child_that_lives_on_keeps_nothing_of_the_interface on 2,
     forward::connections_of_kernels_pass_in_place on 2,
+    forward::segments_in_several_frames_pass_in_place on 2,
+    forward::segments_in_many_frames_pass_in_place on 2,
 
     readiness::what_the_kernel_has_is_reported_until_it_is_taken on 1,
     busy_reader::a_busy_reader_loses_no_segment_that_it_had_room_for on 1,

@@ -20,10 +20,12 @@ mod round_robin;
 mod speed;
 mod work;
 
-use core::ops::RangeBounds;
+use core::cell::OnceCell;
+use core::ops::{Bound, RangeBounds};
 use std::net::{IpAddr, SocketAddr};
 
 use tidewall_protocol::tcp::Time;
+use tidewall_wire::pieces::Pieces;
 
 use crate::MemberId;
 use crate::flow::End;
@@ -39,15 +41,27 @@ pub(crate) use work::{TooMuch, Work};
 /// A frame as a module sees it. What it asks for counts as work.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    payload: &'a [u8],
+    payload: Pieces<'a>,
+    /// The payload in one piece, once a module has asked for bytes that lie in several.
+    joined: &'a OnceCell<Vec<u8>>,
     work: &'a Work,
     /// The switch's time.
     pub now: Time,
 }
 
 impl<'a> Frame<'a> {
-    pub(crate) const fn new(payload: &'a [u8], work: &'a Work, now: Time) -> Self {
-        Self { payload, work, now }
+    pub(crate) const fn new(
+        payload: Pieces<'a>,
+        joined: &'a OnceCell<Vec<u8>>,
+        work: &'a Work,
+        now: Time,
+    ) -> Self {
+        Self {
+            payload,
+            joined,
+            work,
+            now,
+        }
     }
 
     /// Bytes behind its header.
@@ -66,18 +80,43 @@ impl<'a> Frame<'a> {
     #[must_use]
     pub fn payload(self) -> &'a [u8] {
         self.work.spend(1 + self.payload.len());
-        self.payload
+        match self.payload.as_slice() {
+            Some(payload) => payload,
+            None => self.joined(),
+        }
     }
 
     /// A part of what is behind its header; `None` if it is not all there. A module that
     /// reads field by field asks for each with this: a length of the peer's that leads
     /// nowhere then cannot make it go on for ever.
+    ///
+    /// A frame that is longer than one of memory lies in several pieces. Bytes across two of
+    /// them are copied, and the whole frame with them, once for a frame.
     #[must_use]
     pub fn get(self, range: impl RangeBounds<usize>) -> Option<&'a [u8]> {
         let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
-        let part = self.payload.get(bounds);
+        let part = match self.payload.as_slice() {
+            Some(payload) => payload.get(bounds),
+            None => self.part(bounds),
+        };
         self.work.spend(1 + part.map_or(0, <[u8]>::len));
         part
+    }
+
+    #[cold]
+    fn part(self, bounds: (Bound<usize>, Bound<usize>)) -> Option<&'a [u8]> {
+        let first = self.payload.first();
+        // Bytes up to the payload's end are not all in the first piece.
+        let in_first = first.get(bounds).filter(|_| bounds.1 != Bound::Unbounded);
+        in_first.or_else(|| self.joined().get(bounds))
+    }
+
+    fn joined(self) -> &'a [u8] {
+        self.joined.get_or_init(|| {
+            let mut bytes = Vec::with_capacity(self.payload.len());
+            self.payload.append_to(&mut bytes);
+            bytes
+        })
     }
 }
 

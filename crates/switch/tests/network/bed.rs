@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidewall_protocol::tcp::{FourTuple, Secrets, Segment};
+use tidewall_protocol::tcp::{FourTuple, Secrets, Segment, SegmentInPieces};
 use tidewall_simulator::link::{Impairment, Link};
 use tidewall_simulator::random::Random;
 use tidewall_switch::modules::{Lost, Module, RoundRobin};
@@ -12,6 +12,7 @@ use tidewall_switch::{
     Config, Emission, Gather, Gathered, Member, MemberId, Payload, Switch, segments,
 };
 use tidewall_wire::acp;
+use tidewall_wire::pieces::{Behind, Pieces};
 use tidewall_wire::tcp::{Flags, Header};
 
 use super::end::{End, Packet, State};
@@ -80,6 +81,29 @@ pub fn segment(packet: &Packet) -> Segment<'_> {
     }
 }
 
+/// Bytes in pieces of so many.
+struct Cut<'a>(&'a [u8], usize);
+
+impl Behind for Cut<'_> {
+    fn piece(&self, number: usize) -> Option<&[u8]> {
+        self.0.chunks(self.1).nth(number + 1)
+    }
+}
+
+/// Gives the switch a packet: every other one in pieces.
+fn input(switch: &mut Switch, now: Duration, packet: &Packet, emit: &mut dyn FnMut(Emission)) {
+    let whole = segment(packet);
+    let sequence = packet.header.sequence as usize;
+    if sequence.is_multiple_of(2) || packet.payload.is_empty() {
+        return switch.input(now, &whole, emit);
+    }
+    let cut = Cut(&packet.payload, 1 + sequence % 61);
+    let first = cut.0.chunks(cut.1).next().unwrap_or_default();
+    let mut segment = SegmentInPieces::from(whole);
+    segment.payload = Pieces::new(first, &cut, cut.0.len()).unwrap();
+    switch.input_in_pieces(now, &segment, emit);
+}
+
 pub fn bytes_of(emission: &Emission, received: &[u8]) -> Vec<u8> {
     match &emission.payload {
         Payload::None => Vec::new(),
@@ -99,7 +123,7 @@ pub fn bytes_of(emission: &Emission, received: &[u8]) -> Vec<u8> {
 pub fn put(gather: &mut Gather, emissions: &[Emission], received: &[u8]) -> Vec<Packet> {
     let mut sent = Vec::new();
     for (header, parts) in segments(emissions) {
-        let (earlier, taken) = gather.put(&header, parts, received, 0, 0);
+        let (earlier, taken) = gather.put(&header, parts, received.into(), 0, 0);
         sent.extend(earlier.map(Packet::from));
         if !taken {
             sent.push(Packet::from(Gathered {
@@ -301,10 +325,9 @@ impl Bed {
     pub fn input(&mut self, packet: &Packet) {
         self.trace("<", packet.flow, &packet.header, &packet.payload.len());
         let mut emissions = Vec::new();
-        self.switch
-            .input(self.now, &segment(packet), &mut |emission| {
-                emissions.push(emission)
-            });
+        input(&mut self.switch, self.now, packet, &mut |emission| {
+            emissions.push(emission)
+        });
         self.deliver(emissions, Some(packet));
     }
 

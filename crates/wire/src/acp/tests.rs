@@ -1,4 +1,5 @@
 use super::*;
+use crate::pieces::Behind;
 use proptest::prelude::*;
 
 fn frames() -> impl Strategy<Value = Vec<Result<Vec<u8>, u16>>> {
@@ -16,6 +17,14 @@ fn build(frames: &[Result<Vec<u8>, u16>], buffer: &mut [u8]) -> usize {
         }
     }
     builder.len()
+}
+
+struct Rest<'a>(&'a [&'a [u8]]);
+
+impl Behind for Rest<'_> {
+    fn piece(&self, number: usize) -> Option<&[u8]> {
+        self.0.get(number).copied()
+    }
 }
 
 #[test]
@@ -93,6 +102,38 @@ proptest! {
         }
         prop_assert_eq!(read.next(), None);
         prop_assert_eq!(end, length);
+    }
+
+    /// Of the bytes of frames, some changed, wherever these are cut into pieces.
+    #[test]
+    fn frames_in_pieces_are_those_of_whole_bytes(
+        frames in frames(),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+        changed: Option<(prop::sample::Index, u8)>,
+    ) {
+        let mut buffer = [0; 2000];
+        let length = build(&frames, &mut buffer);
+        if let Some((place, byte)) = changed {
+            buffer[place.index(2000)] = byte;
+        }
+        let bytes = &buffer[..length];
+        let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(length + 1)).collect();
+        cuts.sort_unstable();
+        cuts.push(length);
+        let pieces: Vec<&[u8]> = cuts.windows(2).map(|cut| &bytes[cut[0]..cut[1]]).collect();
+        let rest = Rest(&pieces);
+        let cut = Pieces::new(&bytes[..cuts[0]], &rest, length).unwrap();
+        let whole = Frames::new(bytes).map(|read| {
+            read.map(|frame| (frame.offset, frame.kind, frame.size(), frame.payload.to_vec()))
+        });
+        let read = FramesInPieces::new(cut).map(|read| {
+            read.map(|frame| {
+                let mut payload = Vec::new();
+                cut.get(frame.payload()).unwrap().append_to(&mut payload);
+                (frame.offset, frame.header.kind, frame.size(), payload)
+            })
+        });
+        prop_assert_eq!(read.collect::<Vec<_>>(), whole.collect::<Vec<_>>());
     }
 
     /// A segment that was cut within a frame is never taken for a whole one.

@@ -136,8 +136,8 @@ fn copier(copies: u32) -> Inspect {
         let mut from = payload;
         for buffer in &mut buffers {
             buffer.clear();
-            buffer.extend_from_slice(from);
-            from = std::hint::black_box(buffer);
+            from.append_to(buffer);
+            from = std::hint::black_box(buffer.as_slice()).into();
         }
     })
 }

@@ -21,6 +21,7 @@ use tidewall_switch::{
     Config, Emission, Gather, Gathered, Member, MemberError, MemberId, Payload, Switch, append,
 };
 use tidewall_wire::acp;
+use tidewall_wire::pieces::Pieces;
 use tidewall_wire::tcp::Flags;
 
 use sides::Sides;
@@ -36,7 +37,7 @@ const PEERS: usize = 0;
 const COPIED: usize = 512;
 
 /// Sees the payload of each segment.
-pub type Inspect = Box<dyn FnMut(&[u8])>;
+pub type Inspect = Box<dyn FnMut(Pieces<'_>)>;
 
 /// A switch and the interfaces that it stands between.
 pub struct Driver {
@@ -227,7 +228,7 @@ impl Driver {
             let before = arrived
                 .is_followed()
                 .then(|| trace::before(switch, &segment, arrived));
-            switch.input(now, &segment, &mut |emission| {
+            switch.input_in_pieces(now, &segment, &mut |emission| {
                 wiring.emissions.push(emission)
             });
             let (flow, flags) = (segment.flow, segment.header.flags);
@@ -377,7 +378,7 @@ impl Wiring {
                 let waits = !(goes_on || arrived.is_followed());
                 let received = match payload {
                     Payload::Received(_) => arrived.payload(),
-                    _ => &[],
+                    _ => Pieces::EMPTY,
                 };
                 let class = heading.traffic_class;
                 let queue = arrived.queue();
@@ -415,7 +416,8 @@ impl Wiring {
                     if Some(begun) == in_place {
                         output.forward(side, &heading, arrived, range);
                     } else {
-                        let part = arrived.payload().get(range).unwrap_or_default();
+                        let part = arrived.payload().get(range).unwrap_or(Pieces::EMPTY);
+                        let part = in_one(part, &mut self.bytes);
                         output.send(side, &heading, part, Some(arrived));
                     }
                 }
@@ -448,6 +450,18 @@ impl Wiring {
             output.send_by(side, gathered.queue, &heading, &gathered.payload);
         }
         self.gather.give_back(gathered);
+    }
+}
+
+/// Bytes in one slice; `buffer` has them where they lie in several pieces.
+fn in_one<'a>(bytes: Pieces<'a>, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+    match bytes.as_slice() {
+        Some(bytes) => bytes,
+        None => {
+            buffer.clear();
+            bytes.append_to(buffer);
+            buffer
+        }
     }
 }
 

@@ -2,16 +2,21 @@
 //! machine counted of it, each frame's way, the headers that were written, and what
 //! became of that. Only of frames that are followed.
 
-use tidewall_protocol::tcp::{FourTuple, Segment};
+use tidewall_protocol::tcp::{FourTuple, SegmentInPieces};
 use tidewall_socket::forward::{Arrived, OutputCounters};
 use tidewall_switch::{Counters, Emission, Payload, Switch};
-use tidewall_wire::acp::Frames;
+use tidewall_wire::acp::FramesInPieces;
+use tidewall_wire::pieces::Pieces;
 use tidewall_wire::tcp::Header;
 
 use super::status;
 
 /// Says whose a segment is; what had been counted before it.
-pub(super) fn before(switch: &Switch, segment: &Segment<'_>, arrived: &Arrived<'_>) -> Counters {
+pub(super) fn before(
+    switch: &Switch,
+    segment: &SegmentInPieces<'_>,
+    arrived: &Arrived<'_>,
+) -> Counters {
     let from = segment.flow.remote;
     arrived.trace("flow", || match switch.flow_of(&segment.flow) {
         None => format!("none of {from}"),
@@ -58,8 +63,8 @@ pub(super) fn translated(
             format!("a null frame of {size} bytes to {}", flow.remote)
         }),
         Payload::Received(range) => arrived.trace("frames", || {
-            let bytes = arrived.payload().get(range.clone()).unwrap_or_default();
-            let frames = Frames::new(bytes).flatten();
+            let bytes = arrived.payload().get(range.clone());
+            let frames = FramesInPieces::new(bytes.unwrap_or(Pieces::EMPTY)).flatten();
             let sizes: Vec<_> = frames.map(|frame| frame.size().to_string()).collect();
             let sizes = sizes.join("+");
             format!("bytes {range:?} of it, {sizes} to {}", flow.remote)

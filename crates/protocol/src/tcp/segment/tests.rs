@@ -1,4 +1,5 @@
 use super::*;
+use tidewall_wire::pieces::Behind;
 use tidewall_wire::tcp::{Options, Timestamps};
 
 const WIRE: InputOptions = InputOptions {
@@ -98,6 +99,68 @@ fn damage_has_a_name() {
             ..WIRE
         };
         assert!(input(&bytes, at, &virtual_link).is_ok());
+    }
+}
+
+/// All but the first bytes of a datagram, in pieces of so many.
+struct Cut<'a>(&'a [u8], usize);
+
+impl Behind for Cut<'_> {
+    fn piece(&self, number: usize) -> Option<&[u8]> {
+        self.0.chunks(self.1).nth(number)
+    }
+}
+
+#[test]
+fn a_segment_in_pieces_is_what_the_whole_one_is() {
+    let payload: Vec<u8> = (0..400u32).map(|at| (at ^ at >> 3) as u8).collect();
+    for (v6, checksum) in [
+        (false, Checksum::Software),
+        (true, Checksum::Software),
+        (true, Checksum::Offload),
+    ] {
+        let (bytes, at) = sent(v6, Flags::ACK, [&payload, b""], checksum);
+        let left = checksum == Checksum::Offload;
+        let options = InputOptions {
+            checksum_offload_possible: left,
+            ..WIRE
+        };
+        let headers = bytes.len() - payload.len();
+        for first in headers - 1..bytes.len() {
+            for piece in [1, 7, 64, 4096] {
+                let cut = |bytes: &[u8], length: usize| -> Result<_, DropReason> {
+                    let behind = Cut(&bytes[first..], piece);
+                    let pieces = Pieces::new(&bytes[..first], &behind, length).unwrap();
+                    let read = input_in_pieces(pieces, at, &options)?;
+                    let mut payload = Vec::new();
+                    read.payload.append_to(&mut payload);
+                    Ok((read.flow, read.header, payload, read.sequence_len()))
+                };
+                if first < headers {
+                    let refused = cut(&bytes, bytes.len()).unwrap_err();
+                    assert_eq!(refused, DropReason::TcpDataOffset);
+                    continue;
+                }
+                let (flow, header, cut_payload, length) = cut(&bytes, bytes.len()).unwrap();
+                let whole = input(&bytes, at, &options).unwrap();
+                assert_eq!((flow, header), (whole.flow, whole.header));
+                assert_eq!(length, whole.sequence_len());
+                assert!(cut_payload == payload, "cut at {first}, pieces of {piece}");
+                // Padding is not of it, and what is missing is missed.
+                let padded = [&bytes[..], &[9; 3]].concat();
+                assert!(cut(&padded, padded.len()).unwrap().2 == payload);
+                if first + 1 < bytes.len() {
+                    let shorter = cut(&bytes, bytes.len() - 1).unwrap_err();
+                    assert_eq!(shorter, DropReason::Truncated);
+                }
+                if !left {
+                    let mut damaged = bytes.clone();
+                    *damaged.last_mut().unwrap() ^= 1;
+                    let refused = cut(&damaged, bytes.len()).unwrap_err();
+                    assert_eq!(refused, DropReason::TcpChecksum);
+                }
+            }
+        }
     }
 }
 

@@ -77,12 +77,19 @@ impl Transmitter {
         let refused = io::Error::from_raw_os_error(libc::EMSGSIZE);
         let (offset, length) = (frame.offset(), frame.length());
         let length_behind = end.saturating_sub(network);
+        let has_pieces = self.memory.has_pieces(&frame);
+        if has_pieces && end != self.memory.whole_len(&frame) {
+            // What hangs on the frame leaves with it, and has an end of its own.
+            return Err((frame, refused));
+        }
+        let here = end.min(length.into()).saturating_sub(network);
+        let most = if has_pieces { self.link_mtu } else { self.mtu };
         let begin = (usize::from(offset) + network).checked_sub(HEADER_LEN);
         let begin = begin.filter(|&begin| begin >= self.device.headroom().into());
-        let Some(begin) = begin.filter(|_| length_behind <= self.mtu) else {
+        let Some(begin) = begin.filter(|_| length_behind <= most) else {
             return Err((frame, refused));
         };
-        frame.set_extent(begin as u16, (HEADER_LEN + length_behind) as u16);
+        frame.set_extent(begin as u16, (HEADER_LEN + here) as u16);
         let header = Header {
             destination: of.neighbour,
             source: self.mac,
