@@ -75,6 +75,7 @@ pub use splicing::SpliceJob;
 pub use splitting::{SplitJob, SplitWaiting};
 pub use start::StartJob;
 pub(crate) use start::Started;
+pub(crate) use storage::BLOCK;
 pub use storage::{Mix, Responses, StorageJob, StorageRole};
 pub use switching::{SwitchJob, SwitchModule};
 pub(crate) use usage::{Times, ran_by, waited};

@@ -126,7 +126,8 @@ fn receive_frame(stream: &mut impl Read) -> Option<Vec<u8>> {
 
 /// Lengths from a few bytes to what a kernel leaves of a segment beside SACK blocks.
 fn length(number: u32) -> usize {
-    8 + number as usize * 37 % 1412
+    let longest = std::env::var("TW_LONGEST").map_or(1412, |longest| longest.parse().unwrap());
+    8 + number as usize * 37 % longest
 }
 
 #[test]
@@ -263,6 +264,47 @@ fn a_connection_is_split_over_two_members_and_merged() {
     }
     let left = Bed::output(&star.switch, "ip", &["address", "show", "dev", "tw-in0"]);
     assert!(!text(&left.unwrap()).contains("10.99.0.99"));
+}
+
+/// Segments of up to 8,900 bytes lie in three frames of memory.
+#[test]
+fn a_connection_of_long_frames_is_split_and_merged_in_place() {
+    const TEST: &str = "a_connection_of_long_frames_is_split_and_merged_in_place";
+    let Some(star) = star(TEST, "lf") else {
+        return;
+    };
+    for (number, end) in star.ends.iter().enumerate() {
+        let switch = &star.switch;
+        shell(&format!(
+            "ip -n {switch} link set tw-in{number} mtu 9000; ip -n {end} link set out mtu 9000"
+        ))
+        .unwrap();
+    }
+    let _members = members(&star);
+    let path = file(&star, 2, "");
+    let switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
+    let mut peer = end(&star, 0, "end_peer");
+    let output = peer.env("TW_LONGEST", "8900").output().unwrap();
+    let said = text(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("all came back"),
+        "{said}"
+    );
+    let totals = switch.end();
+    assert!(
+        totals.contains(&format!("frames_in {FRAMES}\n")),
+        "{totals}"
+    );
+    let sent = |name: &str| -> u64 {
+        let behind = totals.split_once(name).map(|(_, behind)| behind);
+        let digits = behind.and_then(|it| it.split(|it: char| !it.is_ascii_digit()).next());
+        let number = digits.and_then(|it| it.parse().ok());
+        number.unwrap_or_else(|| panic!("{name}: {totals}"))
+    };
+    // Those of more than 512 bytes, there and back.
+    let long = u64::from(FRAMES) * 2 * 9 / 10;
+    assert!(sent("sent in place ") >= long, "{totals}");
+    assert_eq!(sent("refused "), 0, "{totals}");
 }
 
 #[test]

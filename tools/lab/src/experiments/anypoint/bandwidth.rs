@@ -1,5 +1,5 @@
-//! Figure 5: eight connections, each to one member, segments of one large frame to many
-//! small ones.
+//! Figure 5: eight connections, each to one member, frames of 8 KiB to 1 KiB: segments of one
+//! large frame to many small ones.
 
 use super::super::{Experiment, Run, USUAL, ratio};
 use super::{Between, Case, Installed, Manner, PROCESSOR};
@@ -9,8 +9,8 @@ use crate::worker::{SplitWaiting, SwitchModule};
 pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     name: "anypoint-bandwidth",
     paper: "Anypoint, Figure 5",
-    about: "eight streams through a transport switch and through proxies, over frames a segment",
-    x: "frames a segment",
+    about: "eight streams through a transport switch and through proxies, over the size of frames",
+    x: "bytes of a frame",
     y: "MB/s of frames",
     senders: &["frames over kernel TCP"],
     measure,
@@ -19,9 +19,24 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 };
 
 const CONNECTIONS: u32 = 8;
-/// The largest MTU of these devices with the driver program on them, and Ethernet's, with
-/// bytes of frames that a segment then holds beside timestamps.
-const MTUS: [(&str, u16, u16); 2] = [("MTU 3,498", 3498, 3440), ("MTU 1,500", 1500, 1440)];
+/// An MTU, and what is sent at it: bytes of a segment's frames, and how many there are.
+type Sizes = (&'static str, u16, &'static [(u16, u16)]);
+/// The paper's MTU and frames: as many as a segment of 8 KiB holds. And Ethernet's MTU, with
+/// what a segment then holds beside timestamps, and parts of it.
+const SIZES: [Sizes; 2] = [
+    (
+        "MTU 9,000",
+        9000,
+        &[(8192, 8), (8192, 4), (8192, 2), (6144, 1), (8192, 1)],
+    ),
+    (
+        "MTU 1,500",
+        1500,
+        &[(1440, 8), (1440, 4), (1440, 2), (1440, 1)],
+    ),
+];
+/// Bytes of the largest frames.
+const LARGEST: f64 = 8192.0;
 const SYSTEMS: [Between; 7] = [
     Between::Switch(SwitchModule::RoundRobin, Manner::Usual),
     Between::Switch(SwitchModule::RoundRobin, Manner::Sleeping),
@@ -34,15 +49,10 @@ const SYSTEMS: [Between; 7] = [
 ];
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let frames: &[u16] = if run.options.quick {
-        &[1, 4]
-    } else {
-        &[1, 2, 4, 8]
-    };
-    let mtus = if run.options.quick { 1 } else { MTUS.len() };
-    let case = |(setting, mtu, segment): (&str, u16, u16), frames: u16| Case {
+    let settings = if run.options.quick { 1 } else { SIZES.len() };
+    let case = |setting: &str, mtu: u16, (segment, frames): (u16, u16)| Case {
         setting: setting.to_owned(),
-        x: frames.into(),
+        x: (segment / frames).into(),
         mtu,
         segment,
         frames,
@@ -50,22 +60,22 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         members: 1,
         ..Case::default()
     };
-    let cases: Vec<Case> = MTUS
+    let cases: Vec<Case> = SIZES
         .iter()
-        .take(mtus)
-        .flat_map(|&mtu| frames.iter().map(move |&frames| case(mtu, frames)))
+        .take(settings)
+        .flat_map(|&(setting, mtu, sizes)| sizes.iter().map(move |&size| case(setting, mtu, size)))
         .collect();
     run.note(
-        "The paper's MTU is 9,000 bytes. Tidewall's driver program takes frames of one buffer each, \
-         so a veth has an MTU of 3,498: frames are a segment's 3,440 bytes and parts of it, where the \
-         paper has 8 KiB to 1 KiB.",
+        "The sizes of frames and the MTU of 9,000 are the paper's. A segment has 8 KiB of frames, \
+         or one frame of 6 KiB. It lies in three frames of the switch's memory, in which it is \
+         sent on; all systems have the same MTU.",
     );
     let plan = run.options.plan(6);
     super::measure(run, &cases, &SYSTEMS, plan)
 }
 
 fn claims(series: &[Series]) -> Vec<Claim> {
-    let curve = |system| find(series, system, Some(MTUS[0].0));
+    let curve = |system| find(series, system, Some(SIZES[0].0));
     let at = |system: &'static str, frames: f64| {
         curve(system).and_then(|curve: &Series| curve.at(frames))
     };
@@ -87,12 +97,12 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         let all = all.filter(|all| !all.is_empty())?;
         Some(all.iter().sum::<f64>() / all.len() as f64)
     };
-    let haproxy = ratio(rate("switch", 1.0), rate("haproxy", 1.0));
+    let haproxy = ratio(rate("switch", LARGEST), rate("haproxy", LARGEST));
     vec![
         Claim::at_least(
             "largest",
             "largest frames: switch over the select proxy",
-            over("switch", 1.0),
+            over("switch", LARGEST),
             1.68,
         )
         .paper(106.0 / 63.0),
@@ -112,18 +122,18 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::new(
             "epoll",
             "largest frames: switch over the epoll proxy",
-            ratio(rate("switch", 1.0), rate("epoll-proxy", 1.0)),
+            ratio(rate("switch", LARGEST), rate("epoll-proxy", LARGEST)),
         ),
         Claim::new(
             "splice",
             "largest frames: switch over the splice proxy, which looks at no frame",
-            ratio(rate("switch", 1.0), rate("splice-proxy", 1.0)),
+            ratio(rate("switch", LARGEST), rate("splice-proxy", LARGEST)),
         ),
         Claim::at_least(
             "capacity",
             "largest frames: bytes a second of the intermediary's processor, switch over the select \
              proxy",
-            capacity("switch-sleeping", "select-proxy", 1.0),
+            capacity("switch-sleeping", "select-proxy", LARGEST),
             1.68,
         ),
         Claim::at_least(
@@ -135,14 +145,14 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::at_least(
             "capacity-haproxy",
             "largest frames: bytes a second of the intermediary's processor, switch over HAProxy",
-            capacity("switch-sleeping", "haproxy", 1.0),
-            1.5,
+            capacity("switch-sleeping", "haproxy", LARGEST),
+            1.0,
         ),
         Claim::new(
             "capacity-splice",
             "largest frames: bytes a second of the intermediary's processor, switch over the splice \
              proxy",
-            capacity("switch-sleeping", "splice-proxy", 1.0),
+            capacity("switch-sleeping", "splice-proxy", LARGEST),
         ),
     ]
 }
@@ -154,15 +164,23 @@ mod tests {
 
     #[test]
     fn claims_compare_at_the_largest_frames_and_over_all() {
-        let setting = Some(MTUS[0].0);
+        let setting = Some(SIZES[0].0);
         let mut series = [
-            curve("switch", setting, &[(1.0, 300.0), (4.0, 200.0)]),
-            curve("switch-sleeping", setting, &[(1.0, 300.0)]),
-            curve("switch-copies", setting, &[(1.0, 150.0), (4.0, 110.0)]),
-            curve("select-proxy", setting, &[(1.0, 100.0), (4.0, 100.0)]),
+            curve("switch", setting, &[(1024.0, 200.0), (LARGEST, 300.0)]),
+            curve("switch-sleeping", setting, &[(LARGEST, 300.0)]),
+            curve(
+                "switch-copies",
+                setting,
+                &[(1024.0, 110.0), (LARGEST, 150.0)],
+            ),
+            curve(
+                "select-proxy",
+                setting,
+                &[(1024.0, 100.0), (LARGEST, 100.0)],
+            ),
         ];
         for (curve, cost) in [(1, 0.8), (3, 2.0)] {
-            let values = &mut series[curve].points[0].values;
+            let values = &mut series[curve].points.last_mut().unwrap().values;
             values.insert(PROCESSOR.to_owned(), cost);
         }
         let claims = claims(&series);

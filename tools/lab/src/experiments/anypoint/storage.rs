@@ -4,7 +4,7 @@
 use super::super::{Experiment, Run, USUAL, ratio};
 use super::{Between, Case, Load, Manner, PROCESSOR_REQUEST};
 use crate::result::{Claim, Point, Series, find};
-use crate::worker::{Mix, SplitWaiting, SwitchModule};
+use crate::worker::{BLOCK, Mix, SplitWaiting, SwitchModule};
 
 pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     name: "anypoint-storage",
@@ -33,9 +33,9 @@ const BESIDE_WAKE_UP_US: f64 = 5.0;
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let usual = Case {
-        mtu: 3498,
-        // Three frames a block, of about the same size.
-        segment: 2736,
+        mtu: 9000,
+        // A block in a frame.
+        segment: BLOCK as u16,
         frames: 1,
         ..Case::default()
     };
@@ -61,9 +61,9 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         ..usual
     });
     run.note(
-        "A block of 8 KiB goes in three frames, since a veth with a driver program on it carries \
-         3,498 bytes. The paper names its workload (Fstress's web server, mostly reads) and not its \
-         shares: these are ours. Blocks are stored nowhere.",
+        "A block of 8 KiB goes in one frame, at the paper's MTU of 9,000. The paper names its \
+         workload (Fstress's web server, mostly reads) and not its shares: these are ours. Blocks \
+         are stored nowhere.",
     );
     let plan = run.options.plan(6);
     super::measure(run, &cases, &SYSTEMS, plan)
