@@ -117,7 +117,7 @@ fn in_place(counter: &mut Counter) {
         let packet = frame(round % 1000);
         round += 1;
         counter.count(1, || {
-            let passage = switch.passage(0, &packet).expect("nothing waits");
+            let passage = switch.passage(0, packet[..].into()).expect("nothing waits");
             black_box(&passage);
             switch.passed(passage);
         });

@@ -123,7 +123,7 @@ fn switched(bytes: &[u8]) {
         let (packet, behind) = behind.split_at(behind.len().min(length.into()));
         rest = behind;
         let port = usize::from(first) % modes.len();
-        match switch.passage(port, packet) {
+        match switch.passage(port, packet.into()) {
             Some(passage) => switch.passed(passage),
             None => switch.input(port, packet),
         }

@@ -325,6 +325,16 @@ pub trait Transmit: Send {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
+    /// Sends an Ethernet frame that is longer than a frame of memory from where its bytes lie,
+    /// uncut, after all that was queued before, in this call. A device that takes long segments
+    /// takes such frames, too.
+    ///
+    /// # Errors
+    /// As [`Transmit::send_segments`]; EMSGSIZE for one that is longer than the MTU.
+    fn send_frame(&mut self, _parts: [&[u8]; 2]) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+
     /// First offset in a frame at which a packet may be written, so that the
     /// device's own header fits below.
     fn headroom(&self) -> u16;

@@ -27,7 +27,6 @@ use tidewall_socket::snapshot::{
 use tidewall_socket::{EmbeddedConfig, Stack};
 use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::pseudowire::{CELL_LEN, HEADER_LEN, Label};
-use tidewall_wire::pieces::Pieces;
 
 use crate::switch::status;
 use calls::Calls;
@@ -312,11 +311,9 @@ impl CellSwitch {
 
 fn input(switch: &mut Switch, ports: &[PortState], output: &mut Output, arrived: &mut Arrived<'_>) {
     let from = arrived.interface();
-    let mut joined = Vec::new();
-    let passage = arrived.labelled().and_then(|packet| {
-        let bytes = in_one(packet, &mut joined);
-        switch.passage(from, bytes)
-    });
+    let passage = arrived
+        .labelled()
+        .and_then(|packet| switch.passage(from, packet));
     let to = passage.and_then(|it| ports.get(it.port).filter(|port| port.unsent.is_empty()));
     if let (Some(passage), Some(to)) = (passage, to) {
         let CellPort {
@@ -337,21 +334,17 @@ fn input(switch: &mut Switch, ports: &[PortState], output: &mut Output, arrived:
         return;
     };
     let before = arrived.is_followed().then(|| *switch.counters());
-    switch.input(from, in_one(packet, &mut joined));
+    match packet.as_slice() {
+        Some(bytes) => switch.input(from, bytes),
+        None => {
+            let mut joined = Vec::with_capacity(packet.len());
+            packet.append_to(&mut joined);
+            switch.input(from, &joined);
+        }
+    }
     if let Some(before) = before {
         arrived.trace("switched", || changes(&before, switch.counters()));
     }
-}
-
-/// A packet in one slice; `buffer` has it where it lies in several pieces.
-fn in_one<'a>(packet: Pieces<'a>, buffer: &'a mut Vec<u8>) -> &'a [u8] {
-    if let Some(bytes) = packet.as_slice() {
-        return bytes;
-    }
-    if buffer.is_empty() {
-        packet.append_to(buffer);
-    }
-    buffer
 }
 
 /// What a packet came to.

@@ -180,9 +180,29 @@ numbers = ['47.0005.{host:02x}']
 #[test]
 fn ping_and_tcp_go_over_circuits_through_a_switch() {
     let test = "ping_and_tcp_go_over_circuits_through_a_switch";
-    let Some(star) = Star::or_skip(test, "ip", 2) else {
-        return;
-    };
+    if let Some(star) = Star::or_skip(test, "ip", 2) {
+        through_a_switch(&star, 1500, 1472);
+    }
+}
+
+/// RFC 2225's packets, each in a frame of the link and in three of the switch's memory.
+#[test]
+fn packets_of_9180_bytes_go_in_one_frame_through_a_switch() {
+    let test = "packets_of_9180_bytes_go_in_one_frame_through_a_switch";
+    if let Some(star) = Star::or_skip(test, "ipl", 2) {
+        through_a_switch(&star, 9224, 9180);
+    }
+}
+
+/// Over links of one MTU, whose frames carry packets of another.
+fn through_a_switch(star: &Star, link: u32, mtu: u32) {
+    for (number, end) in star.ends.iter().enumerate() {
+        let switch = &star.switch;
+        let script = format!(
+            "ip -n {switch} link set tw-in{number} mtu {link}; ip -n {end} link set out mtu {link}"
+        );
+        common::star::shell(&script).unwrap();
+    }
     let file = star.place.name("cells.toml");
     let ports = "[[port]]
 interface = 'tw-in0'
@@ -205,13 +225,16 @@ ends = ['tw-in0/0.100', 'tw-in1/0.200']
     let right = served(far, "out", "10.99.1.1", &right);
     assert_eq!(
         left.first,
-        "atm0: 10.9.0.1/24, MTU 1472, 1 circuits of out; Ctrl-C ends\n"
+        format!("atm0: 10.9.0.1/24, MTU {mtu}, 1 circuits of out; Ctrl-C ends\n")
     );
     left.line_with("10.9.0.2 on 0.100");
     let said = ping(near, &["10.9.0.2"]);
     assert!(said.contains("3 received"), "{said}");
+    let full = (mtu - 28).to_string();
+    let said = ping(near, &["-M", "do", "-s", &full, "10.9.0.2"]);
+    assert!(said.contains("3 received"), "{said}");
     // In fragments.
-    let said = ping(far, &["-s", "4000", "10.9.0.1"]);
+    let said = ping(far, &["-s", "12000", "10.9.0.1"]);
     assert!(said.contains("3 received"), "{said}");
     transfer(near, far);
     let totals = left.end();

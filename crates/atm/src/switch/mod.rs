@@ -29,8 +29,9 @@ mod transmit;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use tidewall_wire::atm::pseudowire::{self, CircuitCell, Label, Packet};
+use tidewall_wire::atm::pseudowire::{self, CircuitCell, HEADER_LEN, Label, Packet};
 use tidewall_wire::atm::{CELL_LEN, CELL_PAYLOAD_LEN, Cell, CellError, Circuit, PayloadType};
+use tidewall_wire::pieces::Pieces;
 
 use queue::{PduState, Queue, Waiting};
 
@@ -563,11 +564,11 @@ impl Switch {
     /// overtakes nothing. If it was sent, [`Switch::passed`] is to be called; if not, it is
     /// one for [`Switch::input`], as is everything else.
     #[must_use]
-    pub fn passage(&mut self, port: usize, bytes: &[u8]) -> Option<Passage> {
+    pub fn passage(&mut self, port: usize, bytes: Pieces<'_>) -> Option<Passage> {
         if self.ports.get(port)?.mode != Mode::Frame {
             return None;
         }
-        let packet = Packet::new(bytes).ok()?;
+        let packet = Packet::new(bytes.first()).ok()?;
         let circuit = packet.label().circuit()?;
         let place = self.find_again(End { port, circuit })?;
         let Entry { route, pdu, .. } = self.entries.get(place)?.as_ref()?;
@@ -575,12 +576,9 @@ impl Switch {
         if to.mode != Mode::Frame || to.queues.iter().any(|queue| queue.len() > 0) {
             return None;
         }
-        let (cells, user, last) = match packet.frame() {
-            Ok(frame) => (
-                frame.bytes.len() / CELL_PAYLOAD_LEN,
-                true,
-                frame.header.last,
-            ),
+        let length = bytes.len().saturating_sub(HEADER_LEN);
+        let (cells, user, last) = match packet.frame_header(length) {
+            Ok(header) => (length / CELL_PAYLOAD_LEN, true, header.last),
             Err(_) => {
                 let payload_type = packet.cell().ok()?.payload_type;
                 let user = payload_type.is_user();

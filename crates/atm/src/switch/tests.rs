@@ -306,23 +306,23 @@ fn what_is_in_frames_passes_while_nothing_waits() {
     let cells: Vec<_> = crate::reassembly::cells(&bytes)
         .map(|(kind, cell)| packet(Mode::Frame, circuit(32), kind, cell))
         .collect();
-    let passage = switch.passage(0, &cells[0]).unwrap();
+    let passage = switch.passage(0, cells[0][..].into()).unwrap();
     assert_eq!(passage.port, 1);
     assert_eq!(passage.label, Label::of_circuit(circuit(132)).unwrap());
     switch.passed(passage);
     // The device had no room: the rest of the PDU waits, and what comes later behind it.
     switch.input(0, &cells[1]);
     for cell in &cells[2..] {
-        assert!(switch.passage(0, cell).is_none());
+        assert!(switch.passage(0, cell[..].into()).is_none());
         switch.input(0, cell);
     }
     let other = packet(Mode::Frame, circuit(33), PayloadType::USER_LAST, &[0; 48]);
-    assert!(switch.passage(0, &other).is_none());
+    assert!(switch.passage(0, other[..].into()).is_none());
     assert_eq!(drain(&mut switch, Mode::Frame).len(), 4);
-    let passage = switch.passage(0, &other).unwrap();
+    let passage = switch.passage(0, other[..].into()).unwrap();
     switch.passed(passage);
     let oam = packet(Mode::Frame, circuit(33), PayloadType::OAM_SEGMENT, &[0; 48]);
-    let passage = switch.passage(0, &oam).unwrap();
+    let passage = switch.passage(0, oam[..].into()).unwrap();
     switch.passed(passage);
     let counters = switch.counters();
     assert_eq!(
@@ -375,7 +375,7 @@ proptest! {
             if let Some((kind, cell)) = sending[vci].pop_front() {
                 let name = circuit(32 + vci as u16);
                 let bytes = packet(from, name, kind, &cell);
-                match switch.passage(0, &bytes) {
+                match switch.passage(0, bytes[..].into()) {
                     // Every other one finds no room at the device.
                     Some(passage) if cell[5] % 2 == 0 => {
                         switch.passed(passage);

@@ -128,7 +128,19 @@ impl Segments {
         let header = virtio_header::with_segments(segment);
         let header = header.ok_or(io::ErrorKind::InvalidInput)?;
         let [first, second] = segment.payload;
-        let parts = [&header, segment.headers, first, second].map(IoSlice::new);
+        self.send_parts([&header, segment.headers, first, second])
+    }
+
+    /// Sends an Ethernet frame of two parts, as it is.
+    ///
+    /// # Errors
+    /// As [`crate::queue::Transmit::send_frame`].
+    pub(super) fn send_frame(&self, [first, second]: [&[u8]; 2]) -> io::Result<()> {
+        self.send_parts([&virtio_header::PLAIN, first, second, &[]])
+    }
+
+    fn send_parts(&self, parts: [&[u8]; 4]) -> io::Result<()> {
+        let parts = parts.map(IoSlice::new);
         let (flags, mut control) = (SendFlags::DONTWAIT, SendAncillaryBuffer::default());
         match sendmsg(self.fd.as_fd(), &parts, &mut control, flags) {
             Ok(_) => Ok(()),

@@ -709,6 +709,21 @@ impl Transmit for TransmitHalf {
     }
 
     fn send_segments(&mut self, segment: &LongSegment<'_>) -> io::Result<()> {
+        self.send_beside(|segments| segments.send(segment))
+    }
+
+    fn send_frame(&mut self, parts: [&[u8]; 2]) -> io::Result<()> {
+        self.send_beside(|segments| segments.send_frame(parts))
+    }
+
+    fn headroom(&self) -> u16 {
+        TX_METADATA_LENGTH as u16
+    }
+}
+
+impl TransmitHalf {
+    /// Sends by the packet socket.
+    fn send_beside(&mut self, send: impl FnOnce(&Segments) -> io::Result<()>) -> io::Result<()> {
         // Frames that were queued before leave before.
         while self.transmit.pending() > 0 {
             if self.flush()?.full {
@@ -717,7 +732,7 @@ impl Transmit for TransmitHalf {
         }
         let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
         let segments = self.segments.as_ref().ok_or_else(unsupported)?;
-        let sent = segments.send(segment);
+        let sent = send(segments);
         // Too long is one packet alone, after the MTU became smaller.
         let is_too_long = |error: &io::Error| error.raw_os_error() == Some(libc::EMSGSIZE);
         if sent
@@ -727,9 +742,5 @@ impl Transmit for TransmitHalf {
             self.segments = None;
         }
         sent
-    }
-
-    fn headroom(&self) -> u16 {
-        TX_METADATA_LENGTH as u16
     }
 }

@@ -44,7 +44,8 @@ impl Output {
     /// there is none.
     pub fn mtu(&mut self, to: usize) -> usize {
         let interface = self.interfaces.get_mut(to);
-        let mtu = interface.and_then(|it| it.transmit(QUEUE, |transmitter| transmitter.mtu()));
+        let mtu =
+            interface.and_then(|it| it.transmit(QUEUE, |transmitter| transmitter.packet_max()));
         mtu.unwrap_or(0)
     }
 

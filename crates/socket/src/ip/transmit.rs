@@ -60,6 +60,8 @@ pub(crate) struct Transmitter {
     offloaded: u64,
     no_frame: u64,
     long: LongCounts,
+    /// A packet that is longer than a frame, while it is sent.
+    beyond_frame: Vec<u8>,
 }
 
 /// See [`Transmitter::set_origins`].
@@ -124,6 +126,7 @@ impl Transmitter {
             offloaded: 0,
             no_frame: 0,
             long: LongCounts::default(),
+            beyond_frame: Vec::new(),
         };
         transmitter.set_link(mac, mtu);
         transmitter

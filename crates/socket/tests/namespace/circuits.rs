@@ -16,12 +16,16 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A veth whose ends are both here: nobody is the other's neighbour by itself.
 fn two_stacks() -> [Stack; 2] {
+    two_stacks_with(1500)
+}
+
+fn two_stacks_with(mtu: usize) -> [Stack; 2] {
     let ends = [("tw-c", "10.78.0"), ("tw-d", "10.79.0")];
     shell("ip link add tw-c type veth peer name tw-d");
     for (index, (name, network)) in ends.into_iter().enumerate() {
         let (other, _) = ends[1 - index];
         shell(&format!(
-            "ip addr add {network}.1/24 dev {name}; ip link set {name} up
+            "ip addr add {network}.1/24 dev {name}; ip link set {name} mtu {mtu} up
              ip neigh add {network}.2 dev {name} nud permanent \
                 lladdr $(cat /sys/class/net/{other}/address)"
         ));
@@ -83,6 +87,58 @@ pub fn two_stacks_exchange_payloads_and_pings() {
     far.set_read_timeout(Some(TIMEOUT)).unwrap();
     near.send(b"again").unwrap();
     assert_eq!(far.recv(&mut buffer).unwrap(), 5);
+}
+
+/// A frame of the link carries what its MTU allows, whatever a frame of memory holds.
+fn exchange_uncut(mtu: usize, sizes: &[usize]) {
+    let stacks = two_stacks_with(mtu);
+    let [near, far] = stacks.each_ref().map(|stack| {
+        let longest = AtmOptions {
+            send_max: 65_535,
+            receive_max: 65_535,
+            ..AtmOptions::default()
+        };
+        let socket = AtmSocket::bind_with(stack, CIRCUIT, longest).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket
+    });
+    let came = || -> u64 {
+        let counter = "/sys/class/net/tw-d/statistics/rx_packets";
+        let count = std::fs::read_to_string(counter).unwrap();
+        count.trim().parse().unwrap()
+    };
+    // The kernel's own packets have gone.
+    assert!(wait_until(|| {
+        let before = came();
+        thread::sleep(Duration::from_millis(100));
+        came() == before
+    }));
+    let mut buffer = vec![0; 65_535];
+    for &size in sizes {
+        let payload: Vec<u8> = (0..size).map(|n| (n ^ n >> 8 ^ size) as u8).collect();
+        // Label, control word and trailer.
+        let frames = ((size + 8).next_multiple_of(48) + 8).div_ceil(mtu) as u64;
+        let before = came();
+        for _ in 0..20 {
+            near.send(&payload).unwrap();
+            assert_eq!(far.recv(&mut buffer).unwrap(), size);
+            assert!(buffer[..size] == payload, "{size} bytes");
+        }
+        let frames_came = came() - before;
+        // The kernel may have something to say meanwhile.
+        let few = 20 * frames..20 * frames + 5;
+        assert!(few.contains(&frames_came), "{size} bytes: {frames_came}");
+        far.send(&payload).unwrap();
+        assert_eq!(near.recv(&mut buffer).unwrap(), size);
+    }
+}
+
+pub fn payloads_of_rfc_2225_go_in_one_frame_each() {
+    exchange_uncut(9224, &[40, 1500, 4060, 4100, 9188, 9208, 30_000]);
+}
+
+pub fn payloads_of_64_kib_go_in_one_frame_each() {
+    exchange_uncut(65_535, &[9188, 60_000, 65_512, 65_535]);
 }
 
 /// A stack that has circuits alone has its frames by interrupt, since on veth it never learns

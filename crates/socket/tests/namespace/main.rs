@@ -83,6 +83,8 @@ system_tests! {
     adopt::a_connection_is_from_where_the_kernels_socket_is_bound on 1,
     adopt::the_kernels_numbers_name_adopted_sockets on 2,
     circuits::two_stacks_exchange_payloads_and_pings on 1,
+    circuits::payloads_of_rfc_2225_go_in_one_frame_each on 1,
+    circuits::payloads_of_64_kib_go_in_one_frame_each on 1,
     steering::a_flooded_port_has_a_queue_of_its_own_while_the_flood_lasts on 2,
     steering::a_veth_that_does_not_steer_says_so_once on 2,
     steering::a_stack_that_must_not_steer_leaves_the_card_alone on 2,

@@ -146,23 +146,31 @@ impl<'a> Packet<'a> {
     /// # Errors
     /// [`Error::NotFrame`] and [`Error::Cells`].
     pub fn frame(&self) -> Result<Frame<'a>, Error> {
+        Ok(Frame {
+            header: self.frame_header(self.payload.len())?,
+            bytes: self.payload,
+        })
+    }
+
+    /// In the frame mode: the header, where so many bytes follow it, of which only the first may
+    /// be here.
+    ///
+    /// # Errors
+    /// As [`Packet::frame`].
+    pub fn frame_header(&self, length: usize) -> Result<FrameHeader, Error> {
         let specific = self.control_word as u8;
         if specific & FRAME == 0 {
             return Err(Error::NotFrame);
         }
-        let length = self.payload.len();
         if length == 0 || !length.is_multiple_of(CELL_PAYLOAD_LEN) {
             return Err(Error::Cells(length));
         }
-        Ok(Frame {
-            header: FrameHeader {
-                label: self.label,
-                sequence: (self.control_word >> 8) as u16,
-                last: specific & LAST != 0,
-                congested: specific & CONGESTED != 0,
-                low_priority: specific & LOW_PRIORITY != 0,
-            },
-            bytes: self.payload,
+        Ok(FrameHeader {
+            label: self.label,
+            sequence: (self.control_word >> 8) as u16,
+            last: specific & LAST != 0,
+            congested: specific & CONGESTED != 0,
+            low_priority: specific & LOW_PRIORITY != 0,
         })
     }
 

@@ -24,13 +24,15 @@ pub(crate) struct Relabelled {
 }
 
 impl Transmitter {
-    /// Queues one PDU: in one frame if it fits, else its cells in as few as they need.
-    /// Label, control word and cells of a frame are no longer than the interface's MTU.
+    /// Queues one PDU: in one frame of the link if it fits, else its cells in as few as they
+    /// need. Label, control word and cells of a frame are no longer than the interface's MTU.
+    /// What is longer than a frame of memory leaves at once by a packet socket, where there is
+    /// one.
     ///
     /// # Errors
     /// ENOBUFS when not all frames for it are free, EMSGSIZE for a payload that AAL5 does
     /// not take or that needs more frames than there are, or an MTU that no cell fits into;
-    /// nothing of it is sent then.
+    /// nothing of it is sent then, but where the packet socket takes one frame and no other.
     pub(crate) fn queue_pdu(
         &mut self,
         neighbour: MacAddress,
@@ -38,7 +40,7 @@ impl Transmitter {
         payload: &[u8],
     ) -> io::Result<()> {
         let pdu = pdu_len(payload.len());
-        let cells = self.mtu.saturating_sub(LABELLED) / CELL_PAYLOAD_LEN;
+        let cells = self.packet_max().saturating_sub(LABELLED) / CELL_PAYLOAD_LEN;
         let in_frame = (cells * CELL_PAYLOAD_LEN).min(pdu);
         if in_frame == 0 {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
@@ -47,7 +49,9 @@ impl Transmitter {
         if frames > self.pool {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
-        self.reserve(frames)?;
+        if LABELLED + in_frame <= self.mtu {
+            self.reserve(frames)?;
+        }
         let mut so_far = PartialPdu::default();
         while so_far.written() < pdu {
             let length = in_frame.min(pdu - so_far.written());
@@ -123,8 +127,15 @@ impl Transmitter {
     /// # Errors
     /// ENOBUFS when every frame is on its way, EMSGSIZE over the MTU.
     pub(crate) fn queue_bytes(&mut self, neighbour: MacAddress, bytes: &[u8]) -> io::Result<()> {
-        if bytes.len() > self.mtu {
+        if bytes.len() > self.packet_max() {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
+        if bytes.len() > self.mtu {
+            let mut link = [0; HEADER_LEN];
+            let header = self.header_to(neighbour);
+            let written = header.emit(&mut link).map(drop);
+            written.map_err(|_| io::Error::from_raw_os_error(libc::EMSGSIZE))?;
+            return self.send_beyond_frame([&link, bytes]);
         }
         self.queue_labelled(neighbour, bytes.len(), |buffer| {
             let available = buffer.len();
@@ -174,16 +185,15 @@ impl Transmitter {
         length: usize,
         emit: impl FnOnce(&mut [u8]) -> Result<V, EmitError>,
     ) -> io::Result<V> {
+        if length > self.mtu {
+            return self.send_labelled(neighbour, length, emit);
+        }
         let Some(mut frame) = self.frame()? else {
             self.no_frame += 1;
             return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
         };
         frame.set_extent(self.device.headroom(), (HEADER_LEN + length) as u16);
-        let header = Header {
-            destination: neighbour,
-            source: self.mac,
-            ethertype: EtherType::MPLS,
-        };
+        let header = self.header_to(neighbour);
         let bytes = self.memory.packet_mut(&mut frame);
         match header.emit(bytes).and_then(emit) {
             Ok(value) => self.send(frame, None).map(|()| value),
@@ -191,6 +201,34 @@ impl Transmitter {
                 self.free.push(frame);
                 Err(io::Error::from_raw_os_error(libc::EMSGSIZE))
             }
+        }
+    }
+
+    /// As [`Transmitter::queue_labelled`], of what is longer than a frame of memory.
+    fn send_labelled<V>(
+        &mut self,
+        neighbour: MacAddress,
+        length: usize,
+        emit: impl FnOnce(&mut [u8]) -> Result<V, EmitError>,
+    ) -> io::Result<V> {
+        let header = self.header_to(neighbour);
+        let mut bytes = std::mem::take(&mut self.beyond_frame);
+        bytes.resize(HEADER_LEN + length, 0);
+        let emitted = header.emit(&mut bytes).and_then(emit);
+        let sent = match emitted {
+            Ok(value) => self.send_beyond_frame([&bytes, &[]]).map(|()| value),
+            Err(_) => Err(io::Error::from_raw_os_error(libc::EMSGSIZE)),
+        };
+        // Kept for its memory.
+        self.beyond_frame = bytes;
+        sent
+    }
+
+    fn header_to(&self, neighbour: MacAddress) -> Header {
+        Header {
+            destination: neighbour,
+            source: self.mac,
+            ethertype: EtherType::MPLS,
         }
     }
 }

@@ -15,7 +15,8 @@ use super::{Transmitter, segment_errno};
 /// Ethernet, IPv6 and the longest TCP header.
 const HEADERS_MAX: usize = HEADER_LEN + ipv6::HEADER_LEN + 60;
 
-/// Segments that left by [`Transmitter::send_long`].
+/// What left by a packet socket: [`Transmitter::send_long`] and
+/// [`Transmitter::send_beyond_frame`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LongCounts {
     /// How many.
@@ -83,6 +84,28 @@ impl Transmitter {
         self.long.bytes += payload_len as u64;
         self.sent.fetch_add(u64::from(packets), Ordering::Relaxed);
         self.offloaded += u64::from(packets);
+        Ok(())
+    }
+
+    /// Sends an Ethernet frame that is longer than a frame of memory, at once, after all that was
+    /// queued before.
+    ///
+    /// # Errors
+    /// As [`tidewall_device::queue::Transmit::send_frame`], but ENOBUFS for want of room.
+    pub(super) fn send_beyond_frame(&mut self, parts: [&[u8]; 2]) -> io::Result<()> {
+        let sent = self.device.send_frame(parts);
+        if let Err(error) = sent {
+            if error.kind() == io::ErrorKind::WouldBlock {
+                self.long.no_room += 1;
+                return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+            }
+            self.long.dropped += u64::from(error.raw_os_error() == Some(libc::ENOBUFS));
+            return Err(error);
+        }
+        self.waiting = self.waiting.saturating_add(1);
+        self.long.sent += 1;
+        self.long.bytes += parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        self.sent.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 

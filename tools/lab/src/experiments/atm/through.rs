@@ -27,6 +27,7 @@ pub(super) const TCP: &str = "TCP between kernels";
 pub(super) const SWITCH: &str = "cell switch";
 pub(super) const BARE: &str = "bare forwarding";
 pub(super) const ATM: &str = "over ATM";
+pub(super) const ATM_LARGE: &str = "over ATM, MTU 65,000";
 pub(super) const ATM_IN_FRAME: &str = "over ATM, packets of a frame";
 pub(super) const ETHERNET: &str = "over Ethernet";
 pub(super) const ETHERNET_PLAIN: &str = "over Ethernet, no GSO or GRO";
@@ -42,9 +43,15 @@ const WARM_UP: Duration = Duration::from_millis(300);
 /// The pair of interfaces between client and server that circuits of IP go by.
 const LINK: [&str; 2] = ["tw-g", "tw-h"];
 const PORT: u16 = 5001;
-/// RFC 2225's MTU, and the largest whose packets go in one frame of Ethernet's.
+/// RFC 2225's MTU, one that only a veth carries in a frame, and the largest whose packets go in
+/// one frame of Ethernet's.
 const MTU_DEFAULT: u16 = 9180;
+const MTU_LARGE: u16 = 65_000;
 const MTU_IN_FRAME: u16 = 1472;
+/// The link's MTU for each: 192 cells, label and control word, and the largest.
+const LINK_MTU: u16 = 192 * 48 + 8;
+const LINK_MTU_LARGE: u16 = u16::MAX;
+const LINK_MTU_ETHERNET: u16 = 1500;
 /// Bytes of a write.
 const CHUNK: u32 = 65_536;
 
@@ -85,6 +92,7 @@ pub(super) fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
             What::Tcp(Over::Ethernet { long: false }),
         ),
         case(ATM, TCP, What::Tcp(Over::Atm(MTU_DEFAULT))),
+        case(ATM_LARGE, TCP, What::Tcp(Over::Atm(MTU_LARGE))),
         case(ATM_IN_FRAME, TCP, What::Tcp(Over::Atm(MTU_IN_FRAME))),
     ];
     let plan = run.options.within(6, 45);
@@ -230,8 +238,16 @@ fn tcp(bench: &mut Bench, over: Over) -> anyhow::Result<f64> {
     } else {
         "off"
     };
-    let [client, server] =
-        LINK.map(|name| format!("ethtool -K {name} tso off tx {long} gso {long} gro {long}"));
+    let mtu = match over {
+        Over::Atm(MTU_IN_FRAME) => LINK_MTU_ETHERNET,
+        Over::Atm(MTU_LARGE) => LINK_MTU_LARGE,
+        _ => LINK_MTU,
+    };
+    let [client, server] = LINK.map(|name| {
+        format!(
+            "ip link set {name} mtu {mtu}; ethtool -K {name} tso off tx {long} gso {long} gro {long}"
+        )
+    });
     testbed.in_client(&["sh", "-ec", &client])?;
     testbed.in_server_shell(&server)?;
     let places = [
