@@ -6,7 +6,8 @@
 //! frame again and again as far as windows allow, and begin again at the first
 //! unacknowledged one when acknowledgments fail to come; members take what comes in order
 //! and acknowledge every [`ACKNOWLEDGE`]th frame, and what is left when nothing more has
-//! come. One thread for all, which never sleeps.
+//! come. One thread for all, which never sleeps. Segments that are longer than a frame of memory
+//! leave by a packet socket.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,13 +16,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use tidewall_device::frame::Frame;
+use tidewall_device::frame::{Frame, FrameMemory};
 use tidewall_device::queue::Received;
 use tidewall_protocol::InputOptions;
-use tidewall_protocol::tcp::{self, FourTuple, Link, Outgoing, Segment};
+use tidewall_protocol::tcp::{self, FourTuple, Link, Outgoing, SegmentInPieces};
 use tidewall_wire::acp;
-use tidewall_wire::tcp::{Flags, Header, Options};
+use tidewall_wire::checksum::Sum;
+use tidewall_wire::pieces::{Behind, Pieces};
+use tidewall_wire::tcp::{Flags, Header, Options, PayloadChecksum};
 use tidewall_wire::udp::Checksum;
 
 use super::forwarding::{ForwardSide, Side, flush};
@@ -31,15 +35,14 @@ use super::service::until_input_ends;
 /// Segments that are under way at once, of all connections: fewer than a veth's ring holds
 /// (256), so that none is lost on the way.
 const UNDER_WAY: u32 = 192;
-/// Frames of a connection that are acknowledged together.
+/// Frames of a connection that are acknowledged together, at most: no more than half of a window.
 const ACKNOWLEDGE: u32 = 8;
 /// After so long without an acknowledgment a peer begins again at the first frame without.
 const REPEAT: Duration = Duration::from_millis(20);
 /// How long connections may take to open.
 const OPENING: Duration = Duration::from_secs(5);
-/// The longest packet of a link: the largest MTU of a veth with a driver program on it, and
-/// Ethernet's header.
-const LONGEST: u16 = 3498 + 14;
+/// Ethernet, IPv4 or IPv6, and the longest TCP header.
+const HEADERS_MAX: usize = 14 + 40 + 60;
 /// Of Ethernet's MTU; ends of longer segments say theirs.
 const SEGMENT_SIZE: u16 = 1460;
 /// Initial sequence numbers of peers and of members.
@@ -119,6 +122,7 @@ struct Ends {
     giving: Vec<Peer>,
     taking: Vec<Member>,
     payload: Vec<u8>,
+    payload_sum: Sum,
     counts: Arc<Counts>,
 }
 
@@ -129,6 +133,18 @@ struct Port {
     free: Vec<Frame>,
     batch: Vec<Received>,
     datagram: Vec<u8>,
+}
+
+/// A received frame, and the pieces that hang on it.
+struct InMemory<'a> {
+    memory: &'a FrameMemory,
+    frame: &'a Frame,
+}
+
+impl Behind for InMemory<'_> {
+    fn piece(&self, number: usize) -> Option<&[u8]> {
+        self.memory.piece_behind(self.frame, number)
+    }
 }
 
 /// A connection, seen from its peer.
@@ -195,20 +211,52 @@ impl Port {
         })
     }
 
+    fn link(&self) -> Link {
+        let [receiver, own] = self.side.link;
+        Link {
+            source_mac: own,
+            destination_mac: receiver,
+            hop_limit: 64,
+            checksum: Checksum::Software,
+        }
+    }
+
+    /// Queues a segment with a payload of this sum, or sends it if it is longer than a frame;
+    /// false when there is no room.
+    fn give(
+        &mut self,
+        flow: &FourTuple,
+        header: Header,
+        payload: &[u8],
+        sum: Sum,
+    ) -> anyhow::Result<bool> {
+        let memory = self.side.queues.first().map(|it| it.memory.frame_size());
+        if memory.is_some_and(|size| payload.len() + 2 * HEADERS_MAX <= size) {
+            return self.send(flow, header, payload);
+        }
+        let link = self.link();
+        let mut room = [0; HEADERS_MAX];
+        let sum = (payload.len(), PayloadChecksum::Sum(sum));
+        let written = tcp::output_before(&mut room, &link, flow, &header, 0, sum)?;
+        let headers = room.get(HEADERS_MAX - written..).unwrap_or_default();
+        let Some(queue) = self.side.queues.first_mut() else {
+            return Ok(false);
+        };
+        match queue.transmit.send_frame([headers, payload]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => Ok(false),
+            sent => Ok(sent.map(|()| true)?),
+        }
+    }
+
     /// Queues a segment; false when there is no room.
     fn send(&mut self, flow: &FourTuple, header: Header, payload: &[u8]) -> anyhow::Result<bool> {
+        let link = self.link();
         let Some(queue) = self.side.queues.first_mut() else {
             return Ok(false);
         };
         let Some(mut frame) = self.free.pop() else {
             return Ok(false);
-        };
-        let [receiver, own] = self.side.link;
-        let link = Link {
-            source_mac: own,
-            destination_mac: receiver,
-            hop_limit: 64,
-            checksum: Checksum::Software,
         };
         let outgoing = Outgoing {
             header,
@@ -217,7 +265,7 @@ impl Port {
             traffic_class: 0,
         };
         let headroom = queue.transmit.headroom();
-        frame.set_extent(headroom, LONGEST);
+        frame.set_extent(headroom, u16::MAX);
         let length = tcp::output(queue.memory.packet_mut(&mut frame), &link, flow, &outgoing)?;
         frame.set_extent(headroom, length as u16);
         let refused = queue.transmit.transmit(frame, None).err();
@@ -237,7 +285,7 @@ impl Port {
     /// Hands over each segment that has come; true when there were any.
     fn receive(
         &mut self,
-        mut each: impl FnMut(&mut Self, &Segment<'_>) -> anyhow::Result<()>,
+        mut each: impl FnMut(&mut Self, &SegmentInPieces<'_>) -> anyhow::Result<()>,
     ) -> anyhow::Result<bool> {
         let mut batch = std::mem::take(&mut self.batch);
         self.side.take(0, &mut batch, &mut self.datagram)?;
@@ -246,14 +294,20 @@ impl Port {
         for Received { frame, metadata } in batch.drain(..) {
             let [network, transport, end] =
                 [metadata.network, metadata.transport, metadata.end].map(usize::from);
-            let packet = memory.as_ref().map(|it| it.packet(&frame));
-            let bytes = packet.and_then(|it| it.get(network..end));
             let checked = InputOptions {
                 // Both ends and who stands between are on this host.
                 checksum_offload_possible: true,
                 verified: false,
             };
-            let segment = bytes.map(|it| tcp::input(it, transport - network, &checked));
+            let in_memory = memory.as_ref().map(|memory| InMemory {
+                memory,
+                frame: &frame,
+            });
+            let bytes = in_memory.as_ref().and_then(|it| {
+                let packet = Pieces::new(it.memory.packet(it.frame), it, end)?;
+                packet.get(network..end)
+            });
+            let segment = bytes.map(|it| tcp::input_in_pieces(it, transport - network, &checked));
             // What is damaged comes again.
             if let Some(Ok(segment)) = segment {
                 each(self, &segment)?;
@@ -324,13 +378,15 @@ impl Ends {
     fn open(job: &SegmentJob) -> anyhow::Result<Self> {
         let [peers, members] = &job.sides;
         let address = peers.addresses.first().context("peers without address")?;
+        let payload = job.segment.bytes()?;
         let peer = |&port: &u16| Peer::new((*address, port).into(), job.server);
         Ok(Ends {
             giving: peers.ports.iter().map(peer).collect(),
             taking: Vec::new(),
             peers: Port::open(peers)?,
             members: Port::open(members)?,
-            payload: job.segment.bytes()?,
+            payload_sum: Sum::ZERO.bytes(&payload),
+            payload,
             counts: Arc::default(),
         })
     }
@@ -391,7 +447,8 @@ impl Ends {
                     .fetch_add(again.into(), Ordering::Relaxed);
             }
             while let Some(header) = peer.give(length, each * length) {
-                if !self.peers.send(&peer.flow, header, &self.payload)? {
+                let sum = self.payload_sum;
+                if !self.peers.give(&peer.flow, header, &self.payload, sum)? {
                     break;
                 }
                 if peer.next == peer.acked {
@@ -418,6 +475,7 @@ impl Ends {
         })?;
         let (taking, counts) = (&mut self.taking, &self.counts);
         let frame = self.payload.len().max(1) as u32;
+        let acknowledge = (u32::from(u16::MAX) / frame / 2).clamp(1, ACKNOWLEDGE);
         let options = syn_options(self.payload.len());
         let took = self.members.receive(|port, segment| {
             let known = taking.iter().position(|it| it.flow == segment.flow);
@@ -434,7 +492,7 @@ impl Ends {
             {
                 let bytes = member.take(segment, frame);
                 counts.bytes.fetch_add(bytes, Ordering::Relaxed);
-                if bytes == 0 || member.due >= ACKNOWLEDGE {
+                if bytes == 0 || member.due >= acknowledge {
                     member.acknowledge(port)?;
                 }
             }
@@ -454,7 +512,7 @@ impl Ends {
 impl Member {
     /// How many bytes a segment has brought that were to come.
     /// Frames have `frame` bytes each.
-    fn take(&mut self, segment: &Segment<'_>, frame: u32) -> u64 {
+    fn take(&mut self, segment: &SegmentInPieces<'_>, frame: u32) -> u64 {
         if segment.header.sequence != self.next {
             return 0;
         }

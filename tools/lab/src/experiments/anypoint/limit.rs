@@ -18,7 +18,7 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-const SETTING: &str = "segments of 3,440 bytes";
+const SETTING: &str = "MTU 9,000, segments of 8 KiB";
 const SYSTEMS: [Between; 6] = [
     Between::Switch(SwitchModule::RoundRobin, Manner::Usual),
     Between::Switch(SwitchModule::RoundRobin, Manner::Copying),
@@ -36,8 +36,8 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let case = |&frames: &u16| Case {
         setting: SETTING.to_owned(),
         x: frames.into(),
-        mtu: 3498,
-        segment: 3440,
+        mtu: 9000,
+        segment: 8192,
         frames,
         connections: 8,
         members: 1,
@@ -47,8 +47,8 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let cases: Vec<Case> = frames.iter().map(case).collect();
     run.note(
         "Peers and members are one process over the device crate, as in anypoint-frames: TCP \
-         without timestamps, windows of 64 KiB, at most 192 segments under way. They do not look \
-         at payloads. In anypoint-bandwidth both ends are kernel TCP on one processor and may be \
+         without timestamps, windows of 64 KiB, at most seven segments of a connection under way. They do \
+         not look at payloads. In anypoint-bandwidth both ends are kernel TCP on one processor and may be \
          busy first; here they wait for the intermediary for the share of the time that the \
          claims name.",
     );
