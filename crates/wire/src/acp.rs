@@ -209,10 +209,10 @@ impl<'a> Iterator for Frames<'a> {
 
 impl core::iter::FusedIterator for Frames<'_> {}
 
-/// Where a whole frame lies in a segment.
+/// The place of a whole frame in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameBounds {
-    /// Where its header begins, in bytes from the segment's first.
+    /// The first byte of its header, in bytes from the segment's first.
     pub offset: usize,
     /// The header.
     pub header: Header,
@@ -242,7 +242,7 @@ pub struct FramesInPieces<'a> {
 }
 
 impl<'a> FramesInPieces<'a> {
-    /// Of a segment's payload.
+    /// Reads a segment's payload.
     #[must_use]
     pub const fn new(payload: Pieces<'a>) -> Self {
         Self {

@@ -84,7 +84,7 @@ impl Neighbour {
         let now = began.elapsed();
         forwarder.wait(Some(Duration::from_millis(1))).unwrap();
         forwarder.receive_batch(|_, arrived| {
-            let packet = arrived.and_then(|it| it.labelled().map(<[u8]>::to_vec));
+            let packet = arrived.and_then(|it| it.labelled()?.as_slice().map(<[u8]>::to_vec));
             let Some(bytes) = packet else { return };
             let frame = Packet::new(&bytes).and_then(|it| it.frame());
             if let Some(pdu) = frame.ok().and_then(|it| aal5::Pdu::new(it.bytes).ok()) {

@@ -287,7 +287,7 @@ fn a_part_of_several_frames_leaves_in_them_if_nothing_is_left_behind_it() {
     }
     let counters = bed.forwarder.output().counters();
     assert_eq!((counters.in_place, counters.copied), (60, 120));
-    // What is longer than a frame of the sender's is refused here, where no packet socket is.
+    // This device has no packet socket for a copy that is longer than a frame.
     let frame = from_host(0, false, 1, &payload, Checksum::Software);
     bed.links[0].0.inject(Side::A, &frame);
     bed.poll();

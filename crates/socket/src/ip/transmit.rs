@@ -78,8 +78,8 @@ pub(crate) struct Forwarded<'a> {
     pub(crate) frame: Frame,
     /// Where in its packet the TCP header begins.
     pub(crate) transport: usize,
-    /// The part of the payload that is sent on, from the packet's first byte. Where pieces hang
-    /// on the frame it ends with the last of them.
+    /// The part of the payload that is sent on, from the packet's first byte. It ends with the
+    /// last piece that hangs on the frame, if any does.
     pub(crate) payload: Range<usize>,
     /// The sum of all of the payload, if it is known and all is sent on.
     pub(crate) sum: Option<Sum>,

@@ -104,7 +104,7 @@ proptest! {
         prop_assert_eq!(end, length);
     }
 
-    /// Of the bytes of frames, some changed, wherever these are cut into pieces.
+    /// The bytes of frames, some changed, are cut anywhere.
     #[test]
     fn frames_in_pieces_are_those_of_whole_bytes(
         frames in frames(),

@@ -43,6 +43,9 @@ const REPEAT: Duration = Duration::from_millis(20);
 const OPENING: Duration = Duration::from_secs(5);
 /// Ethernet, IPv4 or IPv6, and the longest TCP header.
 const HEADERS_MAX: usize = 14 + 40 + 60;
+/// Shift of the windows that ends offer: [`UNDER_WAY`] segments of 9,000 bytes, of eight
+/// connections, are in them.
+const WINDOW_SCALE: u8 = 2;
 /// Of Ethernet's MTU; ends of longer segments say theirs.
 const SEGMENT_SIZE: u16 = 1460;
 /// Initial sequence numbers of peers and of members.
@@ -155,6 +158,8 @@ struct Peer {
     next: u32,
     /// First number beyond the window.
     edge: u32,
+    /// Shift of the windows that come.
+    scale: u8,
     /// What it acknowledges.
     received: u32,
     /// When something was acknowledged, or asked for again.
@@ -187,6 +192,7 @@ fn syn_options(segment: usize) -> Options {
     let longest = u16::try_from(segment).unwrap_or(u16::MAX);
     Options {
         maximum_segment_size: Some(longest.max(SEGMENT_SIZE)),
+        window_scale: Some(WINDOW_SCALE),
         ..Options::default()
     }
     .with_acp(Some(acp::VERSION))
@@ -329,6 +335,7 @@ impl Peer {
             acked: INITIAL,
             next: INITIAL,
             edge: INITIAL,
+            scale: 0,
             received: 0,
             since: Instant::now(),
         }
@@ -348,6 +355,7 @@ impl Peer {
             self.received = heard.sequence.wrapping_add(1);
             if !self.open {
                 (self.open, self.next) = (true, INITIAL + 1);
+                self.scale = heard.options.window_scale.unwrap_or(0).min(14);
             }
         }
         let newly = heard.acknowledgment.wrapping_sub(self.acked);
@@ -355,7 +363,9 @@ impl Peer {
             if newly > 0 {
                 (self.acked, self.since) = (heard.acknowledgment, now);
             }
-            let edge = heard.acknowledgment.wrapping_add(heard.window.into());
+            let scale = if answers { 0 } else { self.scale };
+            let window = u32::from(heard.window) << scale;
+            let edge = heard.acknowledgment.wrapping_add(window);
             if edge.wrapping_sub(self.edge) < 1 << 31 {
                 self.edge = edge;
             }
@@ -475,7 +485,8 @@ impl Ends {
         })?;
         let (taking, counts) = (&mut self.taking, &self.counts);
         let frame = self.payload.len().max(1) as u32;
-        let acknowledge = (u32::from(u16::MAX) / frame / 2).clamp(1, ACKNOWLEDGE);
+        let window = u32::from(u16::MAX) << WINDOW_SCALE;
+        let acknowledge = (window / frame / 2).clamp(1, ACKNOWLEDGE);
         let options = syn_options(self.payload.len());
         let took = self.members.receive(|port, segment| {
             let known = taking.iter().position(|it| it.flow == segment.flow);

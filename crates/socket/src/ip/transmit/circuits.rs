@@ -26,8 +26,8 @@ pub(crate) struct Relabelled {
 impl Transmitter {
     /// Queues one PDU: in one frame of the link if it fits, else its cells in as few as they
     /// need. Label, control word and cells of a frame are no longer than the interface's MTU.
-    /// What is longer than a frame of memory leaves at once by a packet socket, where there is
-    /// one.
+    /// A frame of the link that is longer than one of memory leaves at once by a packet socket,
+    /// if there is one.
     ///
     /// # Errors
     /// ENOBUFS when not all frames for it are free, EMSGSIZE for a payload that AAL5 does
@@ -83,7 +83,7 @@ impl Transmitter {
         let length_behind = end.saturating_sub(network);
         let has_pieces = self.memory.has_pieces(&frame);
         if has_pieces && end != self.memory.whole_len(&frame) {
-            // What hangs on the frame leaves with it, and has an end of its own.
+            // The pieces on the frame leave with it, and have an end of their own.
             return Err((frame, refused));
         }
         let here = end.min(length.into()).saturating_sub(network);

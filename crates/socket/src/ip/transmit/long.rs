@@ -15,7 +15,7 @@ use super::{Transmitter, segment_errno};
 /// Ethernet, IPv6 and the longest TCP header.
 const HEADERS_MAX: usize = HEADER_LEN + ipv6::HEADER_LEN + 60;
 
-/// What left by a packet socket: [`Transmitter::send_long`] and
+/// Packets that left by a packet socket: [`Transmitter::send_long`] and
 /// [`Transmitter::send_beyond_frame`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LongCounts {

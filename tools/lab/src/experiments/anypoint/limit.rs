@@ -2,7 +2,7 @@
 //! ends cost less than what lies between them.
 
 use super::super::{Experiment, Run, USUAL, ratio};
-use super::{Between, Case, Installed, Load, Manner, WAITED};
+use super::{Between, Case, Installed, Load, Manner, PROCESSOR_FRAME, WAITED};
 use crate::result::{Claim, Series, find};
 use crate::worker::{SplitWaiting, SwitchModule};
 
@@ -19,8 +19,9 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 };
 
 const SETTING: &str = "MTU 9,000, segments of 8 KiB";
-const SYSTEMS: [Between; 6] = [
+const SYSTEMS: [Between; 7] = [
     Between::Switch(SwitchModule::RoundRobin, Manner::Usual),
+    Between::Switch(SwitchModule::RoundRobin, Manner::Sleeping),
     Between::Switch(SwitchModule::RoundRobin, Manner::Copying),
     Between::Proxy(SplitWaiting::Select),
     Between::Proxy(SplitWaiting::Epoll),
@@ -47,10 +48,10 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let cases: Vec<Case> = frames.iter().map(case).collect();
     run.note(
         "Peers and members are one process over the device crate, as in anypoint-frames: TCP \
-         without timestamps, windows of 64 KiB, at most seven segments of a connection under way. They do \
-         not look at payloads. In anypoint-bandwidth both ends are kernel TCP on one processor and may be \
+         without timestamps, windows of 256 KiB, at most 192 segments under way. They do not look \
+         at payloads. In anypoint-bandwidth both ends are kernel TCP on one processor and may be \
          busy first; here they wait for the intermediary for the share of the time that the \
-         claims name.",
+         claims name. A switch that does not poll before it sleeps shows what its work costs.",
     );
     let plan = run.options.plan(6);
     super::measure(run, &cases, &SYSTEMS, plan)
@@ -72,6 +73,16 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let each = each.filter(|each| !each.is_empty());
     let mean = each.map(|each| each.iter().sum::<f64>() / each.len() as f64);
     let waited = |system| at(system, 1.0)?.values.get(WAITED).copied();
+    let cost = |system, frames| at(system, frames)?.values.get(PROCESSOR_FRAME).copied();
+    // Frames that a processor forwards in the time that it takes another for one.
+    let capacity = |system, than, frames| ratio(cost(than, frames), cost(system, frames));
+    let sizes = copies.map(|curve| curve.points.as_slice());
+    let sizes = sizes.unwrap_or_default().iter().map(|point| point.x);
+    let copied: Option<Vec<f64>> = sizes
+        .map(|frames| capacity("switch-copies", "select-proxy", frames))
+        .collect();
+    let copied = copied.filter(|each| !each.is_empty());
+    let copied = copied.map(|each| each.iter().sum::<f64>() / each.len() as f64);
     vec![
         Claim::at_least(
             "largest",
@@ -92,6 +103,25 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             "largest frames: switch over HAProxy in TCP mode",
             over("switch", "haproxy", 1.0),
             1.5,
+        ),
+        Claim::at_least(
+            "capacity",
+            "largest frames: frames a second of the intermediary's processor, switch over the select \
+             proxy",
+            capacity("switch-sleeping", "select-proxy", 1.0),
+            1.68,
+        ),
+        Claim::at_least(
+            "capacity-copies",
+            "the same of the switch with two more copies, mean over sizes",
+            copied,
+            1.29,
+        ),
+        Claim::at_least(
+            "capacity-haproxy",
+            "largest frames: frames a second of the intermediary's processor, switch over HAProxy",
+            capacity("switch-sleeping", "haproxy", 1.0),
+            1.0,
         ),
         Claim::new(
             "epoll",
@@ -131,6 +161,14 @@ mod tests {
             curve("select-proxy", setting, &[(1.0, 100.0), (4.0, 400.0)]),
         ];
         series[2].points[0].values.insert(WAITED.to_owned(), 0.5);
+        let mut sleeping = curve("switch-sleeping", setting, &[(1.0, 280.0)]);
+        (sleeping.points[0].values).insert(PROCESSOR_FRAME.to_owned(), 2.0);
+        for (curve, costs) in [(1, [4.0, 1.0]), (2, [6.0, 1.3])] {
+            for (point, cost) in series[curve].points.iter_mut().zip(costs) {
+                point.values.insert(PROCESSOR_FRAME.to_owned(), cost);
+            }
+        }
+        let series = [&series[..], &[sleeping]].concat();
         let claims = claims(&series);
         let by = |id: &str| claims.iter().find(|it| it.id == id).unwrap();
         assert_eq!(by("largest").measured, Some(3.0));
@@ -140,6 +178,9 @@ mod tests {
             (by("largest").holds, by("copies").holds),
             (Some(true), Some(true))
         );
+        assert_eq!(by("capacity").measured, Some(3.0));
+        let copied = by("capacity-copies").measured.unwrap();
+        assert!((copied - 1.4).abs() < 1e-9, "{copied}");
         assert_eq!(by("haproxy").measured, None);
         assert_eq!(by("waited-proxy").measured, Some(0.5));
     }

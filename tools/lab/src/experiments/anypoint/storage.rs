@@ -61,7 +61,8 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         ..usual
     });
     run.note(
-        "A block of 8 KiB goes in one frame, at the paper's MTU of 9,000. The paper names its \
+        "A block of 8 KiB fits one frame, at the paper's MTU of 9,000. A node cuts it while its \
+         share of the peer's window is less than two frames (docs/switch.md). The paper names its \
          workload (Fstress's web server, mostly reads) and not its shares: these are ours. Blocks \
          are stored nowhere.",
     );
