@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use tidewall_bench_instructions::{Counter, Scenario};
-use tidewall_protocol::tcp::{FourTuple, Secrets, Segment};
+use tidewall_protocol::tcp::{FourTuple, Secrets, SegmentInPieces};
 use tidewall_switch::modules::{Lost, Module, RoundRobin};
 use tidewall_switch::{Config, Emission, Member, Switch};
 use tidewall_wire::acp;
@@ -111,13 +111,13 @@ impl Opened {
         payload: &[u8],
         emit: &mut dyn FnMut(Emission),
     ) {
-        let segment = Segment {
+        let segment = SegmentInPieces {
             flow,
             header,
-            payload,
+            payload: payload.into(),
             traffic_class: 0,
         };
-        self.switch.input(self.now, &segment, emit);
+        self.switch.input_in_pieces(self.now, &segment, emit);
     }
 }
 

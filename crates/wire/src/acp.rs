@@ -243,6 +243,7 @@ pub struct FramesInPieces<'a> {
 
 impl<'a> FramesInPieces<'a> {
     /// Reads a segment's payload.
+    #[inline]
     #[must_use]
     pub const fn new(payload: Pieces<'a>) -> Self {
         Self {

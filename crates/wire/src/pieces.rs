@@ -44,12 +44,14 @@ impl<'a> Pieces<'a> {
     }
 
     /// Number of bytes.
+    #[inline]
     #[must_use]
     pub const fn len(&self) -> usize {
         self.length
     }
 
     /// True when there are none.
+    #[inline]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.length == 0
@@ -66,6 +68,7 @@ impl<'a> Pieces<'a> {
     }
 
     /// The bytes of the first slice.
+    #[inline]
     #[must_use]
     pub const fn first(self) -> &'a [u8] {
         self.first

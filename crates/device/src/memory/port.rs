@@ -156,7 +156,10 @@ impl QueueState {
             let Some(frame) = frames.pop() else { return };
             let mut next = Some(frame);
             while let Some(frame) = next {
-                next = self.memory.take_piece(&frame);
+                next = match self.hanging {
+                    0 => None,
+                    _ => self.memory.take_piece(&frame),
+                };
                 self.hanging -= u32::from(next.is_some());
                 self.fill.push_back(frame);
             }

@@ -23,6 +23,7 @@ pub(super) struct Parts {
     pub counters: DriverCounters,
     pub descriptor: RawFd,
     pub checksum_offload: bool,
+    pub joins: bool,
 }
 
 impl Parts {
@@ -33,6 +34,7 @@ impl Parts {
             counters,
             descriptor,
             checksum_offload,
+            joins,
         } = self;
         Queue {
             receive: Box::new(ReceiveHalf {
@@ -40,6 +42,7 @@ impl Parts {
                 side,
                 queue,
                 descriptor,
+                joins,
             }),
             transmit: Box::new(TransmitHalf {
                 link,
@@ -60,6 +63,8 @@ struct ReceiveHalf {
     queue: u32,
     /// Owned by the link's state, which `link` keeps alive.
     descriptor: RawFd,
+    /// Packets come in several frames.
+    joins: bool,
 }
 
 impl Receive for ReceiveHalf {
@@ -87,6 +92,9 @@ impl Receive for ReceiveHalf {
     }
 
     fn pieces(&self) -> Pieces {
+        if !self.joins {
+            return Pieces::default();
+        }
         let mut state = self.link.state();
         let queue = state.queue_mut(self.side, self.queue);
         queue.map_or_else(|_| Pieces::default(), |queue| queue.pieces())

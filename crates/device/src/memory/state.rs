@@ -76,6 +76,7 @@ impl State {
                     counters: tables.trusted.counters(queue),
                     descriptor: state.descriptor(),
                     checksum_offload: config.checksum_offload,
+                    joins: config.joins,
                 });
                 states.push(state);
             }
