@@ -423,12 +423,18 @@ fn seeds() -> Vec<Seed> {
         [64 + 6, 3, 0, 0, 0, 0, 0, 0],
         [64 + 5, 0, 0, 0, 0, 0, 0, 0],
     ]);
+    let frozen = vec![
+        0xc0, 0xeb, 0x3f, 0xa7, 0x26, 0x26, 0x20, 0x2b, 0xf3, 0x92, 0xaa, 0x21, 0xba, 0xdf, 0xfd,
+        0x0d, 0xcb, 0x97, 0xe8, 0x03, 0xcd, 0x4b, 0xc0, 0x6d, 0xc0, 0xd4, 0x03, 0x4f, 0x28, 0x66,
+        0x80, 0xfb, 0x1a, 0x10, 0xdb, 0x05, 0xb9, 0xfa, 0xb4, 0xc5,
+    ];
     let pair = [&[10, 5, 20, 30, 60, 0x77, 0xff, 1][..], &[0x5a; 300]].concat();
     let seeds = [
         ("tcp_input", "v4", tcp4.clone()),
         ("tcp_input", "v4-cut", tcp4[..30].to_vec()),
         ("tcp_input", "v6", tcp6),
         ("tcp_peer", "session", session),
+        ("tcp_peer", "frozen-just-then", frozen),
         ("tcp_pair", "hostile", pair),
         ("tcp_thaw", "unchanged", Vec::new()),
         ("tcp_thaw", "changed", vec![0, 5, 1, 1, 0, 9]),

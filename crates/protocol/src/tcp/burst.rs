@@ -93,10 +93,12 @@ impl Connection {
     /// a burst that the device has dropped in the middle. They count as sent from now on.
     #[cold]
     pub(super) fn has_left(&mut self, acknowledgment: u32, now: Time) -> bool {
-        if before(self.send.offered, acknowledgment) {
+        let length = acknowledgment.wrapping_sub(self.send.nxt);
+        // A handshake leaves SND.NXT one beyond what was offered.
+        let offered = self.send.offered.wrapping_sub(self.send.nxt) as i32;
+        if length > offered.max(0) as u32 {
             return false;
         }
-        let length = acknowledgment.wrapping_sub(self.send.nxt);
         self.note_sent(length, acknowledgment, now);
         true
     }
