@@ -97,7 +97,7 @@ pub fn features_may_change_while_long_segments_leave() {
     assert!(queue(&stack).long_bytes > TOTAL as u64 / 2);
 }
 
-/// What is done to a link while bytes leave, and what undoes it.
+/// Changes of a link while bytes leave, each with the command that undoes it.
 fn troubles() -> Vec<(String, String)> {
     let namespace = peer_namespace();
     let mtu = |mtu: u32| {
@@ -128,7 +128,7 @@ fn troubles() -> Vec<(String, String)> {
             ),
             undo.to_owned(),
         ));
-        // Of both ways to send: an AF_XDP frame passes no hook at this end.
+        // At the other end, since an AF_XDP frame passes no hook at this one.
         troubles.push((
             format!(
                 "ip netns exec {namespace} nft -f - <<'E'
