@@ -17,9 +17,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use tidewall_sys::netlink::{Netdev, XDP_ZERO_COPY};
 
 use super::checksums::{self, Checksums};
-use super::socket::{
-    SentPieces, TRANSMIT_RING, TX_METADATA_LENGTH, TransmitHalf, WAITING_RING, WaitingHalf,
-};
+use super::sent_pieces::SentPieces;
+use super::socket::{TRANSMIT_RING, TX_METADATA_LENGTH, TransmitHalf, WAITING_RING, WaitingHalf};
 use super::umem::SharedUmem;
 use crate::capabilities;
 use crate::demux::layout::METADATA_LENGTH;

@@ -22,6 +22,7 @@ mod made;
 mod napi;
 mod probe;
 mod segments;
+mod sent_pieces;
 mod socket;
 mod umem;
 

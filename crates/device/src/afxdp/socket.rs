@@ -14,6 +14,7 @@ use super::checksums::Checksums;
 use super::made::{Made, make};
 use super::napi::Napi;
 use super::segments::{PAYLOAD_MAX, Segmentation, Segments};
+use super::sent_pieces::SentPieces;
 use super::umem::SharedUmem;
 use crate::demux::DriverCounters;
 use crate::demux::layout::{METADATA_LENGTH, Metadata};
@@ -507,64 +508,6 @@ pub(super) struct TransmitHalf {
     /// The packet socket for long segments.
     pub(super) segments: Option<Segments>,
     pub(super) pieces: SentPieces,
-}
-
-/// Packets in several frames that the device has not sent: the kernel completes each frame by
-/// itself.
-#[derive(Default)]
-pub(super) struct SentPieces {
-    /// By the number of a frame: 1 + that of its packet's first; 0: it is a packet of its own.
-    /// Empty until there is a packet in several.
-    first: Vec<u32>,
-    /// By the number of a packet's first: its frames that have not come back.
-    left: Vec<u32>,
-    /// How many packets there are.
-    packets: u32,
-}
-
-impl SentPieces {
-    /// A packet leaves in these frames of a memory that has so many.
-    #[cold]
-    fn add(&mut self, frames: u32, first: u32, pieces: impl Iterator<Item = u32>) {
-        self.first.resize(frames as usize, 0);
-        self.left.resize(frames as usize, 0);
-        let mut count = 0;
-        for index in std::iter::once(first).chain(pieces) {
-            if let Some(place) = self.first.get_mut(index as usize) {
-                *place = first + 1;
-                count += 1;
-            }
-        }
-        if let Some(left) = self.left.get_mut(first as usize) {
-            *left = count;
-            self.packets += 1;
-        }
-    }
-
-    /// The packet of which a frame has come back, once all have.
-    #[inline]
-    fn whole(&mut self, index: u32) -> Option<u32> {
-        match self.packets {
-            0 => Some(index),
-            _ => self.take(index),
-        }
-    }
-
-    #[cold]
-    fn take(&mut self, index: u32) -> Option<u32> {
-        let place = self.first.get_mut(index as usize);
-        let first = match place.map(std::mem::take) {
-            None | Some(0) => return Some(index),
-            Some(first) => first - 1,
-        };
-        let left = self.left.get_mut(first as usize)?;
-        *left = left.saturating_sub(1);
-        if *left > 0 {
-            return None;
-        }
-        self.packets = self.packets.saturating_sub(1);
-        Some(first)
-    }
 }
 
 /// `struct xsk_tx_metadata`: a request, which the kernel overwrites with the

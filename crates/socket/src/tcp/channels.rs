@@ -70,8 +70,12 @@ impl SharedChannel {
     fn open(queues: &[QueueHandle], number: u16, limit: u32, part: Part) -> io::Result<Arc<Self>> {
         let id = ChannelId::new(number, 1);
         let mut channels = Vec::with_capacity(queues.len());
+        let most = match part {
+            Part::TimeWait => TIME_WAIT_SHARE,
+            _ => limit.div_ceil(PARTS),
+        };
         for queue in queues {
-            set_part(queue, part, limit);
+            set_part(queue, part, most);
             channels.push(queue.poller.lock().open_channel(id, limit)?);
         }
         Ok(Arc::new(SharedChannel {
@@ -83,12 +87,8 @@ impl SharedChannel {
     }
 }
 
-fn set_part(queue: &QueueHandle, part: Part, limit: u32) {
-    let most = match part {
-        Part::TimeWait => TIME_WAIT_SHARE,
-        Part::HalfOpen => HALF_OPEN_SHARE,
-        _ => limit.div_ceil(PARTS),
-    };
+/// Sets the most frames of one flow.
+fn set_part(queue: &QueueHandle, part: Part, most: u32) {
     queue.shared.tables().set_share(part as u8, most as u16);
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Channels {
 impl Channels {
     pub(super) fn open(queues: &[QueueHandle]) -> io::Result<Self> {
         for queue in queues {
-            set_part(queue, Part::HalfOpen, super::listener::CHANNEL_LIMIT);
+            set_part(queue, Part::HalfOpen, HALF_OPEN_SHARE);
         }
         Ok(Channels {
             shared: SharedChannel::open(queues, SHARED_CHANNEL, SHARED_LIMIT, Part::Shared)?,

@@ -46,7 +46,7 @@ use bind::{defer_accept, hold};
 use opened::Opened;
 
 /// Frames that may wait for a listener, a queue, beside its backlog.
-pub(super) const CHANNEL_LIMIT: u32 = 256;
+const CHANNEL_LIMIT: u32 = 256;
 /// How long after an accept another one is expected.
 const ACCEPTOR_TIMEOUT: Duration = Duration::from_secs(1);
 /// Accepts in a row that find connections in user space before the kernel's

@@ -14,6 +14,15 @@ use super::tcp_bulk::{receive_all, send_all, send_all_from};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Ends those who watch a flag, also when what they stand beside fails.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A kernel receiver in the peer's namespace, which checks each byte.
 fn receiver(address: IpAddr, total: usize) -> (u16, JoinHandle<()>) {
     let listener = in_peer(move || KernelListener::bind((address, 0)).unwrap());
@@ -91,8 +100,8 @@ pub fn features_may_change_while_long_segments_leave() {
                 }
             }
         });
+        let _end = SetOnDrop(&done);
         send_to_peer(&stack, PEER4, TOTAL);
-        done.store(true, Ordering::Relaxed);
     });
     assert!(queue(&stack).long_bytes > TOTAL as u64 / 2);
 }
@@ -165,8 +174,9 @@ pub fn every_byte_is_right_whatever_happens_to_the_link() {
             }
             rounds
         });
+        let end = SetOnDrop(&done);
         let info = send_to_peer(&stack, PEER4, total);
-        done.store(true, Ordering::Relaxed);
+        drop(end);
         (info, changing.join().unwrap())
     });
     let now = queue(&stack);

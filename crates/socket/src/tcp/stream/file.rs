@@ -29,10 +29,10 @@ impl TcpStream {
     /// The connection is locked while the page cache is copied, as it is while a write is.
     ///
     /// # Errors
-    /// `WouldBlock` without room; `Unsupported` for a kernel connection, one of frames or
-    /// in its handshake, and where the file gives no bytes at once (RWF_NOWAIT of
-    /// preadv2(2)): the caller reads those, or learns the file's error. What ended the
-    /// connection.
+    /// `WouldBlock` without room, and until the handshake is complete. `Unsupported` for a
+    /// kernel connection, for one of frames, for one whose SYN awaits data, and where the file
+    /// gives no bytes at once (RWF_NOWAIT of preadv2(2)): the caller reads those, or learns the
+    /// file's error. The error that ended the connection.
     pub fn send_file(
         &self,
         file: impl AsFd,
