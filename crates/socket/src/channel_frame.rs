@@ -8,7 +8,7 @@ use tidewall_device::frame::Frame;
 use tidewall_protocol::{DropReason, InputOptions};
 use tidewall_receive::poller::Shared;
 
-use crate::stack::Core;
+use crate::core::Core;
 
 /// A frame and what the driver program has written in front of it.
 pub(crate) struct ChannelFrame<'a> {

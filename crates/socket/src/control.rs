@@ -32,10 +32,11 @@ use tidewall_manager::connection::Credentials;
 use tidewall_manager::restore::Undo;
 use tidewall_sys::wait_readable;
 
+use crate::core::Core;
 use crate::link::{LinkState, LinkWatch};
 use crate::receiver::QueueHandle;
-use crate::snapshot::{ControlSnapshot, StackSnapshot};
-use crate::stack::{Core, ReceiveControl};
+use crate::snapshot::ControlSnapshot;
+use crate::stack::ReceiveControl;
 use crate::trace::Line;
 use listener::Listener;
 
@@ -242,8 +243,11 @@ fn serve(
         }
         let Some(core) = core.upgrade() else { return };
         watch.poll(&core);
-        core.tcp.resolve_routes(&core);
-        next_look = core.tcp.look_for_others(&core, watch.sockets());
+        next_look = None;
+        for protocol in &core.protocols {
+            let next = protocol.ask_kernel(&core, watch.sockets());
+            next_look = next_look.into_iter().chain(next).min();
+        }
         if fired.contains(&2)
             && let Some(stream) = listener.as_mut().and_then(Listener::accept)
         {
@@ -260,7 +264,7 @@ fn answer(mut stream: &UnixStream, core: &Core, stop: &AtomicBool) -> io::Result
     BufReader::new(io::Read::take(stream, REQUEST_MAX)).read_line(&mut request)?;
     let mut words = request.split_whitespace();
     let reply = match (words.next(), words.next()) {
-        (Some("stat"), None) => serde_json::to_vec(&StackSnapshot::take(core)),
+        (Some("stat"), None) => serde_json::to_vec(&core.snapshot()),
         (Some("trace"), Some(frames)) => {
             let frames = frames.parse().unwrap_or(1).clamp(1, TRACE_LIMIT);
             serde_json::to_vec(&trace(core, frames, stop))
@@ -296,7 +300,9 @@ fn trace(core: &Core, frames: u32, stop: &AtomicBool) -> Trace {
 
 fn operate(core: &Core, request: &str) -> Operated {
     let words = request.strip_prefix("pvc").unwrap_or(request).trim();
-    match core.atm.operator.ask(words) {
+    let mut answers = core.protocols.iter().filter_map(|it| it.operate(words));
+    let unknown = || Err("no protocol of this stack has such a command".to_owned());
+    match answers.next().unwrap_or_else(unknown) {
         Ok(done) => Operated {
             done: Some(done),
             error: None,

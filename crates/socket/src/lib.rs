@@ -33,12 +33,15 @@ mod atm;
 mod causes;
 mod channel_frame;
 mod channels;
+mod clock;
 mod comparators;
 pub mod control;
+mod core;
 pub mod descriptor;
 mod device_owner;
 mod endpoint;
 pub mod forward;
+mod helper;
 mod host;
 mod ip;
 mod kernel;
@@ -46,6 +49,9 @@ mod kernel_calls;
 mod link;
 mod lock;
 mod netdev;
+mod observe;
+mod output;
+mod protocol;
 #[allow(unsafe_code)]
 pub(crate) mod raw;
 pub mod readiness;
@@ -54,6 +60,7 @@ pub mod snapshot;
 mod stack;
 pub mod tcp;
 mod timeout;
+mod timers;
 pub mod trace;
 mod udp;
 /// What comparisons, measurements and operators set of a stack, and in which bounds.
@@ -68,13 +75,14 @@ pub mod listener_holders {
         Sharer, Watcher, another_listens, is_owned, note_accepting, note_inherited, other_user,
     };
 }
-mod virtual_time;
 mod wait_queue;
+mod work;
 
 pub use atm::{
     AtmControl, AtmListener, AtmOptions, AtmReceived, AtmSocket, CallOptions, Circuit, Nsap,
-    Opaque, Rates, Sap, Side,
+    Opaque, Rates, Sap, Side, circuit_counters,
 };
+pub use clock::{Sleep, VirtualTime};
 pub use descriptor::{Descriptors, OpenFile};
 pub use receiver::TrafficClass;
 #[cfg(any(test, feature = "testutil"))]
@@ -86,7 +94,6 @@ pub use tcp::{
 };
 pub use tidewall_manager::XdpMode;
 pub use udp::{BindOptions, MtuDiscover, Received, UdpSocket};
-pub use virtual_time::{Sleep, VirtualTime};
 
 // The examples of README.md compile.
 #[cfg(doctest)]

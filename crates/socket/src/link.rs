@@ -16,12 +16,12 @@ use tidewall_manager::adaptor::Adaptor;
 use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink, SocketDiag};
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::core::Core;
 use crate::ip::routes::TablesReader;
 use crate::lock::lock;
 use crate::receiver::QueueHandle;
 use crate::receiver::deferral::DeferralWatch;
 use crate::receiver::steering::SteeringWatch;
-use crate::stack::Core;
 use tidewall_sys::WakeFd;
 
 /// How often it is looked whether the program meets frames, after a reset of
@@ -169,7 +169,9 @@ impl LinkWatch {
                 drop(transmitter);
                 queue.poller.lock().set_mtu(mtu);
             }
-            core.tcp.set_mtu(sent);
+            for protocol in &core.protocols {
+                protocol.set_mtu(sent);
+            }
             core.netdev
                 .owner
                 .set_device(link.index, MacAddress(mac), mtu);

@@ -6,24 +6,18 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
-use tidewall_device::demux::layout::{Class, Counter};
+use tidewall_device::demux::layout::Counter;
 use tidewall_manager::AfXdp;
 use tidewall_manager::client::Application;
 use tidewall_manager::record::Record;
-use tidewall_protocol::tcp::State;
 use tidewall_receive::poller::Shared;
 
-use tidewall_sys::netlink::Rtnetlink;
+mod switches;
 
-pub use crate::atm::circuit_counters;
-pub use crate::causes::StackCounters;
-use crate::forward::Answer;
-pub use crate::forward::{
+pub use switches::{
     CellRoute, CellSwitchPort, CellSwitchSnapshot, SwitchMember, SwitchSnapshot, SwitchedCall,
     SwitchedEnd,
 };
-use crate::lock::lock;
-use crate::stack::Core;
 
 /// One moment of a stack. Counters only grow; take two for rates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -95,32 +89,12 @@ pub struct DeviceLosses {
 
 impl DeviceLosses {
     /// What has been lost since.
-    fn since(self, before: DeviceLosses) -> Self {
+    /// What was lost since `before`.
+    pub(crate) fn since(self, before: DeviceLosses) -> Self {
         DeviceLosses {
             receive_ring: self.receive_ring.saturating_sub(before.receive_ring),
             sent: self.sent.saturating_sub(before.sent),
         }
-    }
-
-    /// What the interface of a stack has lost since it was made; none where there
-    /// is no interface that was taken over.
-    pub(crate) fn of(core: &Core) -> Option<Self> {
-        let device = core.netdev.snapshot.as_ref()?;
-        let interface = lock(&core.ip.routes).interface();
-        let veth = device.driver == "veth";
-        let mut netlink = Rtnetlink::open().ok()?;
-        let link = netlink.link(interface).ok()?;
-        let of_link = link.counters.unwrap_or_default();
-        let mut losses = DeviceLosses {
-            receive_ring: of_link.rx_missed_errors + of_link.rx_fifo_errors,
-            sent: of_link.tx_dropped,
-        };
-        // The peer fills a veth's receive ring, and counts what did not fit. Those
-        // who may not look into its namespace know only their own side.
-        if veth && let Ok(peer) = netlink.peer(&link) {
-            losses.receive_ring += peer.counters.unwrap_or_default().tx_dropped;
-        }
-        Some(losses)
     }
 }
 
@@ -292,9 +266,6 @@ pub struct CallSnapshot {
     pub peer: Option<String>,
 }
 
-/// Connections at most that are among a snapshot's sockets.
-const LOSING_MOST: usize = 64;
-
 /// One socket; of TCP connections those that have lost frames at a full channel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -361,93 +332,6 @@ pub struct TcpSnapshot {
     pub dropped: BTreeMap<String, u64>,
 }
 
-impl TcpSnapshot {
-    fn take(core: &Core) -> Self {
-        let mut snapshot = TcpSnapshot {
-            orphans: core.tcp.orphans(),
-            orphans_max: core.tcp.memory.orphans_max(),
-            memory: core.tcp.memory.used(),
-            memory_max: core.tcp.memory.limit(),
-            timers: core.tcp.timers.armed() as u64,
-            counters: core
-                .tcp
-                .counters
-                .values()
-                .map(|(name, count)| (name.to_owned(), count))
-                .into(),
-            ..TcpSnapshot::default()
-        };
-        let channels = &core.tcp.channels;
-        for (name, channel) in [
-            ("shared", &channels.shared),
-            ("time-wait", &channels.time_wait),
-        ] {
-            let (_, dropped) = channel_counts(core, channel.id.index());
-            if dropped > 0 {
-                snapshot.dropped.insert(name.to_owned(), dropped);
-            }
-        }
-        for connection in core.tcp.flows.all() {
-            let state = connection.lock();
-            let name = state_name(state.connection.state());
-            *snapshot.states.entry(name.to_owned()).or_default() += 1;
-            snapshot.with_channel += u64::from(state.has_channel());
-        }
-        let waiting = lock(&core.tcp.time_wait.table).len() as u64;
-        if waiting > 0 {
-            *snapshot
-                .states
-                .entry(state_name(State::TimeWait).to_owned())
-                .or_default() += waiting;
-        }
-        for listener in core.tcp.all_listeners() {
-            let (_, half_open, cookies) = listener.counts();
-            snapshot.half_open += half_open as u64;
-            snapshot.cookies += u64::from(cookies);
-        }
-        snapshot
-    }
-}
-
-/// A state's name.
-fn state_name(state: State) -> &'static str {
-    match state {
-        State::Closed => "closed",
-        State::SynSent => "syn-sent",
-        State::SynReceived => "syn-received",
-        State::Established => "established",
-        State::FinWait1 => "fin-wait-1",
-        State::FinWait2 => "fin-wait-2",
-        State::CloseWait => "close-wait",
-        State::Closing => "closing",
-        State::LastAck => "last-ack",
-        State::TimeWait => "time-wait",
-    }
-}
-
-/// Frames that wait in a channel on all queues, and those that the driver
-/// dropped because it was full.
-fn channel_counts(core: &Core, number: u16) -> (u32, u64) {
-    let (mut occupancy, mut dropped_full) = (0, 0);
-    for queue in &core.receiver.queues {
-        let queue = queue.shared.queue();
-        let host = core
-            .receiver
-            .host
-            .get()
-            .and_then(|host| host.get(queue as usize));
-        let head = host.map_or_else(
-            || core.tables.head(queue, number),
-            |host| host.admitted(number),
-        );
-        // Read after the head, the tail may be ahead of it.
-        let waiting = head.wrapping_sub(core.tables.tail(queue, number)) as i32;
-        occupancy += waiting.max(0) as u32;
-        dropped_full += core.tables.dropped(queue, number);
-    }
-    (occupancy, dropped_full)
-}
-
 impl ControlSnapshot {
     pub(crate) fn of(queue: &Shared) -> Self {
         let counters = queue.counters();
@@ -469,35 +353,6 @@ impl ControlSnapshot {
     }
 }
 
-fn host_drops(core: &Core, queue: u32) -> BTreeMap<String, u64> {
-    let counters = core
-        .receiver
-        .host
-        .get()
-        .and_then(|host| host.get(queue as usize));
-    counters
-        .into_iter()
-        .flat_map(|counters| {
-            [
-                ("ip_queue_full", &counters.ip_queue_full),
-                ("channel_full", &counters.channel_full),
-                ("no_channel", &counters.no_channel),
-            ]
-        })
-        .map(|(name, count)| (name.to_owned(), count.load(Ordering::Relaxed)))
-        .filter(|(_, count)| *count > 0)
-        .collect()
-}
-
-/// Packets that an interface of this thread's network namespace has received.
-fn received(interface: &str) -> Option<u64> {
-    let list = std::fs::read_to_string("/proc/thread-self/net/dev").ok()?;
-    let mut lines = list.lines().filter_map(|line| line.split_once(':'));
-    let (_, counts) = lines.find(|(name, _)| name.trim() == interface)?;
-    // Bytes, packets, …
-    counts.split_whitespace().nth(1)?.parse().ok()
-}
-
 impl StackSnapshot {
     /// Frames that the driver program saw.
     pub fn frames(&self) -> u64 {
@@ -516,148 +371,29 @@ impl StackSnapshot {
         let count = |queue: &QueueSnapshot| queue.driver.get(counter.name()).copied();
         self.queues.iter().filter_map(count).sum()
     }
+}
 
-    pub(crate) fn take(core: &Core) -> Self {
-        // Before the clock is read: an answer may take its time.
-        let (switch, cell_switch) = match core.forward.get().and_then(|forward| forward.status()) {
-            Some(Answer::Segments(switch)) => (Some(switch), None),
-            Some(Answer::Cells(switch)) => (None, Some(switch)),
-            None => (None, None),
-        };
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let queues = core.receiver.queues.iter().map(|queue| {
-            let number = queue.shared.queue();
-            let counters = queue.shared.counters();
-            let sent = lock(&queue.transmitter).counts();
-            QueueSnapshot {
-                driver: Counter::ALL
-                    .iter()
-                    .map(|counter| {
-                        (
-                            counter.name().to_owned(),
-                            queue.shared.driver().counter(*counter),
-                        )
-                    })
-                    .filter(|(_, count)| *count > 0)
-                    .collect(),
-                kernel: Class::ALL
-                    .iter()
-                    .map(|class| {
-                        let counts = queue.shared.driver().class(*class);
-                        (class.name().to_owned(), (counts.passed, counts.dropped))
-                    })
-                    .collect(),
-                delivered: read(&counters.delivered),
-                stale: read(&counters.stale),
-                lost_in_ring: read(&counters.lost_in_ring),
-                napi: queue.poller.lock().napi().ids,
-                rounds: read(&counters.rounds),
-                driven: read(&counters.driven),
-                empty_rounds: read(&counters.empty_rounds),
-                transmitted: sent.sent,
-                checksums_by_device: sent.offloaded,
-                no_transmit_frame: sent.no_frame,
-                long_segments: sent.long.sent,
-                long_bytes: sent.long.bytes,
-                long_dropped: sent.long.dropped,
-                long_no_room: sent.long.no_room,
-                host: host_drops(core, number),
-                control: ControlSnapshot::of(&queue.shared),
-            }
-        });
-        let sockets = core.udp.all();
-        let sockets = sockets.iter().map(|socket| {
-            let number = socket.id().index();
-            let ends = socket.ends();
-            let (received, through_kernel) = socket.counts();
-            let (occupancy, dropped_full) = channel_counts(core, number);
-            SocketSnapshot {
-                channel: number,
-                protocol: "udp".to_owned(),
-                local: ends.local.to_string(),
-                peer: ends.peer.map(|peer| peer.to_string()),
-                received,
-                through_kernel,
-                occupancy,
-                limit: socket.limit(),
-                dropped_full,
-            }
-        });
-        let circuits = core.atm.all();
-        let circuits = circuits.iter().map(|circuit| {
-            let number = circuit.id().index();
-            let (occupancy, dropped_full) = channel_counts(core, number);
-            SocketSnapshot {
-                channel: number,
-                protocol: "aal5".to_owned(),
-                local: (circuit.circuit()).map_or(String::new(), |it| it.to_string()),
-                peer: circuit.peer().map(|it| it.to_string()),
-                received: circuit.received(),
-                through_kernel: 0,
-                occupancy,
-                limit: circuit.limit(),
-                dropped_full,
-            }
-        });
-        let listeners = core.tcp.all_listeners();
-        let listeners = listeners.iter().filter_map(|listener| {
-            let number = listener.channel()?;
-            let (occupancy, dropped_full) = channel_counts(core, number);
-            Some(SocketSnapshot {
-                channel: number,
-                protocol: "tcp".to_owned(),
-                local: listener.local().to_string(),
-                peer: None,
-                received: listener.counts().0 as u64,
-                through_kernel: 0,
-                occupancy,
-                limit: core.tables.limit(0, number),
-                dropped_full,
-            })
-        });
-        let connections = core.tcp.flows.all();
-        let losing = connections.iter().filter_map(|connection| {
-            let (number, dropped) = connection.look().dropped_full(core)?;
-            Some(SocketSnapshot {
-                channel: number,
-                protocol: "tcp".to_owned(),
-                local: connection.flow().local.to_string(),
-                peer: Some(connection.flow().remote.to_string()),
-                occupancy: channel_counts(core, number).0,
-                limit: core.tables.limit(0, number),
-                dropped_full: dropped.into(),
-                ..SocketSnapshot::default()
-            })
-        });
-        let mut snapshot = StackSnapshot {
-            process: std::process::id(),
-            interface: core.netdev.name.clone(),
-            architecture: core.receiver.architecture.name().to_owned(),
-            device: core.netdev.snapshot.clone(),
-            deferred: core.receiver.deferral.is_on(),
-            steered: core.receiver.reserved.port(),
-            microseconds: core.now().as_micros() as u64,
-            received: None,
-            losses: DeviceLosses::of(core).map(|losses| {
-                losses.since(core.netdev.losses_before.get().copied().unwrap_or_default())
-            }),
-            queues: queues.collect(),
-            sockets: sockets
-                .chain(circuits)
-                .chain(listeners)
-                .chain(losing.take(LOSING_MOST))
-                .collect(),
-            calls: core.atm.calls(),
-            tcp: TcpSnapshot::take(core),
-            switch,
-            cell_switch,
-            counters: StackCounters::take(core),
-            warnings: core.netdev.warnings(&core.receiver.queues),
-            unprotected: core.unprotected.get().map_or_else(Vec::new, |list| list()),
-        };
-        if core.netdev.owner.has_driver() {
-            snapshot.received = received(&core.netdev.name);
-        }
-        snapshot
-    }
+/// What the stages after the channel count.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StackCounters {
+    /// Drops of the protocol stage by cause; only causes that occurred.
+    pub protocol: BTreeMap<String, u64>,
+    /// Reassembly counters by name; only those that are not zero.
+    pub fragments: BTreeMap<String, u64>,
+    /// What became of AAL5 PDUs and cells of circuits by cause; only causes that
+    /// occurred.
+    #[serde(default)]
+    pub circuits: BTreeMap<String, u64>,
+    /// Complete datagrams whose socket was gone.
+    pub no_socket: u64,
+    /// Reassembled datagrams for a socket that took no more.
+    pub socket_full: u64,
+    /// ICMP errors about flows of ours.
+    pub icmp_errors: u64,
+    /// Datagrams moved out of frames because frame memory was short.
+    pub copied_out: u64,
+    /// Datagrams that came through the kernel while polls were learned.
+    #[serde(rename = "strays")]
+    pub kernel_delivered: u64,
 }

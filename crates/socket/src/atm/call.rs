@@ -12,8 +12,10 @@ use tidewall_wire::atm::q2931::Cause;
 
 use super::circuit::CircuitInner;
 use super::{AtmOptions, AtmSocket, Sap, errno, timed_out};
+use crate::atm::Atm;
+use crate::core::Core;
 use crate::readiness::Events;
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::timeout::Timeout;
 use crate::wait_queue::{WaitQueue, Waitable};
 
@@ -138,13 +140,13 @@ impl AtmSocket {
         let core = stack.here()?;
         core.netdev.check()?;
         check(&options.circuit)?;
-        core.atm.attached(core)?;
+        Atm::of(core).attached(core)?;
         // The question for its link address goes out now, if it is not known.
-        match core.atm.neighbour(core) {
+        match Atm::of(core).neighbour(core) {
             Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return Err(error),
             _ => {}
         }
-        let inner = core.atm.call(core, &to.into(), options)?;
+        let inner = Atm::of(core).call(core, &to.into(), options)?;
         Ok(Self::of(inner, stack, false))
     }
 

@@ -18,11 +18,11 @@ use super::receive::Owned;
 use super::sending::Rate;
 use super::{Atm, AtmOptions, DEFAULT_RECEIVE_LIMIT, errno};
 use crate::channels::ChannelSet;
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
 use crate::readiness::registration::Pollable;
-use crate::stack::Core;
 use crate::wait_queue::{WaitQueue, Waitable};
 
 pub(crate) struct CircuitInner {
@@ -143,7 +143,7 @@ impl CircuitInner {
         let Place { circuit, label } = place;
         core.netdev.owner.own_circuit(label)?;
         let opened = core.tables.open_circuit(label, self.id).and_then(|()| {
-            let mut reassembly = lock(&core.atm.reassembly);
+            let mut reassembly = lock(&Atm::of(core).reassembly);
             let opened = reassembly.open(circuit, self.options.receive_max);
             opened.map_err(|_| errno(libc::ENOBUFS))
         });
@@ -156,7 +156,7 @@ impl CircuitInner {
         }
         let _ = self.place.set(place);
         self.placed.store(true, Ordering::Relaxed);
-        lock(&core.atm.circuits).insert(circuit, self.clone());
+        lock(&Atm::of(core).circuits).insert(circuit, self.clone());
         Ok(())
     }
 
@@ -173,8 +173,8 @@ impl CircuitInner {
             }
             // Before the label is another's.
             core.tables.close_circuit(label);
-            drop(lock(&core.atm.circuits).remove(&circuit));
-            lock(&core.atm.reassembly).close(circuit);
+            drop(lock(&Atm::of(core).circuits).remove(&circuit));
+            lock(&Atm::of(core).reassembly).close(circuit);
             if self.call.is_none() || core.netdev.owner.is_embedded() {
                 core.netdev.owner.disown_circuit(label);
             }
@@ -305,7 +305,6 @@ impl Atm {
         let inner = match options.rates {
             None => Arc::new(CircuitInner::new(set, options, call, None)),
             Some(_) => core
-                .tcp
                 .timers
                 .add(|timer| Arc::new(CircuitInner::new(set, options, call, Some(timer)))),
         };

@@ -28,11 +28,12 @@ use super::listener::ListenerInner;
 use super::managed::Managed;
 use super::sending::{NEIGHBOUR_LOOK, NEIGHBOUR_TIMEOUT};
 use super::{Atm, AtmOptions, Sap, errno};
+use crate::core::Core;
 use crate::endpoint::Endpoint;
+use crate::helper::Helper;
 use crate::lock::lock;
 use crate::snapshot::CallSnapshot;
-use crate::stack::{Core, Stack};
-use crate::tcp::helper::Helper;
+use crate::stack::Stack;
 
 /// How long it takes, about, to ask a manager for circuits.
 const ATTACHES: Duration = Duration::from_millis(1);
@@ -66,7 +67,7 @@ struct ControlEndpoint(u32);
 
 impl Endpoint for ControlEndpoint {
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
-        core.atm.with_control(core, |control| {
+        Atm::of(core).with_control(core, |control| {
             let now = core.now();
             let Control { link, calls, .. } = control;
             link.drain_waiting(core, &mut |received| {
@@ -76,7 +77,7 @@ impl Endpoint for ControlEndpoint {
     }
 
     fn on_timer(self: Arc<Self>, core: &Core) {
-        core.atm.with_control(core, |control| {
+        Atm::of(core).with_control(core, |control| {
             let now = core.now();
             if control.calls.poll_timeout().is_some_and(|at| at <= now) {
                 control.calls.signalling().handle_timeout(now);
@@ -105,15 +106,13 @@ impl Stack {
         let core = self.here()?;
         core.netdev.check()?;
         Helper::start(core)?;
-        let mut place = lock(&core.atm.control);
+        let mut place = lock(&Atm::of(core).control);
         if place.is_some() {
             return Err(errno(libc::EADDRINUSE));
         }
-        let link = core
-            .atm
-            .open(core, Circuit::SIGNALLING, AtmOptions::default())?;
+        let link = Atm::of(core).open(core, Circuit::SIGNALLING, AtmOptions::default())?;
         let mut timer = 0;
-        let endpoint = core.tcp.timers.add(|number| {
+        let endpoint = core.timers.add(|number| {
             timer = number;
             Arc::new(ControlEndpoint(number))
         });
@@ -145,8 +144,9 @@ impl Stack {
     /// never.
     pub fn controls_atm(&self) -> bool {
         self.here().is_ok_and(|core| {
-            let managed = core.atm.attached(core).is_ok() && core.atm.managed.get().is_some();
-            managed || lock(&core.atm.control).is_some()
+            let managed =
+                Atm::of(core).attached(core).is_ok() && Atm::of(core).managed.get().is_some();
+            managed || lock(&Atm::of(core).control).is_some()
         })
     }
 }
@@ -307,7 +307,7 @@ impl Atm {
 
 /// True where a circuit of this stack is open.
 fn is_open(core: &Core) -> impl Fn(Circuit) -> bool {
-    |circuit| lock(&core.atm.circuits).contains_key(&circuit)
+    |circuit| lock(&Atm::of(core).circuits).contains_key(&circuit)
 }
 
 impl Control {
@@ -344,7 +344,7 @@ impl Control {
     ) -> io::Result<Arc<CircuitInner>> {
         let from = options.from.unwrap_or(self.config.number);
         let call = Call::new(from, Some(to.number), Progress::Connecting);
-        let inner = core.atm.open_call(core, None, options.circuit, call)?;
+        let inner = Atm::of(core).open_call(core, None, options.circuit, call)?;
         let (now, circuit) = (core.now(), &options.circuit);
         let begun = self.calls.call(now, to, from, circuit, &is_open(core));
         match begun {
@@ -353,7 +353,7 @@ impl Control {
                 Ok(inner)
             }
             Err(error) => {
-                core.atm.close(core, &inner);
+                Atm::of(core).close(core, &inner);
                 Err(errno(match error {
                     CallError::NoCircuit => libc::EHOSTUNREACH,
                     CallError::Busy => libc::ENOBUFS,
@@ -381,11 +381,11 @@ impl Control {
         listener.taken();
         let call = Call::new(taken.local, taken.peer, Progress::Accepted);
         let place = Place::new(taken.circuit);
-        let opened = core.atm.open_call(core, place, taken.agreed, call);
+        let opened = Atm::of(core).open_call(core, place, taken.agreed, call);
         let inner =
             opened.inspect_err(|_| self.let_go(core, taken.id, Cause::RESOURCES_UNAVAILABLE))?;
         if !self.calls.answer(core.now(), &taken) {
-            core.atm.close(core, &inner);
+            Atm::of(core).close(core, &inner);
             return Err(errno(libc::ECONNABORTED));
         }
         self.enter(taken.id, &inner);
@@ -411,8 +411,8 @@ impl Control {
         let look = self.unsent.as_ref().map(|_| now + NEIGHBOUR_LOOK);
         let due = self.calls.poll_timeout().into_iter().chain(look).min();
         match due {
-            Some(due) => core.tcp.arm(self.timer, due),
-            None => core.tcp.timers.disarm(self.timer),
+            Some(due) => core.arm(self.timer, due),
+            None => core.timers.disarm(self.timer),
         }
     }
 
@@ -493,7 +493,7 @@ pub(super) fn open_circuit(
 
 impl CircuitInner {
     fn send_pdu(&self, core: &Core, pdu: &[u8]) -> io::Result<()> {
-        let neighbour = core.atm.neighbour(core)?;
+        let neighbour = Atm::of(core).neighbour(core)?;
         self.transmit(core, |transmitter, label| {
             transmitter.queue_pdu(neighbour, &FrameHeader::whole(label), pdu)
         })

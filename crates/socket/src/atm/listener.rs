@@ -8,7 +8,7 @@ use tidewall_atm::calls::ListenerId;
 use tidewall_wire::atm::Nsap;
 
 use super::call::check;
-use super::{AtmOptions, AtmSocket, Sap, errno};
+use super::{Atm, AtmOptions, AtmSocket, Sap, errno};
 use crate::readiness::Events;
 use crate::readiness::registration::{Handle, Pollable};
 use crate::stack::Stack;
@@ -93,7 +93,7 @@ impl AtmListener {
             waiting: AtomicUsize::new(0),
             pending_error: AtomicI32::new(0),
         });
-        core.atm.listen(core, &inner)?;
+        Atm::of(core).listen(core, &inner)?;
         Ok(AtmListener {
             inner,
             stack: stack.clone(),
@@ -109,10 +109,10 @@ impl AtmListener {
     /// in use: the call is released then.
     pub fn accept(&self) -> io::Result<(AtmSocket, Option<Nsap>)> {
         let core = self.stack.here()?;
-        core.tcp.helper.application_is_here();
+        core.helper.application_is_here();
         let mut polled = false;
         loop {
-            let accepted = core.atm.accept(core, &self.inner);
+            let accepted = Atm::of(core).accept(core, &self.inner);
             // One thread may have been woken for several calls, whatever comes of this one.
             if !matches!(accepted, Ok(None)) && self.inner.has_calls() {
                 self.inner.wait_queue.wake_one();
@@ -128,7 +128,7 @@ impl AtmListener {
                 }
                 polled = true;
                 core.receiver.round(core, false)?;
-                core.tcp.before_sleep(core, core.now());
+                core.before_sleep(core.now());
                 continue;
             }
             core.receiver.sleep(core, &[&*self.inner], None)?;
@@ -171,7 +171,7 @@ impl Drop for AtmListener {
     fn drop(&mut self) {
         let Ok(core) = self.stack.here() else { return };
         self.inner.wait_queue.close();
-        core.atm.unlisten(core, &self.inner);
+        Atm::of(core).unlisten(core, &self.inner);
     }
 }
 

@@ -28,9 +28,10 @@ use super::control::open_circuit;
 use super::listener::ListenerInner;
 use super::receive::Owned;
 use super::{NextHop, Sap, errno};
+use crate::atm::Atm;
+use crate::core::Core;
 use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
-use crate::stack::Core;
 
 /// Set in the number of a connection of notices; else it is a local circuit's call.
 const NOTICES: u64 = 1 << 32;
@@ -111,7 +112,7 @@ impl Reader {
                 Err(_) => return,
             }
             let Some(core) = core.upgrade() else { return };
-            let Some(managed) = core.atm.managed.get() else {
+            let Some(managed) = Atm::of(&core).managed.get() else {
                 return;
             };
             for event in events.drain(..) {
@@ -169,7 +170,7 @@ impl Managed {
         let own = reader.clone();
         let deliver = Arc::new(move |run, connection| own.add(run, connection));
         let attached = client.attach_atm(deliver).map_err(of_manager)?;
-        *lock(&core.atm.next_hop) = Some(NextHop {
+        *lock(&Atm::of(core).next_hop) = Some(NextHop {
             address: address(attached.next_hop),
             unresolved: None,
         });
@@ -237,7 +238,7 @@ impl Managed {
     ) -> io::Result<Arc<CircuitInner>> {
         let from = options.from.unwrap_or(self.number);
         let of = Call::new(from, Some(to.number), Progress::Connecting);
-        let inner = core.atm.open_call(core, None, options.circuit, of)?;
+        let inner = Atm::of(core).open_call(core, None, options.circuit, of)?;
         let call = self.enter(&inner);
         match (self.client).atm_call(call, to, options.from, &options.circuit) {
             Ok(run) => {
@@ -246,7 +247,7 @@ impl Managed {
             }
             Err(error) => {
                 lock(&self.lines).calls.remove(&call);
-                core.atm.close(core, &inner);
+                Atm::of(core).close(core, &inner);
                 Err(of_manager(error))
             }
         }
@@ -313,7 +314,7 @@ impl Managed {
         });
         if let Err(error) = accepted {
             lock(&self.lines).calls.remove(&call);
-            core.atm.close(core, &inner);
+            Atm::of(core).close(core, &inner);
             return Err(error);
         }
         Ok(Some(inner))
@@ -343,7 +344,7 @@ impl Managed {
             .transpose()?;
         let options = incoming.carried.options().unwrap_or_default();
         let place = place.and_then(Place::new);
-        let inner = core.atm.open_call(core, place, options, of)?;
+        let inner = Atm::of(core).open_call(core, place, options, of)?;
         let theirs = ends.map(|(ours, theirs)| {
             let _ = inner.local.set(ours);
             theirs

@@ -33,12 +33,15 @@ use tidewall_atm::reassembly::{DropReason, Limits, Reassembly};
 use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::ethernet::MacAddress;
 
+use crate::core::Core;
+use crate::helper::Helper;
 use crate::ip::routes::Neighbour;
 use crate::lock::{Mutex, lock, rank};
+use crate::protocol::Protocol;
 use crate::readiness::Events;
 use crate::readiness::registration::Handle;
-use crate::stack::{Core, Stack};
-use crate::tcp::helper::Helper;
+use crate::snapshot::{SocketSnapshot, StackSnapshot};
+use crate::stack::Stack;
 use crate::timeout::Timeout;
 use crate::wait_queue::Waitable;
 use circuit::{CircuitInner, Pinging, Receiving};
@@ -127,6 +130,48 @@ impl Default for Atm {
 }
 
 impl Atm {
+    /// The circuits of a stack that has sockets of circuits.
+    pub(crate) fn of(core: &Core) -> &Self {
+        core.protocol()
+    }
+}
+
+impl Protocol for Atm {
+    fn lose_device(&self, _core: &Core) {
+        for circuit in self.all() {
+            circuit.fail(libc::ENODEV);
+        }
+        self.fail_calls(libc::ENODEV);
+    }
+
+    fn describe(&self, core: &Core, snapshot: &mut StackSnapshot) {
+        let circuits = self.all();
+        let described = circuits.iter().map(|circuit| {
+            let number = circuit.id().index();
+            let (occupancy, dropped_full) = core.channel_counts(number);
+            SocketSnapshot {
+                channel: number,
+                protocol: "aal5".to_owned(),
+                local: (circuit.circuit()).map_or(String::new(), |it| it.to_string()),
+                peer: circuit.peer().map(|it| it.to_string()),
+                received: circuit.received(),
+                through_kernel: 0,
+                occupancy,
+                limit: circuit.limit(),
+                dropped_full,
+            }
+        });
+        snapshot.sockets.extend(described);
+        snapshot.calls = self.calls();
+        snapshot.counters.circuits = self.counters(core.now());
+    }
+
+    fn operate(&self, command: &str) -> Option<Result<String, String>> {
+        Some(self.operator.ask(command))
+    }
+}
+
+impl Atm {
     /// All circuits.
     pub(crate) fn all(&self) -> Vec<Arc<CircuitInner>> {
         lock(&self.circuits).values().cloned().collect()
@@ -207,7 +252,7 @@ impl Stack {
         if !core.netdev.owner.is_embedded() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        *lock(&core.atm.next_hop) = Some(NextHop {
+        *lock(&Atm::of(core).next_hop) = Some(NextHop {
             address: next_hop,
             unresolved: None,
         });
@@ -257,17 +302,17 @@ impl AtmSocket {
             // Its timer says when a payload may go.
             Helper::start(core)?;
         }
-        core.atm
+        Atm::of(core)
             .attached(core)
             .map_err(|error| match error.raw_os_error() {
                 Some(libc::EUNATCH) => errno(libc::ENODEV),
                 _ => error,
             })?;
         // Another call's, or not released by both ends.
-        if core.atm.is_held(circuit) {
+        if Atm::of(core).is_held(circuit) {
             return Err(errno(libc::EADDRINUSE));
         }
-        let inner = core.atm.open(core, circuit, options)?;
+        let inner = Atm::of(core).open(core, circuit, options)?;
         Ok(Self::of(inner, stack, false))
     }
 
@@ -349,14 +394,14 @@ impl AtmSocket {
         let core = self.stack.here()?;
         self.await_connected(core, false, Some(timeout))
             .map_err(timed_out)?;
-        let began = core.instant_now();
+        let began = core.clock.instant_now();
         let tag = self.inner.send_loopback(core)?;
         let inner = &*self.inner;
         let waiting = Pinging { inner, tag };
         let answered = self.attempt(&waiting, false, Some(timeout), |core| {
             self.inner.keep_waiting(core);
             match self.inner.take_answer(tag) {
-                true => Some(Ok(core.instant_now())),
+                true => Some(Ok(core.clock.instant_now())),
                 // Nothing comes any more.
                 false => inner.has_ended().then(|| Err(errno(libc::EPIPE))),
             }
@@ -374,7 +419,7 @@ impl AtmSocket {
         mut attempt: impl FnMut(&Core) -> Option<V>,
     ) -> io::Result<V> {
         let core = self.stack.here()?;
-        let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| core.clock.instant_now().checked_add(timeout));
         let mut polled = false;
         core.receiver.poll_if_due(core)?;
         loop {
@@ -403,7 +448,7 @@ impl AtmSocket {
                     .wait_queue
                     .notify_registrations(Events::DATA_CAME);
             }
-            let over = || deadline.is_some_and(|it| core.instant_now() >= it);
+            let over = || deadline.is_some_and(|it| core.clock.instant_now() >= it);
             if nonblocking || (left && over()) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
@@ -444,7 +489,7 @@ impl Drop for AtmSocket {
         let Ok(core) = self.stack.here() else { return };
         let inner = &self.inner;
         inner.wait_queue.close();
-        core.atm.hang_up(core, inner);
-        core.atm.close(core, inner);
+        Atm::of(core).hang_up(core, inner);
+        Atm::of(core).close(core, inner);
     }
 }

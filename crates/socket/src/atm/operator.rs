@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
+use crate::atm::Atm;
 use crate::lock::{Mutex, lock, rank};
 use crate::stack::Stack;
 
@@ -58,7 +59,7 @@ impl Stack {
     /// nothing while nobody asks; programs that never call it have their circuits left alone.
     pub fn answer_operator(&self, serve: impl FnOnce(&str) -> Result<String, String>) {
         if let Ok(core) = self.here() {
-            core.atm.operator.answer(serve);
+            Atm::of(core).operator.answer(serve);
         }
     }
 }

@@ -11,10 +11,11 @@ use tidewall_wire::atm::oam::Loopback;
 use tidewall_wire::atm::pseudowire::{self, FrameHeader, Packet};
 use tidewall_wire::atm::{Circuit, PayloadType};
 
+use super::Atm;
 use super::circuit::{CircuitInner, Waiting};
 use crate::channel_frame::ChannelFrame;
+use crate::core::Core;
 use crate::lock::lock;
-use crate::stack::Core;
 use crate::udp::receive::BETWEEN_LOOKS;
 
 /// Answers to loopback cells that are kept for who asked.
@@ -239,7 +240,7 @@ impl CircuitInner {
                 let (now, last) = (core.now(), part.header.last);
                 // Copied while the lock is held: nothing else is locked with it, and a trace
                 // locks.
-                let mut reassembly = lock(&core.atm.reassembly);
+                let mut reassembly = lock(&Atm::of(core).reassembly);
                 // A part that was not taken before its place was closed is of no circuit, as 0.0
                 // is, which is never open: the place may be another's.
                 let circuit = self.open_place_now().map_or(NEVER_OPEN, |it| it.circuit);
@@ -262,7 +263,10 @@ impl CircuitInner {
             Err(pseudowire::Error::NotFrame) => self.cell(core, &described, waiting),
             Err(error) => {
                 described.trace(core, "dropped", || error.to_string());
-                core.atm.causes.malformed.fetch_add(1, Ordering::Relaxed);
+                Atm::of(core)
+                    .causes
+                    .malformed
+                    .fetch_add(1, Ordering::Relaxed);
                 Taken::Nothing
             }
         };
@@ -275,7 +279,7 @@ impl CircuitInner {
 
     /// A cell that came beside PDUs.
     fn cell(&self, core: &Core, described: &ChannelFrame<'_>, waiting: &mut Waiting) -> Taken {
-        let causes = &core.atm.causes;
+        let causes = &Atm::of(core).causes;
         let oam = [PayloadType::OAM_SEGMENT, PayloadType::OAM_END_TO_END];
         let cell = packet(described).and_then(|packet| packet.cell());
         let cell = cell.ok().filter(|cell| oam.contains(&cell.payload_type));
@@ -323,7 +327,7 @@ impl CircuitInner {
                 Some(received)
             }
             Err(error) => {
-                let reason = lock(&core.atm.reassembly).refused(error);
+                let reason = lock(&Atm::of(core).reassembly).refused(error);
                 described.trace(core, "dropped", || reason.name().to_owned());
                 None
             }

@@ -15,11 +15,12 @@ use super::AtmOptions;
 use super::call::{Progress, Until};
 use super::circuit::CircuitInner;
 use super::{AtmSocket, errno};
+use crate::atm::Atm;
+use crate::core::Core;
 use crate::ip::transmit::Transmitter;
 use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
 use crate::receiver::QueueHandle;
-use crate::stack::Core;
 
 /// How long a blocking send waits for a frame.
 const FRAME_TIMEOUT: Duration = Duration::from_millis(100);
@@ -89,7 +90,7 @@ impl AtmSocket {
             if self.await_rate(core, nonblocking)? {
                 began = Instant::now();
             }
-            let sent = (core.atm.neighbour(core))
+            let sent = (Atm::of(core).neighbour(core))
                 .and_then(|neighbour| self.inner.send_at_rate(core, neighbour, payload));
             let error = match sent {
                 Ok(true) => {
@@ -150,7 +151,7 @@ impl AtmSocket {
             waited = true;
             // What was queued before is not to wait.
             inner.flush(core)?;
-            let until = core.instant_now() + (next - now);
+            let until = core.clock.instant_now() + (next - now);
             let not = Progress::Connected;
             core.receiver
                 .sleep(core, &[&Until { inner, not }], Some(until))?;
@@ -188,7 +189,7 @@ impl Rate {
         let pace = lock(&self.pace);
         if let Some(timer) = pace.timer {
             self.holds_back.store(true, Ordering::Relaxed);
-            core.tcp.arm(timer, pace.bucket.next());
+            core.arm(timer, pace.bucket.next());
         }
     }
 
@@ -202,7 +203,7 @@ impl Rate {
         let pace = lock(&self.pace);
         let due = pace.bucket.next() <= core.now();
         match pace.timer {
-            Some(timer) if !due => core.tcp.arm(timer, pace.bucket.next()),
+            Some(timer) if !due => core.arm(timer, pace.bucket.next()),
             _ => self.holds_back.store(false, Ordering::Relaxed),
         }
         due
@@ -211,7 +212,7 @@ impl Rate {
     /// Gives its timer back.
     pub(super) fn close(&self, core: &Core) {
         if let Some(timer) = lock(&self.pace).timer.take() {
-            core.tcp.timers.remove(timer);
+            core.timers.remove(timer);
         }
     }
 }
@@ -267,7 +268,7 @@ impl CircuitInner {
 
     pub(super) fn flush(&self, core: &Core) -> io::Result<()> {
         let (number, handle) = self.transmit_queue(core)?;
-        core.receiver.send_queue(core, number, handle)
+        core.send_queue(number, handle)
     }
 
     /// Sends a loopback cell on its way out. Returns its tag.
@@ -298,7 +299,7 @@ impl CircuitInner {
         payload_type: PayloadType,
         loopback: &Loopback,
     ) -> io::Result<()> {
-        let neighbour = core.atm.neighbour(core)?;
+        let neighbour = Atm::of(core).neighbour(core)?;
         self.transmit(core, |transmitter, label| {
             let cell = CircuitCell {
                 label,

@@ -6,6 +6,7 @@ use tidewall_device::memory::{LinkConfig, pair};
 
 use super::*;
 use crate::MemoryConfig;
+use crate::atm::Atm;
 
 const CIRCUIT: Circuit = Circuit { vpi: 0, vci: 100 };
 
@@ -52,7 +53,7 @@ fn a_closed_circuit_is_used_by_its_old_socket_no_more() {
     let new = open(&far);
     let mut buffer = [0; 9180];
     assert_eq!(failed(old.recv(&mut buffer)), io::ErrorKind::WouldBlock);
-    let dropped = core.atm.counters(core.now());
+    let dropped = Atm::of(core).counters(core.now());
     let no_circuit = DropReason::NoCircuit.name().to_owned();
     assert_eq!(dropped, [(no_circuit, 3)].into());
     assert_eq!(failed(old.send(b"of the old")), io::ErrorKind::BrokenPipe);

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::core::Core;
 use crate::descriptor::{Descriptors, OpenFile};
 use crate::readiness::Events;
 use crate::readiness::classes::Classes;
@@ -17,7 +18,6 @@ use crate::readiness::interest::{Found, Selecting};
 use crate::readiness::poll_context::{Interface, PollContext};
 use crate::readiness::registration::Registration;
 use crate::readiness::thread_state::ThreadState;
-use crate::stack::Core;
 
 impl Descriptors {
     /// As [`Descriptors::select`], in the classical way, whose cost grows with the

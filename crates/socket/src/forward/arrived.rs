@@ -9,7 +9,7 @@ use tidewall_receive::poller::Shared;
 use tidewall_wire::pieces::{Behind, Pieces};
 use tidewall_wire::udp::Addresses;
 
-use crate::stack::Core;
+use crate::core::Core;
 
 /// Where in its packet a segment lies; `None` for what is none, which is counted.
 pub(super) fn place(core: &Core, shared: &Shared, frame: &Frame) -> Option<Place> {

@@ -14,8 +14,8 @@ use tidewall_manager::restore::Undo;
 use tidewall_wire::atm::pseudowire::Label;
 
 use super::Input;
+use crate::core::Core;
 use crate::kernel_calls;
-use crate::stack::Core;
 
 /// What one interface has claimed.
 #[derive(Default)]

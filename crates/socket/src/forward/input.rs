@@ -8,7 +8,7 @@ use tidewall_receive::poller::Done;
 
 use super::arrived::{Arrived, Content, place};
 use super::claims::Claims;
-use super::{ForwardEndpoint, Output};
+use super::{ForwardEndpoint, Forwarding, Output};
 use crate::channels::ChannelSet;
 use crate::lock::lock;
 use crate::stack::Stack;
@@ -54,7 +54,12 @@ impl Input {
             core.channels
                 .set_endpoint(id.index(), Some(endpoint.clone()));
         }
-        if core.forward.set(endpoint.clone()).is_err() {
+        if core
+            .protocol::<Forwarding>()
+            .0
+            .set(endpoint.clone())
+            .is_err()
+        {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         drop(_binding);

@@ -34,32 +34,30 @@ mod tests;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidewall_device::afxdp::SharedUmem;
-use tidewall_device::demux::layout::Protocol;
+use tidewall_device::demux::layout;
 use tidewall_device::queue::{BURST, KernelDelivered};
 use tidewall_receive::poller::Origins;
 use tidewall_sys::netlink::Rtnetlink;
 use tidewall_wire::atm::pseudowire::Label;
 
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, lock, rank};
+use crate::protocol::Protocol;
 use crate::receiver::{Spin, Wait, wait_for_frames};
-use crate::stack::{Core, EmbeddedConfig, Stack};
+use crate::snapshot::{CellSwitchSnapshot, StackSnapshot, SwitchSnapshot};
+use crate::stack::{EmbeddedConfig, Stack};
 pub use arrived::Arrived;
 use arrived::Content;
 use input::{Input, Part};
 pub use labelled::Labelled;
 pub use output::{Heading, Output, OutputCounters};
-pub(crate) use status::Answer;
-use status::Status;
-pub use status::{
-    CellRoute, CellSwitchPort, CellSwitchSnapshot, SwitchMember, SwitchSnapshot, SwitchedCall,
-    SwitchedEnd,
-};
+use status::{Answer, Status};
 
 /// Frames that may wait in a port's channel of a queue: what four whole polls bring.
 const CHANNEL_LIMIT: u32 = 512;
@@ -408,13 +406,13 @@ pub(crate) struct ForwardEndpoint {
 
 impl ForwardEndpoint {
     /// What the switch says of itself; none where there is none.
-    pub(crate) fn status(&self) -> Option<Answer> {
+    fn status(&self) -> Option<Answer> {
         self.status.ask()
     }
 
     /// Takes a segment that came through the kernel. False: it is another's.
-    pub(crate) fn take(&self, from: KernelDelivered, bytes: &[u8]) -> bool {
-        if from.protocol != Protocol::Tcp {
+    fn take(&self, from: KernelDelivered, bytes: &[u8]) -> bool {
+        if from.protocol != layout::Protocol::Tcp {
             return false;
         }
         let mut waiting = lock(&self.kernel_delivered);
@@ -436,4 +434,22 @@ impl ForwardEndpoint {
 
 impl Endpoint for ForwardEndpoint {
     fn on_frames(self: Arc<Self>, _core: &Core, _channel: u16) {}
+}
+
+/// What forwards the frames of a stack, if anything does.
+#[derive(Default)]
+pub(crate) struct Forwarding(OnceLock<Arc<ForwardEndpoint>>);
+
+impl Protocol for Forwarding {
+    fn take_kernel_delivered(&self, _core: &Core, from: KernelDelivered, payload: &[u8]) -> bool {
+        self.0.get().is_some_and(|it| it.take(from, payload))
+    }
+
+    fn describe(&self, _core: &Core, snapshot: &mut StackSnapshot) {
+        match self.0.get().and_then(|it| it.status()) {
+            Some(Answer::Segments(switch)) => snapshot.switch = Some(switch),
+            Some(Answer::Cells(switch)) => snapshot.cell_switch = Some(switch),
+            None => {}
+        }
+    }
 }

@@ -15,11 +15,12 @@ use tidewall_wire::tcp::{Header, Packet};
 use tidewall_wire::udp::Addresses;
 
 use super::{Arrived, Content};
+use crate::core::Core;
 use crate::ip::recent::Recent;
 use crate::ip::routes::Neighbour;
 use crate::ip::transmit::Forwarded;
 use crate::lock::lock;
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::tcp::frames::sender;
 
 /// Hops allowed to what is sent: the default of Linux (`ip_default_ttl`).

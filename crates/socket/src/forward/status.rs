@@ -1,140 +1,15 @@
 //! What an operator sees of who forwards: asked for by the control thread, answered by
 //! the thread that forwards, between two rounds. Nothing is gathered while nobody asks.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use crate::lock::{Mutex, lock, rank};
+use crate::snapshot::{CellSwitchSnapshot, SwitchSnapshot};
 
 /// How long an answer may take: many of the longest waits of a switch.
 const LIMIT: Duration = Duration::from_secs(2);
-
-/// One moment of a transport switch. Counters only grow; take two for rates.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct SwitchSnapshot {
-    /// The virtual address and port.
-    pub address: String,
-    /// Connections, those that linger after their end included.
-    pub connections: u64,
-    /// Of these, those that the sums and maxima below are of: the switch looks at no
-    /// more than it can while segments wait.
-    pub examined: u64,
-    /// Frames that the ring of a connection and direction has room for.
-    pub ring: u64,
-    /// Frames in the fullest ring of what peers sent.
-    pub ring_in: u64,
-    /// Stretches in the fullest ring of what members sent.
-    pub ring_out: u64,
-    /// Holes in what peers sent that are open now.
-    pub holes: u64,
-    /// Bytes of peers that are not acknowledged to them.
-    pub unacknowledged_in: u64,
-    /// Bytes of members that peers have not acknowledged.
-    pub unacknowledged_out: u64,
-    /// What happened, by name; only those that are not zero.
-    pub counters: BTreeMap<String, u64>,
-    /// One entry a member.
-    pub members: Vec<SwitchMember>,
-}
-
-/// A member of a switch.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct SwitchMember {
-    /// Its address and port.
-    pub address: String,
-    /// It takes part in new connections.
-    pub up: bool,
-    /// Connections on which frames flow to it, of those that were examined.
-    pub open: u64,
-    /// Frames sent to it there that it has not acknowledged.
-    pub outstanding: u64,
-    /// What happened, by name.
-    pub counters: BTreeMap<String, u64>,
-}
-
-/// One moment of a switch of cells. Counters only grow; take two for rates.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct CellSwitchSnapshot {
-    /// One entry a port.
-    pub ports: Vec<CellSwitchPort>,
-    /// Entries of the table, one a direction.
-    pub circuits: u64,
-    /// The table: what is permanent, and what calls have entered.
-    #[serde(default)]
-    pub table: Vec<CellRoute>,
-    /// Calls, those that are being released included.
-    #[serde(default)]
-    pub calls: Vec<SwitchedCall>,
-    /// What happened, by name; only those that are not zero.
-    pub counters: BTreeMap<String, u64>,
-}
-
-/// A port of a switch of cells.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct CellSwitchPort {
-    /// Its interface.
-    pub interface: String,
-    /// What its packets are: `frame` or `cell`.
-    pub mode: String,
-    /// Cells that wait for it, of each priority.
-    pub waiting: Vec<u64>,
-    /// Cells that each of its queues holds.
-    pub queue: u64,
-    /// Its side of signalling, `network` or `user`; `None` where it does not signal.
-    #[serde(default)]
-    pub side: Option<String>,
-    /// Its signalling link is up.
-    #[serde(default)]
-    pub link_up: bool,
-}
-
-/// A direction of a circuit of a switch of cells.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct CellRoute {
-    /// Where cells come from: interface, VPI and VCI, as `eth1/0.100`.
-    pub from: String,
-    /// Where they go.
-    pub to: String,
-    /// The queue, 0 to 3.
-    pub priority: u64,
-    /// Cells that went on.
-    pub cells: u64,
-    /// A call has entered it.
-    pub call: bool,
-}
-
-/// A call over a switch of cells.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct SwitchedCall {
-    /// The caller's number, where it leads to the caller.
-    pub calling: Option<String>,
-    /// The number that is called.
-    pub called: String,
-    /// The caller's end and the called one's.
-    pub ends: Vec<SwitchedEnd>,
-}
-
-/// An end of a call over a switch of cells.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct SwitchedEnd {
-    /// The port's interface.
-    pub interface: String,
-    /// VPI and VCI, once they are known.
-    pub circuit: Option<String>,
-    /// The state by Q.2931, as N10; N0 or U0 once it is released there.
-    pub state: String,
-}
 
 /// What a question is answered with.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,9 +12,9 @@ use tidewall_receive::poller::{Channel, Done};
 
 use super::Ip;
 use crate::channel_frame::ChannelFrame;
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::lock::lock;
-use crate::stack::Core;
 
 /// Fragments taken from the fragment channel of a queue at a time: all that
 /// may wait there, for nobody looks again before the next fragment comes.

@@ -16,8 +16,8 @@ use tidewall_protocol::{InputOptions, tcp, udp};
 use tidewall_receive::poller::{Channel, Shared};
 
 use crate::channel_frame::ChannelFrame;
+use crate::core::Core;
 use crate::lock::{Mutex, lock, rank};
-use crate::stack::Core;
 use fragments::Fragments;
 use path_mtu::KernelIcmp;
 use routes::{Route, Routes};

@@ -21,10 +21,11 @@ use super::kernel_descriptors;
 use super::poll_context::{Interface, PollContext};
 use super::registration::{File, Pollable, Registration};
 use super::{Events, SignalSet};
+use crate::core::Core;
 use crate::descriptor::OpenFile;
 use crate::lock::{Mutex, MutexGuard, lock, rank};
 use crate::raw::epoll;
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::wait_queue::WaitQueue;
 
 /// What `epoll_ctl` is given, and what `epoll_wait` reports.

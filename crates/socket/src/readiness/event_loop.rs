@@ -30,8 +30,10 @@ use slab::Slab;
 use super::Events;
 use super::poll_context::{Interface, PollContext};
 use super::registration::{File, Registration};
+use crate::core::Core;
 use crate::lock::{Mutex, lock, rank};
-use crate::stack::{Core, Stack};
+use crate::protocol::Protocol;
+use crate::stack::Stack;
 use crate::{TcpListener, TcpStream, UdpSocket};
 use tidewall_sys::WakeFd;
 
@@ -110,10 +112,21 @@ fn events(interest: Interest) -> Events {
         .with_if(Events::OUT, interest.is_writable())
 }
 
+impl Protocol for Notifier {
+    fn end(&self, core: &Core) {
+        self.stop(core);
+    }
+}
+
 impl Notifier {
+    /// The notifier of a stack.
+    pub(crate) fn of(core: &Core) -> &Self {
+        core.protocol()
+    }
+
     /// The context that all sources of a stack are in, and its thread.
     fn context(core: &Arc<Core>) -> io::Result<Arc<PollContext>> {
-        let mut state = lock(&core.notifier.state);
+        let mut state = lock(&Notifier::of(core).state);
         if let Some(context) = &state.context {
             return Ok(context.clone());
         }
@@ -121,7 +134,7 @@ impl Notifier {
         let (own, of) = (core.clone(), context.clone());
         let thread = std::thread::Builder::new()
             .name("tidewall-events".to_owned())
-            .spawn(move || own.notifier.run(&own, &of))?;
+            .spawn(move || Notifier::of(&own).run(&own, &of))?;
         state.thread = Some(thread);
         state.context = Some(context.clone());
         Ok(context)
@@ -198,7 +211,7 @@ impl Notifier {
     }
 
     /// The end of the stack: nothing is registered any more.
-    pub(crate) fn stop(&self, core: &Core) {
+    fn stop(&self, core: &Core) {
         let (thread, context) = {
             let mut state = lock(&self.state);
             state.ended = true;
@@ -250,7 +263,7 @@ impl Drop for Placed {
             };
             if core.process.is_current() {
                 registration.retire();
-                core.notifier.remove(*key);
+                Notifier::of(&core).remove(*key);
             }
         }
     }
@@ -286,12 +299,12 @@ impl Slot {
             wake: WakeFd::new()?,
             order: Mutex::new(()),
         });
-        let key = core.notifier.insert(signal.clone());
+        let key = Notifier::of(core).insert(signal.clone());
         let registered = context.register(socket, key as u64, events(interest), Interface::Epoll);
         let registration = match registered {
             Ok(registration) => registration,
             Err(error) => {
-                core.notifier.remove(key);
+                Notifier::of(core).remove(key);
                 return Err(error);
             }
         };

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use super::Events;
 use super::kernel_descriptors::KernelDescriptors;
 use super::registration::{File, Registration};
+use crate::core::Core;
+use crate::helper::{Context, Helper};
 use crate::lock::{Mutex, lock, rank};
 use crate::raw::epoll::{Epoll, duplicate};
-use crate::stack::Core;
-use crate::tcp::helper::Helper;
 use crate::wait_queue::{CURRENT_CONTEXT, WaitQueue, Waitable, Waker};
 use waiting::EventCost;
 
@@ -128,9 +128,10 @@ impl PollContext {
             cost: EventCost::default(),
             loops: AtomicBool::new(true),
             closed: AtomicBool::new(false),
-            helper: core.tcp.helper.clone(),
+            helper: core.helper.clone(),
         });
-        core.tcp.helper.add_context(&context);
+        core.helper
+            .add_context(&(context.clone() as Arc<dyn Context>));
         Ok(context)
     }
 
@@ -139,7 +140,8 @@ impl PollContext {
     pub(crate) fn close(self: &Arc<Self>, core: &Core) {
         self.closed.store(true, Ordering::SeqCst);
         self.process(core);
-        core.tcp.helper.remove_context(self);
+        core.helper
+            .remove_context(&(self.clone() as Arc<dyn Context>));
         // They point to it, and it to them.
         drop(self.ready.take());
         drop(self.unprocessed.take());
@@ -498,5 +500,19 @@ impl Waitable for PollContext {
     fn leave(&self, waker: &Arc<Waker>) {
         self.wait_queue.leave(waker);
         self.kernel.leave(waker, &self.wait_queue);
+    }
+}
+
+impl Context for PollContext {
+    fn has_thread_inside(&self) -> bool {
+        PollContext::has_thread_inside(self)
+    }
+
+    fn has_unprocessed_frames(&self) -> bool {
+        PollContext::has_unprocessed_frames(self)
+    }
+
+    fn process(&self, core: &Core) {
+        PollContext::process(self, core);
     }
 }

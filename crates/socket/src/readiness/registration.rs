@@ -7,8 +7,9 @@ use std::sync::{Arc, Weak};
 use super::Events;
 use super::exchange::Listed;
 use super::poll_context::{Interface, PollContext};
+use crate::core::Core;
 use crate::lock::{Mutex, lock, rank};
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::wait_queue::{WaitQueue, Waitable};
 
 /// A socket as contexts poll it, while it lives.

@@ -11,9 +11,9 @@ use super::interest::{Files, Found, Interest};
 use super::poll_context::{Interface, PollContext};
 use super::registration::Registration;
 use super::{Events, SignalSet};
+use crate::core::Core;
 use crate::descriptor::{Closing, Descriptors, Identity, OpenFile};
 use crate::lock::{Mutex, MutexGuard, lock, rank};
-use crate::stack::Core;
 
 /// Registrations of a thread with the files of a table, by number.
 ///

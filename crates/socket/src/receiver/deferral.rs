@@ -14,8 +14,8 @@ use tidewall_device::demux::layout::{Class, Counter};
 use tidewall_receive::control::Waiting;
 use tidewall_receive::poller::Poller;
 
+use crate::core::Core;
 use crate::lock::{Mutex, lock, rank};
-use crate::stack::Core;
 
 /// How often it is looked whether frames still come.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -27,8 +27,7 @@ use tidewall_receive::poller::{Poller, Shared};
 use tidewall_receive::schedule::{DELIVER_FIRST, NEVER};
 
 use crate::ip::transmit::Transmitter;
-use crate::lock::{Mutex, SharedMutex, lock, rank};
-use crate::stack::Core;
+use crate::lock::{Mutex, SharedMutex, rank};
 use crate::wait_queue::{Leadership, thread_waker, woken_higher, yield_to_higher};
 use classes::ClassShare;
 pub use classes::TrafficClass;
@@ -374,26 +373,6 @@ impl Receiver {
             0
         };
         Some((number, self.queues.get(number)?))
-    }
-
-    /// Sends the datagrams that were put into a queue's ring: what the device drops
-    /// is gone, what it does not take goes with a later flush.
-    pub(crate) fn send_queue(
-        &self,
-        core: &Core,
-        number: usize,
-        queue: &QueueHandle,
-    ) -> io::Result<()> {
-        loop {
-            let flushed = lock(&queue.transmitter).flush()?;
-            if flushed.left == 0 {
-                return Ok(());
-            }
-            if flushed.full && flushed.dropped == 0 {
-                core.tcp.sending.ring_doorbell(number);
-                return Ok(());
-            }
-        }
     }
 
     /// Number of queues that send.

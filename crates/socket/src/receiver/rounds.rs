@@ -7,6 +7,7 @@ use std::cell::RefCell;
 
 use super::classes::nanoseconds;
 use super::*;
+use crate::core::Core;
 use crate::lock::{MutexGuard, rank};
 use tidewall_receive::poller::{Round, WAITED};
 

@@ -1,6 +1,7 @@
 //! One thread that polls the devices of several stacks, and sleeps on all of them.
 
 use super::*;
+use crate::core::Core;
 
 /// When to look again at a device that has frames and no room for more, or frames of
 /// another's to give back.
@@ -114,7 +115,8 @@ pub(crate) fn wait_for_frames(
             })
             .collect();
         if let Some(core) = cores.first() {
-            core.sleep_on(&descriptors, timeout, None, &mut Vec::new())?;
+            core.clock
+                .sleep_on(&descriptors, timeout, None, &mut Vec::new())?;
         }
         for core in &up {
             core.receiver.collect(core);

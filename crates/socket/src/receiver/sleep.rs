@@ -2,6 +2,7 @@
 
 use super::rounds::{Caller, Progress};
 use super::*;
+use crate::core::Core;
 use crate::lock::lock;
 use crate::wait_queue::{Waitable, Waker, take_interruption};
 
@@ -51,7 +52,7 @@ impl Receiver {
         if has_input() {
             return Ok(true);
         }
-        if !self.has_no_device(core) && core.tcp.sending.len() == 0 {
+        if !self.has_no_device(core) && core.output.sockets() == 0 {
             let by_others = |queue: &QueueHandle| queue.polled_by_others.load(Ordering::Relaxed);
             let sent = self.sent();
             let most = self.spin_trial.as_ref().map_or(self.spin.most, |trial| {
@@ -89,7 +90,7 @@ impl Receiver {
             socket.leave(&waker);
         }
         self.leadership.leave(&waker);
-        core.tcp.helper.thread_leaves();
+        core.helper.thread_leaves();
         // Who woke us for it wakes nobody else.
         match result {
             Ok(true) => Ok(true),
@@ -151,7 +152,7 @@ impl Receiver {
                 progress.ended = self.round(core, false)?.ended;
             }
             // Acknowledgments and data of the application's last turn.
-            sends = core.tcp.before_sleep(core, progress.ended) && !core.netdev.is_gone();
+            sends = core.before_sleep(progress.ended) && !core.netdev.is_gone();
             if has_input() {
                 return Ok(true);
             }
@@ -163,10 +164,10 @@ impl Receiver {
             if has_led_for_others {
                 for_others += 1;
                 // Where nobody would look while all threads are away, it goes on.
-                if for_others >= ROUNDS_FOR_OTHERS && core.tcp.helper.is_running() {
+                if for_others >= ROUNDS_FOR_OTHERS && core.helper.is_running() {
                     self.leadership.resign(waker);
                     leads = false;
-                    core.tcp.helper.wake();
+                    core.helper.wake();
                 }
             }
             if take_interruption() {
@@ -193,7 +194,7 @@ impl Receiver {
             };
             let spins = sends || again;
             if spins {
-                if deadline.is_some_and(|deadline| core.instant_now() >= deadline) {
+                if deadline.is_some_and(|deadline| core.clock.instant_now() >= deadline) {
                     return Ok(false);
                 }
                 rounds = rounds.wrapping_add(1);
@@ -203,7 +204,8 @@ impl Receiver {
             }
             let now = progress.ended;
             let mut timeout = match deadline {
-                Some(deadline) => match deadline.checked_duration_since(core.instant_at(now)) {
+                Some(deadline) => match deadline.checked_duration_since(core.clock.instant_at(now))
+                {
                     Some(left) if !left.is_zero() => Some(left),
                     _ => return Ok(false),
                 },
@@ -212,7 +214,7 @@ impl Receiver {
             if progress.stopped {
                 timeout = Some(timeout.map_or(STOPPED_SLEEP, |t| t.min(STOPPED_SLEEP)));
             }
-            if core.tcp.sending.is_held_up() && !core.netdev.is_gone() {
+            if core.output.is_held_up() && !core.netdev.is_gone() {
                 timeout = Some(timeout.map_or(SEND_AGAIN, |t| t.min(SEND_AGAIN)));
             }
             if progress.missing {
@@ -221,7 +223,7 @@ impl Receiver {
             if let Some(expiry) = lock(&core.ip.fragments).next_expiry(now) {
                 timeout = Some(timeout.map_or(expiry, |t| t.min(expiry)));
             }
-            if let Some(next) = core.tcp.next_timer(now).filter(|_| leads) {
+            if let Some(next) = core.next_timer(now).filter(|_| leads) {
                 if next.is_zero() && !spins {
                     continue;
                 }
@@ -252,7 +254,8 @@ impl Receiver {
                     host.application_sleeps();
                 }
             }
-            core.sleep_on(&descriptors, timeout, signals, &mut fired)?;
+            core.clock
+                .sleep_on(&descriptors, timeout, signals, &mut fired)?;
             for &place in &fired {
                 if place == 0 {
                     waker.clear();

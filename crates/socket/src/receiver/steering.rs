@@ -8,10 +8,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{Counter, Protocol};
 use tidewall_manager::adaptor::Adaptor;
 use tidewall_manager::ethtool::NtupleRule;
@@ -21,8 +21,7 @@ use tidewall_receive::steering::{Look, Order, Polls, PortLoad, Refusal, Steering
 
 use super::classes::nanoseconds;
 use super::{QueueHandle, Receiver};
-use crate::stack::Core;
-use crate::udp::inner::SocketInner;
+use crate::core::Core;
 
 /// The reserved queue is polled at least so often, whatever waits in its channel: the
 /// device's timer (5 ms), which would have it polled in softirq, restarts with each poll.
@@ -255,20 +254,24 @@ impl SteeringWatch {
         let mut ports = Vec::new();
         let mut sockets = Vec::new();
         if self.steering.needs_ports(&look) {
-            sockets = core.udp.all();
+            sockets = core
+                .protocols
+                .iter()
+                .flat_map(|it| it.datagram_ports())
+                .collect();
             ports = count_ports(core, &sockets, &before.channels, &mut counts.channels);
             look.has_neighbours = sockets.len() > 1
                 || core.tables.flows() > 0
-                || !core.tcp.all_listeners().is_empty();
+                || core.protocols.iter().any(|it| it.has_listeners());
         }
         look.ports = &ports;
         let order = self.steering.look(&look);
         self.before = counts;
         match order {
             Some(Order::Move(port)) => {
-                let channel = sockets.iter().find(|it| it.ends().local.port() == port);
-                if let Some(channel) = channel {
-                    self.move_port(core, last, port, channel.id().index());
+                let channel = sockets.iter().find(|it| it.0 == port);
+                if let Some((_, channel)) = channel {
+                    self.move_port(core, last, port, channel.index());
                 }
             }
             Some(Order::PutBack(_)) => self.put_back(core, last),
@@ -329,14 +332,13 @@ impl SteeringWatch {
 /// counts. Where several share a port, the channel of one says nothing of the others.
 fn count_ports(
     core: &Core,
-    sockets: &[Arc<SocketInner>],
+    sockets: &[(u16, ChannelId)],
     before: &Channels,
     now: &mut Channels,
 ) -> Vec<PortLoad> {
     let mut ports = Vec::with_capacity(sockets.len());
     let mut sharing: BTreeMap<u16, u32> = BTreeMap::new();
-    for socket in sockets {
-        let (id, port) = (socket.id(), socket.ends().local.port());
+    for &(port, id) in sockets {
         let mut counts = (0u32, 0u64);
         for queue in &core.receiver.queues {
             let queue = queue.shared.queue();

@@ -4,7 +4,7 @@ use tidewall_device::memory::LinkPort;
 use tidewall_protocol::tcp::Sysctl;
 
 use super::*;
-use crate::virtual_time::VirtualTime;
+use crate::clock::VirtualTime;
 
 /// How to start a stack on the in-memory device.
 #[derive(Clone, Debug)]

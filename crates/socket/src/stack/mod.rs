@@ -3,23 +3,22 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidewall_device::afxdp::SharedUmem;
-use tidewall_device::demux::layout::{Metadata, Protocol};
+use tidewall_device::demux::layout::{self, Metadata};
 use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_device::forked::Process;
 use tidewall_device::frame::Frame;
 use tidewall_device::interface::{UsesReader, queue_count};
-use tidewall_device::queue::{KernelDelivered, Queue};
+use tidewall_device::queue::Queue;
 use tidewall_manager::adaptor::Adaptor;
 use tidewall_manager::ethtool::NtupleRule;
 use tidewall_manager::record::Record;
 use tidewall_manager::{AfXdp, Config, XdpMode};
 use tidewall_protocol::InputOptions;
-use tidewall_protocol::tcp::{Errno, Sysctl};
+use tidewall_protocol::tcp::Sysctl;
 use tidewall_receive::architecture::{Architecture, HostThreads, Upcalls};
 use tidewall_receive::poller::{self, Shared};
 use tidewall_sys::netlink::{Netdev, XDP_NDO_XMIT};
@@ -27,26 +26,32 @@ use tidewall_wire::ethernet::MacAddress;
 
 use crate::atm::Atm;
 use crate::causes::Causes;
-use crate::channels::{ChannelPool, FRAGMENT_CHANNEL, SHARED_CHANNEL, TIME_WAIT_CHANNEL};
+use crate::channels::{ChannelPool, FRAGMENT_CHANNEL};
+use crate::clock::Clock;
 use crate::control::Control;
+use crate::core::Core;
 use crate::device_owner::DeviceOwner;
 use crate::endpoint::Endpoint;
-use crate::forward::ForwardEndpoint;
+use crate::forward::Forwarding;
+use crate::helper::Helper;
 use crate::host::{self, Interface};
 use crate::ip::fragments::FragmentEndpoint;
 use crate::ip::routes::Routes;
 use crate::ip::transmit::Transmitter;
 use crate::ip::{FRAGMENT_LIMIT, Ip};
 use crate::link::LinkWatch;
-use crate::lock::{Mutex, lock, rank};
+use crate::lock::Mutex;
 use crate::netdev::NetDevice;
+use crate::output::Output;
+use crate::protocol::Protocol;
+#[cfg(feature = "mio")]
+use crate::readiness::event_loop::Notifier;
 use crate::receiver::{QueueHandle, Receiver, WakeUp};
-use crate::snapshot::{DeviceLosses, DeviceSnapshot, StackSnapshot};
+use crate::snapshot::{DeviceSnapshot, StackSnapshot};
 use crate::tcp::Tcp;
-use crate::tcp::channels::Channels;
+use crate::timers::Timers;
 use crate::trace::TraceLog;
 use crate::udp::{Udp, UdpSocket};
-use crate::virtual_time::Clock;
 use crate::wait_queue::Waitable;
 
 /// Frames a queue keeps for transmission.
@@ -73,9 +78,10 @@ impl Drop for Inner {
             std::mem::forget((threads, self._control.take(), self.core.clone()));
             return;
         }
-        #[cfg(feature = "mio")]
-        self.core.notifier.stop(&self.core);
-        self.core.tcp.linger(&self.core);
+        for protocol in &self.core.protocols {
+            protocol.end(&self.core);
+        }
+        self.core.helper.stop();
     }
 }
 
@@ -84,31 +90,6 @@ pub(crate) struct Inner {
     _threads: Vec<HostThreads>,
     _control: Option<Control>,
     pub(crate) core: Arc<Core>,
-}
-
-/// What threads of the stack share.
-pub(crate) struct Core {
-    /// Where it is: in a forked child there is nothing of it.
-    pub(crate) process: Process,
-    pub(crate) receiver: Receiver,
-    pub(crate) tables: Arc<ApplicationTables>,
-    pub(crate) ip: Ip,
-    pub(crate) channels: ChannelPool,
-    pub(crate) udp: Udp,
-    pub(crate) tcp: Tcp,
-    pub(crate) atm: Atm,
-    #[cfg(feature = "mio")]
-    pub(crate) notifier: crate::readiness::event_loop::Notifier,
-    pub(crate) causes: Causes,
-    pub(crate) trace: TraceLog,
-    /// Held while a socket is bound, connected or closed.
-    pub(crate) binding: Mutex<(), rank::Binding>,
-    pub(crate) clock: Clock,
-    pub(crate) netdev: NetDevice,
-    /// Who forwards what comes to its ports.
-    pub(crate) forward: OnceLock<Arc<ForwardEndpoint>>,
-    /// Lists what stays with the kernel.
-    pub(crate) unprotected: OnceLock<fn() -> Vec<Record>>,
 }
 
 impl Stack {
@@ -164,7 +145,7 @@ impl Stack {
         tables.trusted.set_kernel_uses(uses);
         for (queue, class) in classes.iter().enumerate() {
             for &port in &class.ports {
-                for protocol in [Protocol::Udp, Protocol::Tcp] {
+                for protocol in [layout::Protocol::Udp, layout::Protocol::Tcp] {
                     let flow = NtupleRule {
                         protocol,
                         address: None,
@@ -274,7 +255,18 @@ impl Stack {
         tables.set_fragment_channel(fragment_id);
         owner.set_device(routes.interface(), mac, mtu);
         owner.own_orphan_fragments();
-        let tcp = Tcp::new(&handles, helper, driver_answers, parts.sysctl)?;
+        let timers = Timers::default();
+        let output = Arc::<Output>::default();
+        let helper = Arc::new(Helper::new(helper)?);
+        let start = Start {
+            queues: &handles,
+            timers: &timers,
+            output: &output,
+            helper: &helper,
+            sysctl: parts.sysctl,
+            driver_answers,
+        };
+        let protocols = protocols(start)?;
         let receiver = Receiver::new(
             handles,
             transmit_queues.max(1),
@@ -296,16 +288,14 @@ impl Stack {
             tables,
             ip,
             channels: ChannelPool::default(),
-            udp: Udp::default(),
-            tcp,
-            atm: Atm::default(),
+            timers,
+            output,
+            helper,
+            protocols,
             causes: Causes::default(),
             trace: TraceLog::default(),
-            #[cfg(feature = "mio")]
-            notifier: Default::default(),
             binding: Mutex::new(()),
             clock,
-            forward: OnceLock::new(),
             unprotected: OnceLock::new(),
             netdev: NetDevice::new(
                 parts.name,
@@ -315,19 +305,13 @@ impl Stack {
                 parts.warnings,
             )?,
         });
-        let Channels {
-            shared, time_wait, ..
-        } = &core.tcp.channels;
-        let endpoints: [(u16, Arc<dyn Endpoint>); 3] = [
-            (FRAGMENT_CHANNEL, Arc::new(FragmentEndpoint)),
-            (SHARED_CHANNEL, shared.clone()),
-            (TIME_WAIT_CHANNEL, time_wait.clone()),
-        ];
-        for (channel, endpoint) in endpoints {
-            core.channels.set_endpoint(channel, Some(endpoint));
+        let fragments: Arc<dyn Endpoint> = Arc::new(FragmentEndpoint);
+        core.channels
+            .set_endpoint(FRAGMENT_CHANNEL, Some(fragments));
+        for protocol in &core.protocols {
+            protocol.begin(&core);
         }
-        core.tcp.set_cookie_parameters(&core);
-        if let Some(losses) = DeviceLosses::of(&core) {
+        if let Some(losses) = core.losses() {
             let _ = core.netdev.losses_before.set(losses);
         }
         let mut threads = Vec::new();
@@ -376,7 +360,7 @@ impl Stack {
         {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let deadline = timeout.map(|timeout| self.core().instant_now() + timeout);
+        let deadline = timeout.map(|timeout| self.core().clock.instant_now() + timeout);
         let waited: Vec<&dyn Waitable> = sockets.iter().map(|it| &*it.inner as _).collect();
         let core = self.here()?;
         core.receiver.sleep(core, &waited, deadline)?;
@@ -394,14 +378,14 @@ impl Stack {
     /// `tcp_mem`). What an application has not read, and what a connection that is not
     /// closed has to send, is kept.
     pub fn set_tcp_memory(&self, bytes: u64) {
-        self.core().tcp.memory.set_limit(bytes);
+        Tcp::of(self.core()).memory.set_limit(bytes);
     }
 
     /// Sets how many connections that are closed the stack drives at most, until
     /// what was written has arrived; those closed beyond are reset (Linux
     /// `tcp_max_orphans`).
     pub fn set_tcp_orphans(&self, connections: u64) {
-        self.core().tcp.memory.set_orphans_max(connections);
+        Tcp::of(self.core()).memory.set_orphans_max(connections);
     }
 
     /// What does not work as it should: knobs that could not be set at the start,
@@ -460,16 +444,16 @@ impl Stack {
                 ..StackSnapshot::default()
             };
         };
-        StackSnapshot::take(core)
+        core.snapshot()
     }
 
-    /// Starts the thread that TCP has, which otherwise begins with the first socket of TCP's:
-    /// for a process that will not be allowed to make threads by then.
+    /// Starts the helper thread, which otherwise begins with the first TCP socket: for a
+    /// process that will not be allowed to make threads by then.
     ///
     /// # Errors
     /// EAGAIN; EOWNERDEAD in a forked child.
     pub fn start_helper(&self) -> io::Result<()> {
-        crate::tcp::helper::Helper::start(self.here()?)
+        Helper::start(self.here()?)
     }
 
     /// The process is about to end, and with it all sockets, of which none is used any
@@ -477,7 +461,7 @@ impl Stack {
     /// child it does nothing.
     pub fn linger(&self) {
         if let Ok(core) = self.here() {
-            core.tcp.linger(core);
+            Tcp::of(core).linger(core);
         }
     }
 
@@ -496,6 +480,30 @@ impl Stack {
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.inner.core
     }
+}
+
+/// What protocols are made of, when a stack starts.
+pub(crate) struct Start<'a> {
+    pub(crate) queues: &'a [QueueHandle],
+    pub(crate) timers: &'a Timers,
+    pub(crate) output: &'a Arc<Output>,
+    pub(crate) helper: &'a Arc<Helper>,
+    pub(crate) sysctl: Sysctl,
+    /// See [`driver_answers`].
+    pub(crate) driver_answers: bool,
+}
+
+/// The protocols of every stack. Those looked up most often come first; an operator sees
+/// them in the reverse order.
+fn protocols(start: Start<'_>) -> io::Result<Vec<Arc<dyn Protocol>>> {
+    Ok(vec![
+        Arc::new(Tcp::new(start)?),
+        Arc::new(Atm::default()),
+        Arc::new(Udp::default()),
+        #[cfg(feature = "mio")]
+        Arc::new(Notifier::default()),
+        Arc::new(Forwarding::default()),
+    ])
 }
 
 /// What each kind of stack brings.
@@ -569,6 +577,7 @@ mod managed;
 mod memory;
 mod receiving;
 mod tap;
+mod virtual_time;
 
 pub use config::EmbeddedConfig;
 #[cfg(any(test, feature = "testutil"))]
@@ -576,66 +585,3 @@ pub use memory::MemoryConfig;
 pub use receiving::ReceiveControl;
 use receiving::Receiving;
 pub use tap::TapConfig;
-
-impl Core {
-    /// True while sockets are in event loops that do not turn the stack.
-    pub(crate) fn has_event_loops(&self) -> bool {
-        #[cfg(feature = "mio")]
-        let has = self.notifier.is_used();
-        #[cfg(not(feature = "mio"))]
-        let has = false;
-        has
-    }
-
-    /// Seconds since the stack started.
-    pub(crate) fn now(&self) -> Duration {
-        self.clock.now()
-    }
-
-    /// The interface is no more. Listeners and datagram sockets go on by the kernel sockets
-    /// that hold their ports, also once there is an interface again; what has none gets ENODEV,
-    /// and connections end as if their peers were silent.
-    pub(crate) fn lose_device(&self) {
-        if self.netdev.link.gone.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let name = &self.netdev.name;
-        self.netdev.warn(format!(
-            "{name} is no more: sockets are the kernel's until this process is restarted"
-        ));
-        if let Some(say) = self.netdev.when_gone.get() {
-            say(name);
-        }
-        lock(&self.ip.routes).lose_interface();
-        let sockets = self.udp.all();
-        for socket in sockets.iter().filter(|it| !it.has_kernel_part()) {
-            socket.fail(libc::ENODEV);
-        }
-        for circuit in self.atm.all() {
-            circuit.fail(libc::ENODEV);
-        }
-        self.atm.fail_calls(libc::ENODEV);
-        let listeners = self.tcp.all_listeners();
-        for listener in listeners.iter().filter(|it| !it.has_kernel_part()) {
-            listener.notify_failure();
-        }
-        for connection in self.tcp.flows.all() {
-            connection.fail(self, Errno::TIMEDOUT);
-        }
-        self.receiver.leadership.wake_leader();
-    }
-
-    /// A datagram or segment that came through the kernel while NAPI ids were
-    /// discovered.
-    pub(crate) fn deliver_from_kernel(&self, from: KernelDelivered, payload: &[u8]) {
-        self.causes.kernel_delivered();
-        let forward = self.forward.get();
-        if forward.is_some_and(|forward| forward.take(from, payload)) {
-            return;
-        }
-        match from.protocol {
-            Protocol::Tcp => self.tcp.take_kernel_delivered(self, from, payload),
-            _ => self.udp.deliver_from_kernel(self, from, payload),
-        }
-    }
-}

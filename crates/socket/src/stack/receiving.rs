@@ -13,7 +13,7 @@ use crate::receiver::TrafficClass;
 /// of what a channel holds by default. A larger round overflows it before
 /// anybody can read, and after each pause a policy tries the largest again
 /// (RHIP lost 15,000 frames/s so).
-const OWN_BUDGET: u32 = crate::udp::DEFAULT_RECEIVE_LIMIT / 2;
+const OWN_BUDGET: u32 = crate::channels::DEFAULT_RECEIVE_LIMIT / 2;
 
 /// What decides Bp (frames a round) and T (least time between two interrupts) of a stack
 /// (Chang & Muppala, 2007).

@@ -1,6 +1,6 @@
 //! Channels that many connections share, and the driver's table of flows.
 //!
-//! Connections without a channel of their own ([`crate::channels`]) share one, and
+//! Connections without a channel of their own ([`super::lending`]) share one, and
 //! those in TIME-WAIT another, small and emptied last. In both the driver gives each
 //! flow a part only
 //! ([`ApplicationTables::set_share`](tidewall_device::demux::ApplicationTables::set_share)), as it does
@@ -12,16 +12,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::{FLOW_BUCKETS, FLOW_WAYS, Protocol};
+use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::FourTuple;
 use tidewall_receive::poller::Channel;
 
 use super::Tcp;
 use super::connection::ConnectionInner;
-use crate::channels::{SHARED_CHANNEL, TIME_WAIT_CHANNEL};
+use crate::channels::COMMON_CHANNELS;
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, lock, rank};
 use crate::receiver::QueueHandle;
-use crate::stack::Core;
 
 /// Frames that may wait in the shared channel, a queue.
 const SHARED_LIMIT: u32 = 1024;
@@ -107,14 +108,11 @@ impl Channels {
         for queue in queues {
             set_part(queue, Part::HalfOpen, HALF_OPEN_SHARE);
         }
+        // Those of connections without one of their own, and of connections in TIME-WAIT.
+        let [shared, time_wait] = COMMON_CHANNELS;
         Ok(Channels {
-            shared: SharedChannel::open(queues, SHARED_CHANNEL, SHARED_LIMIT, Part::Shared)?,
-            time_wait: SharedChannel::open(
-                queues,
-                TIME_WAIT_CHANNEL,
-                TIME_WAIT_LIMIT,
-                Part::TimeWait,
-            )?,
+            shared: SharedChannel::open(queues, shared, SHARED_LIMIT, Part::Shared)?,
+            time_wait: SharedChannel::open(queues, time_wait, TIME_WAIT_LIMIT, Part::TimeWait)?,
             closing: Mutex::default(),
         })
     }
@@ -123,14 +121,18 @@ impl Channels {
 impl Endpoint for SharedChannel {
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
         match self.part {
-            Part::TimeWait => core.tcp.on_time_wait_frames(),
-            _ => core.tcp.on_shared_frames(core),
+            Part::TimeWait => Tcp::of(core).on_time_wait_frames(),
+            _ => Tcp::of(core).on_shared_frames(core),
         }
     }
 
     /// TIME-WAIT's: the other has no timer.
     fn on_timer(self: Arc<Self>, core: &Core) {
-        core.tcp.expire_time_wait(core);
+        Tcp::of(core).expire_time_wait(core);
+    }
+
+    fn on_reassembled(&self, core: &Core, _id: ChannelId, datagram: Reassembled) {
+        Tcp::of(core).keep_reassembled(core, datagram);
     }
 }
 

@@ -26,12 +26,13 @@ use self::output::nanoseconds;
 use super::Tcp;
 use super::channels::{Part, SHARED_MOST};
 use super::frames::{Content, Deferred};
+use super::lending::{Usage, empty};
 use super::listener::ListenerInner;
 use super::memory::{Locked, Memory};
-use crate::channels::{ChannelSet, Usage};
+use crate::channels::ChannelSet;
+use crate::core::Core;
 use crate::lock::{Mutex, MutexGuard, lock, rank};
 use crate::readiness::Events;
-use crate::stack::Core;
 use crate::wait_queue::WaitQueue;
 pub(crate) use waiting::Waiting;
 
@@ -251,7 +252,7 @@ impl ConnectionInner {
             while let Some(frame) = channel.remove() {
                 taken += 1;
                 let read = (&frame, &mut joined);
-                match core.tcp.parse(core, &shared, read, set.id, deferred) {
+                match Tcp::of(core).parse(core, &shared, read, set.id, deferred) {
                     Content::Segment(segment, described) if segment.flow == *connection.flow() => {
                         match described.waited_since(now) {
                             None => connection.input(&segment, now),
@@ -352,7 +353,7 @@ impl ConnectionInner {
         } else if let Some(entry) = state.connection.take_time_wait() {
             // Nobody is notified of this: the peer's FIN was what they waited for.
             state.reported = Reported::of(&state.connection);
-            core.tcp.enter_time_wait(core, entry);
+            Tcp::of(core).enter_time_wait(core, entry);
             self.detach(core, state, true, deferred);
             return;
         } else if state.connection.state() == Phase::Closed {
@@ -379,7 +380,7 @@ impl ConnectionInner {
             if due.is_none_or(|due| nanoseconds(due) > state.armed) {
                 state.armed = NEVER;
                 if due.is_none() {
-                    core.tcp.timers.disarm(self.timer);
+                    core.timers.disarm(self.timer);
                 }
             }
         }
@@ -401,7 +402,7 @@ impl ConnectionInner {
             };
             // Not the exact time: what is due between the two is not armed otherwise.
             state.armed = nanoseconds(due);
-            core.tcp.arm(self.timer, due);
+            core.arm(self.timer, due);
         }
     }
 
@@ -455,24 +456,27 @@ impl ConnectionInner {
         let flow = *state.connection.flow();
         // A new one may have the channel of one that is silent.
         let wanted = state.usage.frames(core.now()).max(1);
-        let Some(mut set) = core.channels.lend(core, wanted, deferred) else {
+        let Some(mut set) = Tcp::of(core).lend_channel(core, wanted, deferred) else {
             if first {
                 state.connection.set_receive_room(SHARED_MOST);
             }
             return !first
-                || core
-                    .tcp
-                    .enter_flow(core, &flow, core.tcp.channels.shared.id, Part::Shared);
+                || Tcp::of(core).enter_flow(
+                    core,
+                    &flow,
+                    Tcp::of(core).channels.shared.id,
+                    Part::Shared,
+                );
         };
         let id = set.id;
         core.channels.set_endpoint(id.index(), Some(self.clone()));
-        set.empty(deferred);
-        if core.tcp.enter_flow(core, &flow, id, Part::All) {
+        empty(&mut set, deferred);
+        if Tcp::of(core).enter_flow(core, &flow, id, Part::All) {
             state.waits = Waits::None;
             state.enter_channel(core, set);
             return true;
         }
-        core.channels.give_back(core, set, deferred);
+        Tcp::of(core).take_channel_back(core, set, deferred);
         false
     }
 
@@ -481,9 +485,13 @@ impl ConnectionInner {
         if let Some(set) = state.leave_channel() {
             (state.waits, state.waited) = (Waits::None, false);
             // It replaces an entry, for which there is room.
-            core.tcp
-                .enter_flow(core, &self.flow, core.tcp.channels.shared.id, Part::Shared);
-            core.channels.give_back(core, set, deferred);
+            Tcp::of(core).enter_flow(
+                core,
+                &self.flow,
+                Tcp::of(core).channels.shared.id,
+                Part::Shared,
+            );
+            Tcp::of(core).take_channel_back(core, set, deferred);
         }
     }
 
@@ -495,22 +503,28 @@ impl ConnectionInner {
             core.causes.protocol(DropReason::AcpFraming);
         }
         let flow = *state.connection.flow();
-        core.tcp.flows.forget(&flow);
+        Tcp::of(core).flows.forget(&flow);
         if lingers {
-            core.tcp
-                .enter_flow(core, &flow, core.tcp.channels.time_wait.id, Part::TimeWait);
+            Tcp::of(core).enter_flow(
+                core,
+                &flow,
+                Tcp::of(core).channels.time_wait.id,
+                Part::TimeWait,
+            );
         } else {
             core.tables
                 .disconnect(Protocol::Tcp, flow.local, flow.remote);
         }
         if let Some(set) = state.channel.take() {
-            core.channels.give_back(core, set, deferred);
+            Tcp::of(core).take_channel_back(core, set, deferred);
         }
         if !lingers {
-            core.tcp.ports.leave(&core.netdev.owner, flow.local.port());
+            Tcp::of(core)
+                .ports
+                .leave(&core.netdev.owner, flow.local.port());
         }
-        core.tcp.timers.remove(self.timer);
-        core.tcp.counters.closed(state.orphan);
+        core.timers.remove(self.timer);
+        Tcp::of(core).counters.closed(state.orphan);
     }
 
     /// The application is done with it: FIN, or RST when data was not read, and
@@ -524,8 +538,8 @@ impl ConnectionInner {
             state.opening.awaits_syn_data = false;
             state.connection.close(linger, core.now());
             if !state.detached {
-                core.tcp.limit_orphan(state);
-                core.tcp.counters.orphan_made();
+                Tcp::of(core).limit_orphan(state);
+                Tcp::of(core).counters.orphan_made();
                 self.update(core, state, deferred);
             }
         });
@@ -575,7 +589,7 @@ impl Tcp {
             connection.is_fast_open_client(),
             connection.awaits_syn_data(),
         );
-        let inner = self.timers.add(|timer| {
+        let inner = core.timers.add(|timer| {
             Arc::new(ConnectionInner {
                 flow,
                 timer,
@@ -620,7 +634,7 @@ impl Tcp {
             })
         });
         if !self.flows.enter(&inner) {
-            self.timers.remove(inner.timer);
+            core.timers.remove(inner.timer);
             return None;
         }
         let entered = {
@@ -636,7 +650,7 @@ impl Tcp {
         };
         if !entered {
             self.flows.forget(&flow);
-            self.timers.remove(inner.timer);
+            core.timers.remove(inner.timer);
             return None;
         }
         self.bound_time_wait(core);

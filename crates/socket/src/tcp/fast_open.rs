@@ -14,8 +14,9 @@ use tidewall_protocol::tcp::{
 
 use super::ListenOptions;
 use super::Tcp;
+use crate::core::Core;
 use crate::lock::{Mutex, lock, rank};
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 
 /// Servers that are remembered at most (RFC 7413 §4.1.3 wants a bound).
 const SERVERS_MAX: usize = 4096;
@@ -150,7 +151,7 @@ impl Stack {
     /// The kernel's parameters of TCP as they were when the stack started, or as
     /// [`Stack::set_sysctl`] has set them: what its connections begin with.
     pub fn sysctl(&self) -> Sysctl {
-        self.core().tcp.sysctl()
+        Tcp::of(self.core()).sysctl()
     }
 
     /// Sets the keys of Fast Open cookies (`tcp_fastopen_key`): for several
@@ -158,7 +159,7 @@ impl Stack {
     /// namespace's, or random where that has none.
     pub fn set_fast_open_keys(&self, keys: FastOpenKeys) {
         if let Ok(core) = self.here() {
-            core.tcp.set_fast_open_keys(core, keys);
+            Tcp::of(core).set_fast_open_keys(core, keys);
         }
     }
 
@@ -167,13 +168,13 @@ impl Stack {
     /// unless set; zero goes on using it).
     pub fn set_fast_open_black_hole(&self, time: Duration) {
         let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-        let place = &self.core().tcp.fast_open.black_hole;
+        let place = &Tcp::of(self.core()).fast_open.black_hole;
         place.store(seconds, Ordering::Relaxed);
     }
 
     /// The keys of Fast Open cookies ([`Stack::set_fast_open_keys`]).
     pub fn fast_open_keys(&self) -> FastOpenKeys {
-        *lock(&self.core().tcp.fast_open.keys)
+        *lock(&Tcp::of(self.core()).fast_open.keys)
     }
 
     /// Draws a new key for Fast Open cookies. Those that the last one has made are
@@ -186,8 +187,8 @@ impl Stack {
         let mut key = [0; 16];
         File::open("/dev/urandom")?.read_exact(&mut key)?;
         let core = self.here()?;
-        let last = lock(&core.tcp.fast_open.keys).primary;
-        core.tcp.set_fast_open_keys(
+        let last = lock(&Tcp::of(core).fast_open.keys).primary;
+        Tcp::of(core).set_fast_open_keys(
             core,
             FastOpenKeys {
                 primary: key,

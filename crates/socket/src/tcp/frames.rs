@@ -14,10 +14,10 @@ use tidewall_wire::udp::Addresses;
 
 use super::Tcp;
 use super::connection::flow_of;
-use super::sending::Hold;
 use crate::channel_frame::ChannelFrame;
+use crate::core::Core;
 use crate::lock::lock;
-use crate::stack::Core;
+use crate::protocol::Hold;
 
 /// A segment in a buffer of its own: one that came in a channel whose owner it
 /// was not for.
@@ -64,13 +64,13 @@ impl Deferred {
             core.causes.protocol(DropReason::Protocol);
         }
         for misdirected in self.misdirected {
-            core.tcp.take_misdirected(core, &misdirected);
+            Tcp::of(core).take_misdirected(core, &misdirected);
         }
         if !self.reassembled.is_empty() {
             core.ip.deliver(core, self.reassembled);
         }
         if self.look {
-            core.tcp.take_waiting(core);
+            core.take_waiting();
         }
     }
 
@@ -169,21 +169,6 @@ impl Tcp {
         }
     }
 
-    /// Sees to what the device has, and to what has waited there.
-    pub(super) fn take_waiting(&self, core: &Core) {
-        if core.receiver.architecture.has_threads() {
-            // Theirs to receive.
-            return;
-        }
-        for queue in &core.receiver.queues {
-            let mut ready = Vec::new();
-            queue.poller.lock().collect(&mut ready);
-            for channel in ready {
-                core.channels.on_frames(core, channel);
-            }
-        }
-    }
-
     fn take_misdirected(&self, core: &Core, misdirected: &Misdirected) {
         let (bytes, transport) = (&misdirected.bytes, misdirected.transport);
         let taken = if misdirected.error {
@@ -255,7 +240,7 @@ impl Tcp {
         // gets there.
         self.dispatch(core, &segment, kernel_delivered.neighbour, 0, true);
         // The thread may be one that sends nothing of its own afterwards.
-        self.send(core, Hold::Nothing);
+        core.send(Hold::Nothing);
     }
 
     /// Gives a segment to whom it belongs. No connection may be locked. `silent`: to nobody,
@@ -311,7 +296,7 @@ impl Tcp {
         if queued.is_err_and(|error| error.raw_os_error() != Some(libc::ENOBUFS)) {
             core.causes.protocol(DropReason::TcpUnsendable);
         }
-        self.sending.ring_doorbell(queue);
+        core.output.ring_doorbell(queue);
     }
 
     /// Gives frames of a channel without an owner to whom they belong.

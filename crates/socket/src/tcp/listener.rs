@@ -19,16 +19,18 @@ use tidewall_protocol::tcp::{self, Listener};
 use tidewall_sys::ready_now;
 use tidewall_wire::ethernet::MacAddress;
 
+use super::Tcp;
 use super::connection::{ConnectionInner, error};
-use super::helper::Helper;
 use super::kernel_stream::KernelStream;
 use super::stream::TcpStream;
 use crate::channels::ChannelSet;
+use crate::core::Core;
+use crate::helper::Helper;
 use crate::kernel::KernelInput;
 use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
 use crate::readiness::registration::{Handle, Pollable};
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::udp::{specified, to_v6};
 use crate::wait_queue::{WaitQueue, Waitable};
 
@@ -211,9 +213,7 @@ impl TcpListener {
         let (local, entered) = match entered {
             Some(entered) => (local, entered),
             None => {
-                let local = core
-                    .tcp
-                    .bind_without_kernel(core, address, options.reuse_port)?;
+                let local = Tcp::of(core).bind_without_kernel(core, address, options.reuse_port)?;
                 let entered = Entered::new(core, key, local.port(), None, patience)?;
                 (local, entered)
             }
@@ -223,9 +223,9 @@ impl TcpListener {
         let set = core.channels.open(&core.receiver.queues, id, limit)?;
         let opened = set.channels.iter().map(|_| Opened::new(limit)).collect();
         // IPv6 peers get 20 bytes less.
-        let config = options.stream.apply(core.tcp.config(true));
-        let mut protocol = Listener::new(&config, options.backlog, core.tcp.secrets);
-        protocol.set_fast_open(core.tcp.fast_open.serving(&options));
+        let config = options.stream.apply(Tcp::of(core).config(true));
+        let mut protocol = Listener::new(&config, options.backlog, Tcp::of(core).secrets);
+        protocol.set_fast_open(Tcp::of(core).fast_open.serving(&options));
         protocol.set_defer_accept(options.defer_accept);
         let offer = CookieOffer {
             window: config.syn_window(),
@@ -234,7 +234,7 @@ impl TcpListener {
             sack: config.sack,
             ecn: config.ecn != tcp::Ecn::Off,
         };
-        let inner = core.tcp.timers.add(|timer| {
+        let inner = core.timers.add(|timer| {
             Arc::new(ListenerInner {
                 timer,
                 id,
@@ -269,7 +269,7 @@ impl TcpListener {
             })
         });
         core.channels.set_endpoint(id.index(), Some(inner.clone()));
-        core.tcp.add_listener(&inner);
+        Tcp::of(core).add_listener(&inner);
         let mut listener = TcpListener {
             inner,
             #[cfg(feature = "mio")]
@@ -297,7 +297,7 @@ impl TcpListener {
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let core = self.stack.here()?;
         let inner = &self.inner;
-        core.tcp.helper.application_is_here();
+        core.helper.application_is_here();
         inner.acceptor_until.store(u64::MAX, Ordering::Relaxed);
         let result = self.accept_next(core);
         let until = (core.now() + ACCEPTOR_TIMEOUT).as_nanos() as u64;
@@ -335,7 +335,7 @@ impl TcpListener {
                 if !polled && !inner.wait_queue.is_polled() {
                     polled = true;
                     core.receiver.round(core, false)?;
-                    core.tcp.before_sleep(core, core.now());
+                    core.before_sleep(core.now());
                     if let Some(found) = self.accept_from_kernel()? {
                         return Ok(found);
                     }
@@ -355,7 +355,7 @@ impl TcpListener {
         // Room again: what waits in the channel may go on.
         let stream = TcpStream::own(connection, self.stack.clone(), self.inner.local.is_ipv6());
         let peer = stream.peer_address();
-        core.tcp.counters.accepted(false);
+        Tcp::of(core).counters.accepted(false);
         if self.inner.has_unprocessed_frames() {
             self.inner.process(core);
         }
@@ -386,7 +386,7 @@ impl TcpListener {
             }
             Ok((stream, peer)) => {
                 let stream = KernelStream::new(stream);
-                self.stack.core().tcp.counters.accepted(true);
+                Tcp::of(self.stack.core()).counters.accepted(true);
                 Ok(Some((TcpStream::kernel(stream, self.stack.clone()), peer)))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -453,7 +453,7 @@ impl TcpListener {
         let _ = core.receiver.round(core, false);
         self.inner.process(core);
         self.inner.bequeath(core);
-        core.tcp.timers.remove(self.inner.timer);
+        core.timers.remove(self.inner.timer);
         let (set, half_open) = self.inner.close();
         for flow in half_open {
             core.tables
@@ -463,13 +463,13 @@ impl TcpListener {
         while let Some(connection) = self.inner.pop() {
             connection.close(core, Some(Duration::ZERO));
         }
-        core.tcp.flush(core);
+        core.flush();
         if let Some(set) = set {
             let _binding = lock(&core.binding);
             core.channels.set_endpoint(set.id.index(), None);
             core.channels.close(&core.receiver.queues, set);
         }
-        core.tcp
+        Tcp::of(core)
             .ports
             .leave(&core.netdev.owner, self.inner.local.port());
     }
@@ -556,7 +556,7 @@ impl<'a> Entered<'a> {
         holder: Option<BorrowedFd<'_>>,
         patience: Patience,
     ) -> io::Result<Self> {
-        let ports = &core.tcp.ports;
+        let ports = &Tcp::of(core).ports;
         ports.enter(&core.netdev.owner, key, port, None, holder, patience)?;
         let port = Some(port);
         Ok(Entered { core, port })
@@ -571,7 +571,9 @@ impl<'a> Entered<'a> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let Some(port) = self.port {
-            self.core.tcp.ports.leave(&self.core.netdev.owner, port);
+            Tcp::of(self.core)
+                .ports
+                .leave(&self.core.netdev.owner, port);
         }
     }
 }
@@ -592,7 +594,7 @@ impl Drop for TcpListener {
     fn drop(&mut self) {
         let Ok(core) = self.stack.here() else { return };
         self.inner.wait_queue.close();
-        core.tcp.remove_listener(&self.inner);
+        Tcp::of(core).remove_listener(&self.inner);
         if !self.inner.shut.swap(true, Ordering::SeqCst) {
             self.stop_listening();
         }
@@ -688,7 +690,7 @@ impl ListenerInner {
     /// flood: LRP's rule for a socket whose owner does not keep up. What finds
     /// room in the channel is answered still, at the helper's pace.
     fn has_acceptor(&self, core: &Core) -> bool {
-        let sharers = core.tcp.sharers(self);
+        let sharers = Tcp::of(core).sharers(self);
         self.is_accepted_from(core) || sharers.iter().any(|it| it.is_accepted_from(core))
     }
 

@@ -17,8 +17,9 @@ use tidewall_protocol::tcp::MemoryPressure;
 
 use super::Tcp;
 use super::connection::State;
+use super::lending::as_connection;
+use crate::core::Core;
 use crate::lock::{MutexGuard, rank};
-use crate::stack::Core;
 
 /// Closed connections that the stack drives at most, unless another number is set:
 /// Linux's `tcp_max_orphans` is as large on a machine of 16 GiB.
@@ -197,9 +198,10 @@ impl Tcp {
         }
         memory.asked.store(now.max(1), Ordering::Relaxed);
         let mut orphans = Vec::new();
-        for endpoint in self.timers.some(ASKED) {
-            if let Some(held) = endpoint.reclaim() {
-                orphans.push((held, endpoint));
+        let asked = core.timers.some(ASKED);
+        for connection in asked.into_iter().filter_map(as_connection) {
+            if let Some(held) = connection.reclaim() {
+                orphans.push((held, connection));
             }
         }
         orphans.sort_unstable_by_key(|&(held, _)| held);

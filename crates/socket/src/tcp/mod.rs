@@ -7,19 +7,20 @@
 //! the application leaves alone for several milliseconds.
 //!
 //! One concern a file: `channels`, `frames` (from channels to segments), `connection`,
-//! `acp` (message sockets), `flows` (which connections there are), `fast_open` (cookies and keys), `listener`,
+//! `lending` (channels that they borrow), `acp` (message sockets), `flows` (which connections there are), `fast_open` (cookies and keys), `listener`,
 //! `time_wait`, `stream` (the application's side), `kernel_stream` (connections that the
-//! kernel has), `selector`, `sending` (in which order, and how much at a time), `timers`,
-//! `ports`, `helper`, `memory` (what all connections' data takes).
+//! kernel has), `selector`, `sending` (in which order, and how much at a time),
+//! `ports`, `memory` (what all connections' data takes).
 
 mod acp;
 pub(crate) mod channels;
 pub(crate) mod connection;
+mod describe;
 mod fast_open;
 mod flows;
 pub(crate) mod frames;
-pub(crate) mod helper;
 mod kernel_stream;
+mod lending;
 pub(crate) mod listener;
 pub(crate) mod memory;
 mod ports;
@@ -27,7 +28,6 @@ mod selector;
 pub(crate) mod sending;
 mod stream;
 mod time_wait;
-mod timers;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -38,23 +38,28 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tidewall_device::demux::CookieParameters;
+use tidewall_device::demux::layout;
+use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::ip::reassembly::Reassembled;
-use tidewall_protocol::tcp::{Config, Secrets, TimeWaitTable};
+use tidewall_protocol::tcp::{Config, Errno, Secrets, TimeWaitTable};
+use tidewall_sys::netlink::SocketDiag;
 
+use crate::core::Core;
+use crate::helper::Helper;
 use crate::lock::{Mutex, ReadGuard, RwLock, lock, rank};
-use crate::receiver::QueueHandle;
-use crate::stack::Core;
+use crate::protocol::{Hold, Protocol};
+use crate::snapshot::StackSnapshot;
+use crate::stack::Start;
 use channels::Channels;
 use connection::ConnectionInner;
 use fast_open::FastOpen;
 use flows::Flows;
-use helper::Helper;
+use lending::Lending;
 use listener::ListenerInner;
 use memory::Memory;
 use ports::Ports;
-use sending::{Hold, Sending};
+use sending::Sending;
 use time_wait::TimeWait;
-use timers::Timers;
 
 pub use acp::{AcpListener, AcpStream};
 pub use listener::{ListenOptions, TcpListener};
@@ -83,12 +88,12 @@ const TIME_WAIT_MAX: usize = 131_072;
 /// TCP of one stack.
 pub(crate) struct Tcp {
     pub(crate) flows: Flows,
-    pub(crate) timers: Timers,
     pub(crate) ports: Ports,
     listeners: Mutex<HashMap<u16, Vec<Arc<ListenerInner>>>, rank::Leaf>,
     pub(crate) sending: Sending,
     pending: Pending,
     pub(crate) channels: Channels,
+    lending: Lending,
     pub(crate) time_wait: TimeWait,
     pub(crate) secrets: Secrets,
     pub(crate) fast_open: FastOpen,
@@ -237,14 +242,19 @@ impl Counters {
 }
 
 impl Tcp {
-    /// Opens the channel that connections share. `helped`: a thread may see to
-    /// them. `driver_answers`: what the driver answers leaves.
-    pub(crate) fn new(
-        queues: &[QueueHandle],
-        helped: bool,
-        driver_answers: bool,
-        sysctl: Sysctl,
-    ) -> io::Result<Self> {
+    /// Opens the channels that connections share.
+    ///
+    /// # Errors
+    /// ENOMEM; what `/dev/urandom` reports.
+    pub(crate) fn new(start: Start<'_>) -> io::Result<Self> {
+        let Start {
+            queues,
+            timers,
+            output,
+            helper,
+            sysctl,
+            driver_answers,
+        } = start;
         let mut keys = [[0; 16]; 3];
         File::open("/dev/urandom")?.read_exact(keys.as_flattened_mut())?;
         let [sequence, cookie, fast_open] = keys;
@@ -253,7 +263,6 @@ impl Tcp {
             mtu = mtu.min(lock(&queue.transmitter).packet_max());
         }
         let mss = mss_of(mtu);
-        let timers = Timers::default();
         let channels = Channels::open(queues)?;
         let mut time_wait_timer = 0;
         timers.add(|timer| {
@@ -262,12 +271,12 @@ impl Tcp {
         });
         Ok(Tcp {
             flows: Flows::new(),
-            timers,
             ports: Ports::default(),
             listeners: Mutex::default(),
-            sending: Sending::default(),
+            sending: Sending::new(output.clone()),
             pending: Pending::default(),
             channels,
+            lending: Lending::default(),
             time_wait: TimeWait {
                 table: Mutex::new(TimeWaitTable::new(TIME_WAIT_MAX, sequence)),
                 timer: time_wait_timer,
@@ -277,7 +286,7 @@ impl Tcp {
                 primary: fast_open,
                 backup: None,
             })),
-            helper: Arc::new(Helper::new(helped)?),
+            helper: helper.clone(),
             driver_answers,
             counters: Counters::default(),
             memory: Arc::default(),
@@ -357,23 +366,6 @@ impl Tcp {
     pub(crate) fn orphans(&self) -> u64 {
         self.counters.orphans.load(Ordering::Relaxed) as u64
     }
-
-    /// Arms a timer, or moves it. A thread that sleeps in the stack does not know of it.
-    pub(crate) fn arm(&self, timer: u32, due: Duration) {
-        if self.timers.arm(timer, due) {
-            self.helper.wake();
-        }
-    }
-
-    /// Time until a timer expires.
-    pub(crate) fn next_timer(&self, now: Duration) -> Option<Duration> {
-        self.timers.next(now)
-    }
-
-    /// True when a timer has expired.
-    pub(crate) fn is_late(&self, now: Duration) -> bool {
-        self.next_timer(now).is_some_and(|left| left.is_zero())
-    }
 }
 
 impl Tcp {
@@ -413,30 +405,6 @@ impl Tcp {
         }
     }
 
-    /// Before a thread sleeps: everything that is due, so that nothing waits
-    /// for it. True when there is more to send after the next round of receiving.
-    pub(crate) fn before_sleep(&self, core: &Core, now: Duration) -> bool {
-        self.run_timers(core, now);
-        self.send(core, Hold::Nothing)
-    }
-
-    /// Sees to timers that have expired, to memory that is scarce, and to frames
-    /// that were left until `now`.
-    pub(crate) fn run_timers(&self, core: &Core, now: Duration) {
-        self.take_waiting_frames(core);
-        self.reclaim(core, now);
-        if self.next_timer(now).is_none_or(|left| !left.is_zero()) {
-            return;
-        }
-        // An acknowledgment that has waited may make a timer void.
-        self.take_waiting(core);
-        let mut due = Vec::new();
-        self.timers.expire(now, &mut due);
-        for endpoint in due {
-            endpoint.on_timer(core);
-        }
-    }
-
     /// Runs the protocol for connections and listeners that no selector watches.
     pub(crate) fn process_pending(&self, core: &Core) {
         // Handshakes are completed up to the backlog while the application is
@@ -464,13 +432,90 @@ impl Tcp {
             let connections = self.flows.all();
             self.orphans() > 0 && connections.iter().any(|connection| connection.has_more())
         };
-        let end = core.instant_now() + LINGER_AT_END;
-        while core.instant_now() < end && has_more() {
-            let left = end.saturating_duration_since(core.instant_now());
-            let step = core.instant_now() + left.min(Duration::from_millis(5));
+        let end = core.clock.instant_now() + LINGER_AT_END;
+        while core.clock.instant_now() < end && has_more() {
+            let left = end.saturating_duration_since(core.clock.instant_now());
+            let step = core.clock.instant_now() + left.min(Duration::from_millis(5));
             if core.receiver.sleep(core, &[], Some(step)).is_err() {
                 break;
             }
         }
+    }
+}
+
+impl Tcp {
+    /// The TCP of a stack that has TCP sockets.
+    #[inline]
+    pub(crate) fn of(core: &Core) -> &Self {
+        core.protocol()
+    }
+}
+
+impl Protocol for Tcp {
+    fn begin(&self, core: &Core) {
+        let Channels {
+            shared, time_wait, ..
+        } = &self.channels;
+        for channel in [shared, time_wait] {
+            core.channels
+                .set_endpoint(channel.id.index(), Some(channel.clone()));
+        }
+        self.set_cookie_parameters(core);
+    }
+
+    fn run(&self, core: &Core, now: Duration) {
+        self.take_waiting_frames(core);
+        self.reclaim(core, now);
+    }
+
+    fn send(&self, core: &Core, hold: Hold) -> bool {
+        self.send_burst(core, hold)
+    }
+
+    fn has_waiting_frames(&self) -> bool {
+        self.has_pending() || self.has_shared_frames()
+    }
+
+    fn process_pending(&self, core: &Core) {
+        Tcp::process_pending(self, core);
+    }
+
+    fn take_kernel_delivered(&self, core: &Core, from: KernelDelivered, payload: &[u8]) -> bool {
+        let is_segment = from.protocol == layout::Protocol::Tcp;
+        if is_segment {
+            Tcp::take_kernel_delivered(self, core, from, payload);
+        }
+        is_segment
+    }
+
+    fn set_mtu(&self, mtu: usize) {
+        Tcp::set_mtu(self, mtu);
+    }
+
+    fn lose_device(&self, core: &Core) {
+        let listeners = self.all_listeners();
+        for listener in listeners.iter().filter(|it| !it.has_kernel_part()) {
+            listener.notify_failure();
+        }
+        for connection in self.flows.all() {
+            connection.fail(core, Errno::TIMEDOUT);
+        }
+    }
+
+    fn ask_kernel(&self, core: &Core, sockets: Option<&mut SocketDiag>) -> Option<Duration> {
+        self.resolve_routes(core);
+        self.look_for_others(core, sockets)
+    }
+
+    fn has_listeners(&self) -> bool {
+        !self.all_listeners().is_empty()
+    }
+
+    fn describe(&self, core: &Core, snapshot: &mut StackSnapshot) {
+        describe::describe(self, core, snapshot);
+    }
+
+    fn end(&self, core: &Core) {
+        self.linger(core);
     }
 }

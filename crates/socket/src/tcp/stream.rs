@@ -10,8 +10,9 @@ use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
-use super::sending::Hold;
+use crate::core::Core;
 use crate::descriptor::scatter;
+use crate::protocol::Hold;
 use crate::readiness::Events;
 use crate::readiness::poll_context::{in_turn, note_sent_in_turn, turn_is_long};
 use crate::stack::Stack;
@@ -156,9 +157,9 @@ impl TcpStream {
         take: &mut dyn FnMut(&mut State) -> Result<usize, tcp::Errno>,
     ) -> io::Result<usize> {
         let core = self.stack.here()?;
-        core.tcp.helper.application_is_here();
+        core.helper.application_is_here();
         let timeout = self.read_timeout.get();
-        let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| core.clock.instant_now().checked_add(timeout));
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         core.receiver.poll_if_due(core)?;
         let mut polled = false;
@@ -184,9 +185,9 @@ impl TcpStream {
                 }
                 result
             });
-            if opened && core.has_event_loops() {
+            if opened && has_event_loops(core) {
                 // The loop's next turn is none of the stack's.
-                core.tcp.flush(core);
+                core.flush();
             }
             match result {
                 Ok(length) => return Ok(length),
@@ -197,7 +198,7 @@ impl TcpStream {
                 // Who has a selector polls there.
                 if !polled && !connection.wait_queue.is_polled() {
                     polled = true;
-                    core.tcp.before_sleep(core, core.now());
+                    core.before_sleep(core.now());
                     core.receiver.round(core, false)?;
                     continue;
                 }
@@ -205,7 +206,7 @@ impl TcpStream {
             }
             if !polled && core.receiver.is_polling() && !core.receiver.device_polls() {
                 polled = true;
-                core.tcp.before_sleep(core, core.now());
+                core.before_sleep(core.now());
                 core.receiver.round_and_return(core)?;
                 continue;
             }
@@ -234,10 +235,10 @@ impl TcpStream {
             at_once,
         } = sending;
         let core = self.stack.here()?;
-        core.tcp.helper.application_is_here();
+        core.helper.application_is_here();
         let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
         let timeout = self.write_timeout.get();
-        let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| core.clock.instant_now().checked_add(timeout));
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         // An event loop may have many answers to write before it waits again.
         core.receiver.poll_if_due(core)?;
@@ -368,16 +369,16 @@ impl TcpStream {
 
     fn send_unless(&self, later: bool, is_full: bool) {
         let core = self.stack.core();
-        let unsent = core.tcp.sending.len();
+        let unsent = core.output.sockets();
         if !later || unsent >= super::MANY_DIRTY {
-            core.tcp.flush(core);
+            core.flush();
         } else if turn_is_long(core) {
-            core.tcp.flush_but(core, Hold::Acknowledgments);
+            core.flush_without(Hold::Acknowledgments);
             note_sent_in_turn(core);
         } else if is_full {
-            core.tcp.flush_but(core, Hold::Partial);
+            core.flush_without(Hold::Partial);
         } else {
-            core.tcp.helper.wake();
+            core.helper.wake();
         }
     }
 
@@ -500,7 +501,7 @@ impl TcpStream {
         }
         // Who asks again and again waits for it.
         let core = self.stack.core();
-        core.tcp.take_waiting(core);
+        core.take_waiting();
         Some(connection.look().connection.info())
     }
 
@@ -525,7 +526,7 @@ impl TcpStream {
         if self.nonblocking.load(Ordering::Relaxed) {
             return;
         }
-        let deadline = core.instant_now().checked_add(time);
+        let deadline = core.clock.instant_now().checked_add(time);
         while !connection.is_over() {
             let waiting = Waiting {
                 connection,
@@ -553,4 +554,16 @@ impl Drop for TcpStream {
             Inner::Kernel(kernel) => kernel.wait_queue.close(),
         }
     }
+}
+
+/// Returns true while sockets are in event loops that do not turn the stack.
+fn has_event_loops(core: &Core) -> bool {
+    #[cfg(feature = "mio")]
+    let has = crate::readiness::event_loop::Notifier::of(core).is_used();
+    #[cfg(not(feature = "mio"))]
+    let has = {
+        let _ = core;
+        false
+    };
+    has
 }

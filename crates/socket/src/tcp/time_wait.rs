@@ -5,8 +5,8 @@ use tidewall_protocol::tcp::{FourTuple, Segment, TimeWaitEntry, TimeWaitReaction
 use tidewall_wire::ethernet::MacAddress;
 
 use super::Tcp;
+use crate::core::Core;
 use crate::lock::{Mutex, lock, rank};
-use crate::stack::Core;
 
 /// TIME-WAIT of one stack.
 pub(crate) struct TimeWait {
@@ -26,7 +26,7 @@ impl Tcp {
         self.evicted(core, forgotten.as_slice());
         self.bound_time_wait(core);
         if let Some(next) = next {
-            self.arm(self.time_wait.timer, next);
+            core.arm(self.time_wait.timer, next);
         }
     }
 
@@ -60,7 +60,7 @@ impl Tcp {
         };
         self.forget_flows(core, &forgotten);
         if let Some(next) = next {
-            self.arm(self.time_wait.timer, next);
+            core.arm(self.time_wait.timer, next);
         }
     }
 

@@ -17,12 +17,12 @@ use tidewall_receive::poller::Channel;
 use super::BindOptions;
 use super::mtu::{ErrorLook, MtuDiscover};
 use super::receive::Owned;
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::kernel::{KernelInput, PortReservation};
 use crate::lock::{Mutex, lock, rank};
 use crate::readiness::Events;
 use crate::readiness::registration::Pollable;
-use crate::stack::Core;
 use crate::wait_queue::{WaitQueue, Waitable};
 
 /// Datagrams that may wait outside the channels without credit (reassembled

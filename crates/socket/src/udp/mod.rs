@@ -17,7 +17,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::client::Patience;
 
-use crate::channels::ChannelSet;
+use crate::channels::{ChannelSet, DEFAULT_RECEIVE_LIMIT};
 use crate::ip::routes::Route;
 use crate::kernel::PortReservation;
 use crate::lock::lock;
@@ -30,10 +30,6 @@ pub(crate) use ports::Udp;
 use inner::{Ends, Receiving, SocketInner};
 use receive::BETWEEN_LOOKS;
 
-/// Frames that may wait for a socket, a queue, unless it says otherwise. One
-/// poll delivers up to 128, so this is room for several while the application
-/// works on a batch.
-pub const DEFAULT_RECEIVE_LIMIT: u32 = 512;
 /// Nonblocking receives that find nothing before the kernel socket is asked
 /// although nobody has said that it has input.
 const ASK_KERNEL_EVERY: u64 = 16;
@@ -178,14 +174,14 @@ impl UdpSocket {
         let held = reservation.as_ref().map(|held| {
             let local = held.local_addr()?;
             // Before any lock is taken, since a manager is waited for.
-            let asked = core.udp.ask_for_port(core, held, local, how, patience);
+            let asked = Udp::of(core).ask_for_port(core, held, local, how, patience);
             asked.map(|()| local)
         });
         let held = held.transpose()?;
         let binding = lock(&core.binding);
         let local = match held {
             Some(local) => local,
-            None => core.udp.bind_without_kernel(core, address, how)?,
+            None => Udp::of(core).bind_without_kernel(core, address, how)?,
         };
         let queues = &core.receiver.queues;
         let opened = core.channels.allocate().and_then(|id| {
@@ -205,7 +201,7 @@ impl UdpSocket {
             DEFAULT_RECEIVE_LIMIT,
             how,
         ));
-        core.udp.register(core, inner.clone());
+        Udp::of(core).register(core, inner.clone());
         let socket = UdpSocket {
             inner,
             #[cfg(feature = "mio")]
@@ -219,7 +215,7 @@ impl UdpSocket {
         };
         // From here on dropping `socket` undoes what was done, which takes the
         // lock itself.
-        let listens = core.udp.listen(core, &socket.inner);
+        let listens = Udp::of(core).listen(core, &socket.inner);
         drop(binding);
         listens.map(|()| socket)
     }
@@ -282,7 +278,7 @@ impl UdpSocket {
             peer: Some(peer),
             ..before
         };
-        core.udp.unlisten(core, &self.inner)
+        Udp::of(core).unlisten(core, &self.inner)
     }
 
     /// Takes the peer away (`connect` with AF_UNSPEC): anybody's datagrams are received
@@ -308,7 +304,7 @@ impl UdpSocket {
         };
         let flow = (canonical(before.local), canonical(peer));
         core.tables.disconnect(Protocol::Udp, flow.0, flow.1);
-        core.udp.listen(core, &self.inner)
+        Udp::of(core).listen(core, &self.inner)
     }
 
     /// Bytes of the datagram that is received next; 0 where there is none (FIONREAD).
@@ -430,7 +426,7 @@ impl UdpSocket {
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
         // Who does not wait need not know what time it is.
         let timeout = self.read_timeout().filter(|_| !nonblocking);
-        let deadline = timeout.map(|timeout| core.instant_now() + timeout);
+        let deadline = timeout.map(|timeout| core.clock.instant_now() + timeout);
         let mut polled = false;
         // Who may be given more looks after each step, and at the end.
         if limit <= BETWEEN_LOOKS {
@@ -561,7 +557,7 @@ impl Drop for UdpSocket {
         let Ok(core) = self.stack.here() else { return };
         self.inner.wait_queue.close();
         let _binding = lock(&core.binding);
-        core.udp.unregister(core, &self.inner);
+        Udp::of(core).unregister(core, &self.inner);
         let set = ChannelSet {
             id: self.inner.id(),
             channels: self.inner.close(core).into(),

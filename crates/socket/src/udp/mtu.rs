@@ -12,10 +12,10 @@ use tidewall_wire::ethernet::HEADER_LEN;
 
 use super::inner::{SocketInner, same};
 use super::{UdpSocket, specified};
+use crate::core::Core;
 use crate::ip::routes::Route;
 use crate::kernel::PortReservation;
 use crate::lock::lock;
-use crate::stack::Core;
 
 /// How often a socket that sends long datagrams and receives nothing looks whether
 /// routers have said something about them.
@@ -94,21 +94,17 @@ pub(super) fn datagram_length(destination: SocketAddr, payload: usize) -> usize 
     payload + headers - HEADER_LEN
 }
 
-impl Core {
-    /// Whether the kernel would send a datagram whole over a path that does not take it. An
-    /// application of a manager's cannot have it know of the path; over IPv4 routers cut what
-    /// it sends, over IPv6 it cuts only what is too long for the interface (`widest`), too.
-    pub(super) fn is_lost_in_kernel(
-        &self,
-        destination: SocketAddr,
-        length: usize,
-        path: usize,
-        widest: usize,
-    ) -> bool {
-        self.ip.kernel_icmp.is_none()
-            && destination.is_ipv6()
-            && (path + 1..=widest).contains(&length)
-    }
+/// Whether the kernel would send a datagram whole over a path that does not take it. An
+/// application of a manager's cannot have it know of the path; over IPv4 routers cut what
+/// it sends, over IPv6 it cuts only what is too long for the interface (`widest`), too.
+pub(super) fn is_lost_in_kernel(
+    core: &Core,
+    destination: SocketAddr,
+    length: usize,
+    path: usize,
+    widest: usize,
+) -> bool {
+    core.ip.kernel_icmp.is_none() && destination.is_ipv6() && (path + 1..=widest).contains(&length)
 }
 
 /// When a socket last looked for errors about what it sent.

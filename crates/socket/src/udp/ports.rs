@@ -6,16 +6,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use tidewall_device::demux::ANY;
 use tidewall_device::demux::layout::Protocol;
+use tidewall_device::demux::{ANY, ChannelId};
 use tidewall_device::queue::KernelDelivered;
 use tidewall_manager::client::Patience;
 
 use super::inner::{Families, SocketInner};
 use super::{BindOptions, canonical, specified};
+use crate::core::Core;
 use crate::kernel::PortReservation;
 use crate::lock::{ReadGuard, RwLock, WriteGuard, lock, rank};
-use crate::stack::Core;
+use crate::snapshot::{SocketSnapshot, StackSnapshot};
 
 /// UDP of one stack: its sockets by channel number.
 #[derive(Default)]
@@ -24,6 +25,11 @@ pub(crate) struct Udp {
 }
 
 impl Udp {
+    /// The UDP of a stack that has UDP sockets.
+    pub(super) fn of(core: &Core) -> &Self {
+        core.protocol()
+    }
+
     fn read(&self) -> ReadGuard<'_, BTreeMap<u16, Arc<SocketInner>>, rank::UdpSockets> {
         self.sockets.read()
     }
@@ -35,30 +41,6 @@ impl Udp {
     /// All sockets.
     pub(crate) fn all(&self) -> Vec<Arc<SocketInner>> {
         self.read().values().cloned().collect()
-    }
-
-    /// Takes a datagram that came through the kernel while NAPI ids were discovered.
-    pub(crate) fn deliver_from_kernel(
-        &self,
-        core: &Core,
-        datagram: KernelDelivered,
-        payload: &[u8],
-    ) {
-        let target = {
-            let sockets = self.read();
-            sockets
-                .values()
-                .filter(|socket| socket.wants(datagram.source, datagram.destination))
-                .max_by_key(|socket| {
-                    let bound = socket.ends().bound.ip();
-                    (socket.peer().is_some(), !bound.is_unspecified())
-                })
-                .cloned()
-        };
-        match target {
-            Some(socket) => socket.push_kernel_delivered(datagram, payload),
-            None => core.causes.no_socket(),
-        }
     }
 
     /// Enters a socket under its channel number.
@@ -196,4 +178,68 @@ fn table_key(socket: &SocketInner) -> (Option<IpAddr>, u16) {
 fn key(bound: SocketAddr, families: Families) -> (Option<IpAddr>, u16) {
     let both = bound.ip().is_unspecified() && families == Families::Both;
     ((!both).then_some(bound.ip().to_canonical()), bound.port())
+}
+
+impl crate::protocol::Protocol for Udp {
+    fn take_kernel_delivered(
+        &self,
+        core: &Core,
+        datagram: KernelDelivered,
+        payload: &[u8],
+    ) -> bool {
+        if datagram.protocol != Protocol::Udp {
+            return false;
+        }
+        let target = {
+            let sockets = self.read();
+            sockets
+                .values()
+                .filter(|socket| socket.wants(datagram.source, datagram.destination))
+                .max_by_key(|socket| {
+                    let bound = socket.ends().bound.ip();
+                    (socket.peer().is_some(), !bound.is_unspecified())
+                })
+                .cloned()
+        };
+        match target {
+            Some(socket) => socket.push_kernel_delivered(datagram, payload),
+            None => core.causes.no_socket(),
+        }
+        true
+    }
+
+    fn lose_device(&self, _core: &Core) {
+        let sockets = self.all();
+        for socket in sockets.iter().filter(|it| !it.has_kernel_part()) {
+            socket.fail(libc::ENODEV);
+        }
+    }
+
+    fn datagram_ports(&self) -> Vec<(u16, ChannelId)> {
+        let sockets = self.all();
+        let of = |socket: &Arc<SocketInner>| (socket.ends().local.port(), socket.id());
+        sockets.iter().map(of).collect()
+    }
+
+    fn describe(&self, core: &Core, snapshot: &mut StackSnapshot) {
+        let sockets = self.all();
+        let described = sockets.iter().map(|socket| {
+            let number = socket.id().index();
+            let ends = socket.ends();
+            let (received, through_kernel) = socket.counts();
+            let (occupancy, dropped_full) = core.channel_counts(number);
+            SocketSnapshot {
+                channel: number,
+                protocol: "udp".to_owned(),
+                local: ends.local.to_string(),
+                peer: ends.peer.map(|peer| peer.to_string()),
+                received,
+                through_kernel,
+                occupancy,
+                limit: socket.limit(),
+                dropped_full,
+            }
+        });
+        snapshot.sockets.extend(described);
+    }
 }

@@ -18,9 +18,9 @@ use tidewall_receive::poller::{Done, Shared};
 use super::Received;
 use super::inner::{SocketInner, Waiting};
 use crate::channel_frame::ChannelFrame;
+use crate::core::Core;
 use crate::lock::lock;
 use crate::readiness::poll_context::readied;
-use crate::stack::Core;
 use crate::wait_queue::woken_higher;
 
 /// A datagram in a buffer of its own size.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::mtu::is_lost_in_kernel;
 use super::{UdpSocket, canonical, mtu, specified, stays_with_kernel, to_v6};
 use crate::ip::routes::Route;
 use crate::ip::transmit::Heading;
@@ -126,7 +127,7 @@ impl UdpSocket {
     pub fn flush(&self) -> io::Result<()> {
         let core = self.stack.here()?;
         match self.transmit_queue() {
-            Some((number, queue)) => core.receiver.send_queue(core, number, queue),
+            Some((number, queue)) => core.send_queue(number, queue),
             None => Ok(()),
         }
     }
@@ -224,10 +225,7 @@ impl UdpSocket {
                 match transmitter.queue(&heading, payload) {
                     Ok(()) if flush => {
                         drop(transmitter);
-                        return core
-                            .receiver
-                            .send_queue(core, number, queue)
-                            .map(|()| payload.len());
+                        return core.send_queue(number, queue).map(|()| payload.len());
                     }
                     Ok(()) => return Ok(payload.len()),
                     Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
@@ -250,7 +248,7 @@ impl UdpSocket {
             // The kernel sends datagrams that are longer than a frame.
             let widest = lock(&queue.transmitter).link_mtu();
             if self.inner.mtu_discover().refuses() && length > widest.min(mtu)
-                || core.is_lost_in_kernel(wire, length, mtu, widest)
+                || is_lost_in_kernel(core, wire, length, mtu, widest)
             {
                 return errno(libc::EMSGSIZE);
             }

@@ -101,7 +101,7 @@ fn helper() -> Option<(i32, i32)> {
     let stats = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("stat")));
     let stats: Vec<_> = stats.collect::<io::Result<_>>().unwrap();
     let of = |stat: &String| {
-        let (_, fields) = stat.split_once("(tidewall-tcp) ")?;
+        let (_, fields) = stat.split_once("(tidewall-helper) ")?;
         let fields: Vec<_> = fields.split(' ').collect();
         // Fields 19 and 41 of proc_pid_stat(5), of which two are before.
         Some((fields[16].parse().unwrap(), fields[38].parse().unwrap()))

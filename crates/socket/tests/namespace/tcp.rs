@@ -408,7 +408,7 @@ pub fn idle_connections_wake_nobody() {
     });
     std::thread::sleep(Duration::from_millis(500));
     // The helper and the server.
-    let names = ["tidewall-tcp", "tw-server"];
+    let names = ["tidewall-helper", "tw-server"];
     let before = names.map(switches);
     std::thread::sleep(Duration::from_secs(1));
     let wakes: Vec<u64> = names

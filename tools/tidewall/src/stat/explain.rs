@@ -136,7 +136,7 @@ mod tests {
 
     use tidewall_device::demux::layout::{Class, Counter};
     use tidewall_protocol::DropReason;
-    use tidewall_socket::snapshot::circuit_counters;
+    use tidewall_socket::circuit_counters;
 
     use super::Place::{Circuit, Driver, Kernel, Protocol};
     use super::*;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use tidewall_sys::netlink::{Routing, Rtnetlink};
 
 use super::Way;
+use crate::core::Core;
 use crate::lock::lock;
-use crate::stack::Core;
 
 /// Routes of a table that is read. Reading more, at each of the changes that a router
 /// hears of, would cost more than questions do.

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::PollContext;
+use crate::core::Core;
+use crate::protocol::Hold;
 use crate::readiness::SignalSet;
-use crate::stack::Core;
-use crate::tcp::sending::Hold;
 use crate::wait_queue::CURRENT_CONTEXT;
 
 /// Waits after which the device is looked after in any case.
@@ -72,7 +72,7 @@ pub(crate) fn turn_is_long(core: &Core) -> bool {
     let mut turn = TURN.get();
     if turn.core != std::ptr::from_ref(core).addr() {
         // Without a helper each thread turns the stack itself.
-        return core.tcp.helper.is_allowed();
+        return core.helper.is_allowed();
     }
     turn.writes += 1;
     turn.held += 1;
@@ -202,10 +202,10 @@ impl PollContext {
     /// # Errors
     /// ENETDOWN and what else the device reports.
     fn begin_wait(&self, core: &Core, now: Duration) -> io::Result<()> {
-        core.tcp.helper.application_is_here();
+        core.helper.application_is_here();
         self.kernel.begin_wait();
-        let more = core.tcp.send(core, Hold::Acknowledgments);
-        core.tcp.run_timers(core, now);
+        let more = core.send(Hold::Acknowledgments);
+        core.run_due(now);
         let wait = self.waits.fetch_add(1, Ordering::Relaxed);
         let delivers = core.receiver.delivers_first() && self.has_ready();
         let polls = core.receiver.is_polling() && !core.receiver.device_polls();
@@ -255,7 +255,7 @@ impl PollContext {
                     writes: 0,
                     since,
                     has_sent: false,
-                    has_events: events > 0 && core.tcp.helper.is_allowed(),
+                    has_events: events > 0 && core.helper.is_allowed(),
                 });
             }
         }
@@ -272,7 +272,7 @@ impl PollContext {
         collect: &mut dyn FnMut(bool) -> io::Result<usize>,
     ) -> io::Result<usize> {
         self.begin_wait(core, *seen)?;
-        let deadline = timeout.and_then(|timeout| core.instant_now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| core.clock.instant_now().checked_add(timeout));
         let mut polled = false;
         let mut woken = false;
         loop {
@@ -285,12 +285,12 @@ impl PollContext {
             } else {
                 Hold::Acknowledgments
             };
-            core.tcp.send(core, hold);
+            core.send(hold);
             if found > 0 {
                 return Ok(found);
             }
             // A thread that is woken for nothing, again and again, does not stay.
-            if woken && deadline.is_some_and(|deadline| core.instant_now() >= deadline) {
+            if woken && deadline.is_some_and(|deadline| core.clock.instant_now() >= deadline) {
                 return Ok(0);
             }
             if timeout == Some(Duration::ZERO) {

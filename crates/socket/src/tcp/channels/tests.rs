@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::lock::lock;
+use crate::tcp::Tcp;
 use crate::tcp::frames::Deferred;
 use crate::{MemoryConfig, Stack};
 
@@ -51,14 +52,18 @@ fn entry(flow: FourTuple) -> TimeWaitEntry {
 
 /// As the end of a connection that closed first.
 fn wait(core: &Core, flow: FourTuple) {
-    core.tcp.ports.again(PORT);
-    core.tcp
-        .enter_flow(core, &flow, core.tcp.channels.time_wait.id, Part::TimeWait);
-    core.tcp.enter_time_wait(core, entry(flow));
+    Tcp::of(core).ports.again(PORT);
+    Tcp::of(core).enter_flow(
+        core,
+        &flow,
+        Tcp::of(core).channels.time_wait.id,
+        Part::TimeWait,
+    );
+    Tcp::of(core).enter_time_wait(core, entry(flow));
 }
 
 fn waiting(core: &Core) -> usize {
-    lock(&core.tcp.time_wait.table).len()
+    lock(&Tcp::of(core).time_wait.table).len()
 }
 
 #[test]
@@ -71,7 +76,7 @@ fn time_wait_makes_room_for_connections() {
     // As many connections as leave some room, and more in TIME-WAIT than that.
     let live = FLOWS_MAX / 2;
     for _ in 0..live {
-        assert!(core.tcp.enter_flow(core, &flows(), own, Part::All));
+        assert!(Tcp::of(core).enter_flow(core, &flows(), own, Part::All));
     }
     for _ in 0..FLOWS_MAX - live + 1000 {
         wait(core, flows());
@@ -80,20 +85,20 @@ fn time_wait_makes_room_for_connections() {
     assert_eq!(waiting(core), FLOWS_MAX - live);
     // Each connection more is one less there ...
     for _ in 0..1000 {
-        assert!(core.tcp.enter_flow(core, &flows(), own, Part::All));
-        core.tcp.bound_time_wait(core);
+        assert!(Tcp::of(core).enter_flow(core, &flows(), own, Part::All));
+        Tcp::of(core).bound_time_wait(core);
     }
     assert_eq!(waiting(core), FLOWS_MAX - live - 1000);
     // ... and so it is where two buckets are full, if one has any of them.
     let (mut more, mut refused) = (0, 0);
     while waiting(core) > FLOWS_MAX / 4 {
         more += 1;
-        refused += usize::from(!core.tcp.enter_flow(core, &flows(), own, Part::All));
+        refused += usize::from(!Tcp::of(core).enter_flow(core, &flows(), own, Part::All));
     }
     assert!(refused * 20 < more, "{refused} of {more}");
     let flows = core.tables.flows();
     assert!(flows > FLOW_BUCKETS * FLOW_WAYS * 8 / 10, "{flows}");
-    let evicted = core.tcp.counters.values();
+    let evicted = Tcp::of(core).counters.values();
     let evicted = evicted
         .iter()
         .find(|(name, _)| *name == "time-wait-evicted");
@@ -109,11 +114,11 @@ fn a_reassembled_segment_waits_for_no_lock() {
     let core = stack.core();
     let listener = crate::TcpListener::bind(&stack, "10.0.0.1:80".parse().unwrap()).unwrap();
     let connection = {
-        let config = core.tcp.config(true);
+        let config = Tcp::of(core).config(true);
         let connection =
             tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.now());
         Deferred::collect(core, |deferred| {
-            core.tcp.open(core, connection, None, 0, 64, deferred)
+            Tcp::of(core).open(core, connection, None, 0, 64, deferred)
         })
         .unwrap()
     };
@@ -131,7 +136,7 @@ fn a_reassembled_segment_waits_for_no_lock() {
     let datagram = Reassembled {
         bytes,
         transport: 20,
-        tag: Some(core.tcp.channels.shared.id.value().into()),
+        tag: Some(Tcp::of(core).channels.shared.id.value().into()),
     };
     let held = (connection.lock(), core.receiver.queues[0].poller.lock());
     let (done, seen) = channel();
@@ -153,12 +158,12 @@ fn sending_waits_for_no_route() {
     let stack = stack();
     let core = stack.core();
     let listener = crate::TcpListener::bind(&stack, "10.0.0.1:80".parse().unwrap()).unwrap();
-    let config = core.tcp.config(true);
+    let config = Tcp::of(core).config(true);
     let connection =
         tidewall_protocol::tcp::Connection::connect(flow(1), 1, 0, &config, core.now());
     let neighbour = Some(MacAddress([2, 0, 0, 0, 0, 2]));
     let connection = Deferred::collect(core, |deferred| {
-        core.tcp.open(core, connection, neighbour, 0, 64, deferred)
+        Tcp::of(core).open(core, connection, neighbour, 0, 64, deferred)
     })
     .unwrap();
     let asking = lock(&core.ip.routes);
@@ -166,7 +171,7 @@ fn sending_waits_for_no_route() {
     let other = stack.clone();
     let thread = std::thread::spawn(move || {
         let core = other.core();
-        core.tcp.flush(core);
+        core.flush();
         done.send(()).unwrap();
     });
     let in_time = seen.recv_timeout(Duration::from_secs(10)).is_ok();

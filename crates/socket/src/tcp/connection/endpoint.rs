@@ -4,23 +4,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tidewall_device::demux::Waits;
+use tidewall_device::demux::{ChannelId, Waits};
+use tidewall_protocol::ip::reassembly::Reassembled;
 
 use super::{ConnectionInner, NEVER};
 use crate::channels::ChannelSet;
+use crate::core::Core;
 use crate::endpoint::Endpoint;
-use crate::stack::Core;
+use crate::tcp::Tcp;
 use crate::tcp::channels::Part;
 use crate::tcp::frames::Deferred;
+use crate::tcp::lending::empty;
 
 impl Endpoint for ConnectionInner {
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
         let polled = self.wait_queue.frames_arrived();
         if self.closed.load(Ordering::Acquire) {
             // No application does.
-            core.tcp.on_closing_frames(core, &self);
+            Tcp::of(core).on_closing_frames(core, &self);
         } else if !polled && self.becomes_pending() {
-            core.tcp.add_pending_connection(self);
+            Tcp::of(core).add_pending_connection(self);
         }
     }
 
@@ -64,31 +67,52 @@ impl Endpoint for ConnectionInner {
         });
     }
 
-    fn channel_usage(&self, now: Duration) -> Option<u16> {
+    fn on_reassembled(&self, core: &Core, _id: ChannelId, datagram: Reassembled) {
+        Tcp::of(core).keep_reassembled(core, datagram);
+    }
+}
+
+impl ConnectionInner {
+    /// Frames that came lately through its channel; `None` if it has none, or a thread is
+    /// busy with it.
+    pub(in crate::tcp) fn channel_usage(&self, now: Duration) -> Option<u16> {
         let state = self.try_lock()?;
         let has_channel = state.channel.is_some();
         has_channel.then(|| state.usage.frames(now))
     }
 
-    fn give_up_channel(&self, core: &Core, deferred: &mut Deferred) -> Option<ChannelSet> {
+    /// Gives its channel to another connection; what was still in it is kept in
+    /// `deferred`.
+    pub(in crate::tcp) fn give_up_channel(
+        &self,
+        core: &Core,
+        deferred: &mut Deferred,
+    ) -> Option<ChannelSet> {
         // Locked until its flow is elsewhere: it may not end before.
         let mut state = self.try_lock()?;
         let mut set = state.leave_channel()?;
         state.waits = Waits::None;
-        core.tcp
-            .enter_flow(core, &self.flow, core.tcp.channels.shared.id, Part::Shared);
-        core.channels.keep(&set);
-        set.empty(deferred);
+        Tcp::of(core).enter_flow(
+            core,
+            &self.flow,
+            Tcp::of(core).channels.shared.id,
+            Part::Shared,
+        );
+        Tcp::of(core).keep_channel(core, &set);
+        empty(&mut set, deferred);
         Some(set)
     }
 
-    fn reclaim(&self) -> Option<usize> {
+    /// Memory is short: gives back what can be had without loss. Returns what it still
+    /// holds, in bytes, if it may be reset for that.
+    pub(in crate::tcp) fn reclaim(&self) -> Option<usize> {
         let mut state = self.try_lock()?;
         state.connection.prune();
         state.is_orphan().then(|| state.connection.memory())
     }
 
-    fn reset(self: Arc<Self>, core: &Core) {
+    /// Ends it at once, with a reset to the peer.
+    pub(in crate::tcp) fn reset(self: Arc<Self>, core: &Core) {
         self.with(core, |state, deferred| {
             state.connection.abort();
             self.update(core, state, deferred);

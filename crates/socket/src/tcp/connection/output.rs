@@ -8,10 +8,11 @@ use tidewall_protocol::tcp::{FourTuple, Outgoing, State as Phase};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::{ConnectionInner, State};
+use crate::core::Core;
 use crate::ip::routes::LIFETIME;
 use crate::ip::transmit::long::packets;
 use crate::lock::lock;
-use crate::stack::Core;
+use crate::tcp::Tcp;
 use crate::tcp::frames::Deferred;
 use crate::tcp::sending::{Again, Emitted, PIGGYBACK, QUANTUM};
 
@@ -33,7 +34,7 @@ impl ConnectionInner {
     /// Puts it among those that want to send.
     pub(super) fn schedule_output(self: &Arc<Self>, core: &Core) {
         if self.becomes_dirty() {
-            core.tcp.schedule_output(self.clone());
+            Tcp::of(core).schedule_output(self.clone());
         }
     }
 
@@ -146,7 +147,7 @@ impl ConnectionInner {
         }
         state.held_up = retry.is_some();
         if let Some(after_this) = retry {
-            core.tcp.counters.held_up();
+            Tcp::of(core).counters.held_up();
             if state.connection.state() == Phase::Closed {
                 // A reset is not worth waiting for.
                 self.detach(core, state, false, deferred);
@@ -209,7 +210,7 @@ impl State {
             self.path.questions = 0;
             return known;
         }
-        core.tcp.ask_route(core, remote.ip(), local.ip());
+        Tcp::of(core).ask_route(core, remote.ip(), local.ip());
         self.path.neighbour_until = nanoseconds(now + RESOLVING);
         self.path.questions += 1;
         // Where its frames came from last will do until the answer is there, unless what

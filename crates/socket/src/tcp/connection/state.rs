@@ -5,10 +5,12 @@ use std::sync::Arc;
 use tidewall_protocol::tcp::State as Phase;
 
 use super::{Reported, State};
-use crate::channels::{ChannelSet, POOLED_LIMIT};
+use crate::channels::ChannelSet;
+use crate::core::Core;
 use crate::readiness::Events;
-use crate::stack::Core;
+use crate::tcp::Tcp;
 use crate::tcp::channels::SHARED_MOST;
+use crate::tcp::lending::POOLED_LIMIT;
 use crate::tcp::listener::ListenerInner;
 
 impl State {
@@ -121,10 +123,10 @@ impl State {
         if self.opening.fast {
             let (flow, now) = (*self.connection.flow(), core.now());
             if let Some(outcome) = self.connection.take_fast_open_outcome() {
-                core.tcp.fast_open.learn(&flow, &outcome, now);
+                Tcp::of(core).fast_open.learn(&flow, &outcome, now);
             }
             if self.connection.take_fast_open_black_hole() {
-                core.tcp.fast_open.suspect(now);
+                Tcp::of(core).fast_open.suspect(now);
             }
             self.opening.fast = self.connection.state() != Phase::Closed;
         }

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use tidewall_device::memory::{Link, LinkConfig, pair};
 
 use super::*;
+use crate::tcp::Tcp;
 use crate::{MemoryConfig, Stack, TcpListener, TcpStream, tcp::Interest, tcp::Selector};
 
 /// Bytes of an answer: two segments, which a receiver acknowledges at once.
@@ -109,7 +110,7 @@ fn a_timer_for_what_is_acknowledged_wakes_nobody() {
     } = Bed::new();
     let turn = || turn(&selectors);
     let core = near.core();
-    let connection = core.tcp.flows.all().pop().unwrap();
+    let connection = Tcp::of(core).flows.all().pop().unwrap();
     for _ in 0..10 {
         client.write_all(b"?").unwrap();
         (0..2).for_each(|_| turn());

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::ConnectionInner;
+use crate::core::Core;
 use crate::readiness::Events;
 use crate::readiness::registration::Pollable;
-use crate::stack::Core;
 use crate::wait_queue::{WaitQueue, Waitable};
 
 /// Somebody who waits until a connection is ready for something.

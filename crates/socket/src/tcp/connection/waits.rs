@@ -9,7 +9,7 @@ use std::time::Duration;
 use tidewall_device::demux::Waits;
 
 use super::{ConnectionInner, State};
-use crate::stack::Core;
+use crate::core::Core;
 use crate::tcp::frames::Deferred;
 
 /// Linux delays an acknowledgment by no less, ms (TCP_DELACK_MIN, HZ / 25): so much a peer

@@ -13,11 +13,12 @@ use tidewall_protocol::tcp::{self, FastOpenKeys, StreamOptions};
 use tidewall_sys::{option, set_option};
 
 use super::{BACKLOG_MAX, ListenerInner, TcpListener};
+use crate::core::Core;
+use crate::helper::Helper;
 use crate::kernel_calls;
 use crate::lock::lock;
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::tcp::connection::error;
-use crate::tcp::helper::Helper;
 use crate::tcp::{Tcp, kernel_stream};
 use crate::udp::specified;
 

@@ -20,8 +20,9 @@ use tidewall_sys::netlink::SocketDiag;
 use tidewall_sys::{byte_locker, lock_byte};
 
 use super::{ListenerInner, TcpListener};
+use crate::core::Core;
 use crate::lock::lock;
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::tcp::Tcp;
 
 /// Byte of processes that accept connections, or wait for them.
@@ -149,7 +150,7 @@ impl ListenerInner {
         }
         self.say_what_it_does();
         let beside = || {
-            let is_own = core.tcp.shared_listener.get()?.is_own;
+            let is_own = Tcp::of(core).shared_listener.get()?.is_own;
             let sockets = sockets.filter(|_| self.shares)?;
             another_listens(sockets, self.local.port(), is_own).then_some(Sharer::Address)
         };
@@ -193,7 +194,7 @@ impl Tcp {
 impl Stack {
     /// Has the stack say what other processes do to adopted listeners. The first watcher stays.
     pub fn on_shared_listener(&self, watcher: Watcher) {
-        let _ = self.core().tcp.shared_listener.set(watcher);
+        let _ = Tcp::of(self.core()).shared_listener.set(watcher);
     }
 
     /// Has the stack look at once, and often from now on, whether another process accepts by a
@@ -207,6 +208,6 @@ impl Stack {
     /// A count that each call of a thread of the application changes which accepts, reads,
     /// writes or waits; 0 in a forked child.
     pub fn calls(&self) -> u32 {
-        self.here().map_or(0, |core| core.tcp.helper.calls())
+        self.here().map_or(0, |core| core.helper.calls())
     }
 }

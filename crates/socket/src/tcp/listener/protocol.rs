@@ -14,9 +14,10 @@ use tidewall_wire::tcp::Flags;
 
 use super::{ListenerInner, Origin, State};
 use crate::channels::ChannelSet;
+use crate::core::Core;
 use crate::lock::lock;
-use crate::stack::Core;
 use crate::tcp::HOP_LIMIT;
+use crate::tcp::Tcp;
 use crate::tcp::channels::Part;
 use crate::tcp::connection::{ConnectionInner, flow_of};
 use crate::tcp::frames::{Content, Deferred, sender};
@@ -75,7 +76,7 @@ impl ListenerInner {
                 opened.take_one();
                 total += 1;
                 let read = (&frame, &mut joined);
-                match core.tcp.parse(core, &shared, read, set.id, deferred) {
+                match Tcp::of(core).parse(core, &shared, read, set.id, deferred) {
                     Content::Segment(segment, _) => {
                         state.origin = Origin {
                             neighbour: sender(shared.memory().packet(&frame)),
@@ -85,7 +86,7 @@ impl ListenerInner {
                         self.segment(core, state, set.id, &segment, None, deferred);
                     }
                     Content::Error(error) => {
-                        if core.tcp.flows.find(&flow_of(&error)).is_some() {
+                        if Tcp::of(core).flows.find(&flow_of(&error)).is_some() {
                             deferred.keep(&shared, &frame);
                         } else if let Reaction::Forgotten(flow) = state.protocol.icmp_error(&error)
                         {
@@ -101,7 +102,7 @@ impl ListenerInner {
         }
         state.channel = Some(set);
         if total > 0 {
-            core.tcp.renew_half_open(core);
+            Tcp::of(core).renew_half_open(core);
         }
         total
     }
@@ -150,7 +151,7 @@ impl ListenerInner {
         let begins =
             segment.header.flags.contains(Flags::SYN) && !segment.header.flags.contains(Flags::ACK);
         if (!begins || state.options.fast_open > 0)
-            && let Some(connection) = core.tcp.flows.find(&segment.flow)
+            && let Some(connection) = Tcp::of(core).flows.find(&segment.flow)
             && (!begins || connection.lock().connection.is_fast_opening())
         {
             connection.input_with(core, segment, state.origin.queue, deferred);
@@ -160,9 +161,9 @@ impl ListenerInner {
             // Its peer sends it again, to the next listener.
             return;
         }
-        if core.tcp.memory.is_exhausted() {
+        if Tcp::of(core).memory.is_exhausted() {
             // The peer sends its SYN, or the end of its handshake, again.
-            core.tcp.counters.no_memory();
+            Tcp::of(core).counters.no_memory();
             return;
         }
         let now = core.now();
@@ -172,7 +173,7 @@ impl ListenerInner {
         let State {
             protocol, origin, ..
         } = state;
-        let sharer = core.tcp.sharer(self, &segment.flow);
+        let sharer = Tcp::of(core).sharer(self, &segment.flow);
         let accepting = sharer.as_ref().unwrap_or(self);
         protocol.set_accept_queue(accepting.waiting.load(Ordering::SeqCst), accepting.backlog);
         protocol.set_origin(origin.to_bits());
@@ -194,7 +195,7 @@ impl ListenerInner {
             Reaction::Nothing => {}
             Reaction::HalfOpen(flow) => {
                 // Where there is no room for it, there is none for the connection.
-                core.tcp.enter_flow(core, &flow, id, Part::HalfOpen);
+                Tcp::of(core).enter_flow(core, &flow, id, Part::HalfOpen);
             }
             Reaction::Established(handshake)
                 if may_come_again && state.has_opened(&handshake.flow) =>
@@ -227,8 +228,7 @@ impl ListenerInner {
         }
         if let Some((flow, outgoing)) = answer {
             self.tell_cookies(core, state);
-            core.tcp
-                .send_segment(core, &flow, &outgoing, origin.neighbour, origin.queue);
+            Tcp::of(core).send_segment(core, &flow, &outgoing, origin.neighbour, origin.queue);
         }
     }
 
@@ -242,12 +242,12 @@ impl ListenerInner {
         deferred: &mut Deferred,
     ) -> Option<Arc<ConnectionInner>> {
         let v4 = handshake.flow.remote.is_ipv4();
-        let config = state.options.stream.apply(core.tcp.config(v4));
+        let config = state.options.stream.apply(Tcp::of(core).config(v4));
         let connection = Connection::accept(handshake, &config, core.now());
         let Origin {
             neighbour, queue, ..
         } = state.origin;
-        let opened = core.tcp.open(
+        let opened = Tcp::of(core).open(
             core,
             connection,
             Some(neighbour),
@@ -256,13 +256,12 @@ impl ListenerInner {
             deferred,
         );
         let Some(connection) = opened else {
-            core.tcp.counters.refused();
+            Tcp::of(core).counters.refused();
             if handshake.fast_open.is_some() {
                 self.fast_open_done(false);
             }
             if let Some(reset) = tcp::reset_for(segment) {
-                core.tcp
-                    .send_segment(core, &segment.flow, &reset, neighbour, queue);
+                Tcp::of(core).send_segment(core, &segment.flow, &reset, neighbour, queue);
             }
             return None;
         };
@@ -270,8 +269,7 @@ impl ListenerInner {
             connection.lock().opened_at(self);
         }
         if let Some((flow, outgoing)) = answer {
-            core.tcp
-                .send_segment(core, &flow, &outgoing, neighbour, queue);
+            Tcp::of(core).send_segment(core, &flow, &outgoing, neighbour, queue);
         }
         connection.input_with(core, segment, queue, deferred);
         Some(connection)
@@ -299,8 +297,8 @@ impl ListenerInner {
         let State {
             protocol, options, ..
         } = &mut *state;
-        protocol.set_config(&options.stream.apply(core.tcp.config(true)));
-        protocol.set_fast_open(core.tcp.fast_open.serving(options));
+        protocol.set_config(&options.stream.apply(Tcp::of(core).config(true)));
+        protocol.set_fast_open(Tcp::of(core).fast_open.serving(options));
         protocol.set_defer_accept(options.defer_accept);
     }
 
@@ -317,7 +315,7 @@ impl ListenerInner {
             && due < state.armed
         {
             state.armed = due;
-            core.tcp.arm(self.timer, due);
+            core.arm(self.timer, due);
         }
     }
 
@@ -327,7 +325,7 @@ impl ListenerInner {
             return;
         }
         let attacked = state.protocol.sends_cookies();
-        let cookies = if attacked && core.tcp.driver_answers && self.has_acceptor(core) {
+        let cookies = if attacked && Tcp::of(core).driver_answers && self.has_acceptor(core) {
             CookieMode::Answer
         } else if attacked || state.protocol.takes_cookies() {
             CookieMode::Take
@@ -360,8 +358,7 @@ impl ListenerInner {
                         let Origin {
                             neighbour, queue, ..
                         } = Origin::from_bits(origin);
-                        core.tcp
-                            .send_segment(core, flow, outgoing, neighbour, queue);
+                        Tcp::of(core).send_segment(core, flow, outgoing, neighbour, queue);
                     },
                     &mut |flow: &FourTuple| {
                         core.tables

@@ -9,8 +9,8 @@ use tidewall_device::demux::CookieMode;
 use tidewall_protocol::tcp::FourTuple;
 
 use super::ListenerInner;
+use crate::core::Core;
 use crate::lock::lock;
-use crate::stack::Core;
 use crate::tcp::Tcp;
 use crate::tcp::connection::ConnectionInner;
 
@@ -46,7 +46,7 @@ impl ListenerInner {
     pub(super) fn bequeath(&self, core: &Core) {
         let _binding = lock(&core.binding);
         let port = self.local.port();
-        match core.tcp.sharers(self).pop() {
+        match Tcp::of(core).sharers(self).pop() {
             Some(successor) if successor.listen(core).is_ok() => {
                 // It says anew what the driver is to do about them.
                 *lock(&successor.cookies) = CookieMode::Off;

@@ -11,6 +11,7 @@ use tidewall_wire::tcp::{Flags, Header, Options};
 
 use super::{ListenOptions, TcpListener};
 use crate::lock::lock;
+use crate::tcp::Tcp;
 use crate::{MemoryConfig, Stack};
 
 const NEAR: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
@@ -77,7 +78,7 @@ fn syn(stack: &Stack, port: u16) {
         traffic_class: 0,
     };
     let core = stack.core();
-    core.tcp.dispatch(core, &segment, NEAR, 0, false);
+    Tcp::of(core).dispatch(core, &segment, NEAR, 0, false);
 }
 
 /// Gives the stack of a listener SYNs, of which nothing that answers the last can leave

@@ -4,12 +4,16 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tidewall_device::demux::ChannelId;
+use tidewall_protocol::ip::reassembly::Reassembled;
+
 use super::ListenerInner;
+use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::lock::lock;
 use crate::readiness::Events;
 use crate::readiness::registration::Pollable;
-use crate::stack::Core;
+use crate::tcp::Tcp;
 use crate::wait_queue::{WaitQueue, Waitable};
 
 impl Endpoint for ListenerInner {
@@ -20,12 +24,16 @@ impl Endpoint for ListenerInner {
             return;
         }
         if !self.wait_queue.frames_arrived() {
-            core.tcp.add_pending_listener();
+            Tcp::of(core).add_pending_listener();
         }
     }
 
     fn on_timer(self: Arc<Self>, core: &Core) {
         self.run_timer(core);
+    }
+
+    fn on_reassembled(&self, core: &Core, _id: ChannelId, datagram: Reassembled) {
+        Tcp::of(core).keep_reassembled(core, datagram);
     }
 }
 

@@ -15,17 +15,18 @@ use tidewall_protocol::tcp::{
 use tidewall_sys::set_option;
 
 use super::TcpStream;
+use crate::core::Core;
+use crate::helper::Helper;
 use crate::ip::routes::Neighbour;
 use crate::kernel_calls;
 use crate::lock::lock;
 use crate::readiness::Events;
 use crate::readiness::poll_context::in_turn;
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::Tcp;
 use crate::tcp::connection::{Waiting, error};
 use crate::tcp::frames::Deferred;
-use crate::tcp::helper::Helper;
 use crate::tcp::kernel_stream::{self, KernelStream};
 use crate::tcp::listener::left;
 use crate::udp::{canonical, specified, stays_with_kernel};
@@ -71,7 +72,7 @@ impl TcpStream {
         if timeout.is_zero() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let now = stack.here()?.instant_now();
+        let now = stack.here()?.clock.instant_now();
         Self::connect_until(stack, *address, now.checked_add(timeout))
     }
 
@@ -280,7 +281,7 @@ impl TcpStream {
                 Some(holder) => (wanted, Some(Unshared::new(holder)?)),
                 None => {
                     let source = SocketAddr::new(source, wanted);
-                    core.tcp.take_port(core, source, patience)?
+                    Tcp::of(core).take_port(core, source, patience)?
                 }
             };
             let flow = FourTuple {
@@ -289,16 +290,16 @@ impl TcpStream {
             };
             // On any address: the table of ports by address is not for
             // thousands, and what belongs to no flow goes to the kernel.
-            let ports = &core.tcp.ports;
+            let ports = &Tcp::of(core).ports;
             ports.enter(&core.netdev.owner, None, port, held, None, patience)?;
-            let config = options.stream.apply(core.tcp.config(remote.is_ipv4()));
-            let connection = core.tcp.new_connection(core, flow, &config, options);
+            let config = options.stream.apply(Tcp::of(core).config(remote.is_ipv4()));
+            let connection = Tcp::of(core).new_connection(core, flow, &config, options);
             let opened = Deferred::collect(core, |deferred| {
-                let tcp = &core.tcp;
+                let tcp = &Tcp::of(core);
                 tcp.open(core, connection, neighbour, 0, HOP_LIMIT, deferred)
             });
             // The connection is a user of the port now, or nobody is.
-            core.tcp.ports.leave(&core.netdev.owner, port);
+            Tcp::of(core).ports.leave(&core.netdev.owner, port);
             if let Some(connection) = opened {
                 let stream = Self::own(connection, stack.clone(), false);
                 // A connect that blocks sends it before it sleeps.

@@ -45,7 +45,7 @@ impl TcpStream {
             .filter(|it| !it.is_framed() && !self.awaits_first_write())
             .ok_or(io::ErrorKind::Unsupported)?;
         let core = self.stack.here()?;
-        core.tcp.helper.application_is_here();
+        core.helper.application_is_here();
         core.receiver.poll_if_due(core)?;
         let flags = SendFlags {
             more,

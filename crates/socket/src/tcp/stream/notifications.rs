@@ -93,10 +93,10 @@ impl TcpStream {
             return unsupported();
         };
         let core = self.stack.here()?;
-        core.tcp.helper.application_is_here();
+        core.helper.application_is_here();
         connection.process(core);
         let reported = connection.lock().connection.take_notification();
-        Ok(reported.map(|reported| reported.by(|at| core.instant(at))))
+        Ok(reported.map(|reported| reported.by(|at| core.clock.instant(at))))
     }
 
     /// Times that were asked for and not reported: too many waited, or a write had
@@ -117,6 +117,6 @@ impl TcpStream {
     /// As [`TcpStream::set_timestamping`].
     pub fn read_timestamp(&self) -> io::Result<Option<Instant>> {
         let at = self.ask(Connection::read_timestamp, |_| unsupported())?;
-        Ok(at.map(|at| self.stack.core().instant(at)))
+        Ok(at.map(|at| self.stack.core().clock.instant(at)))
     }
 }

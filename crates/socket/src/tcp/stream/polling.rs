@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::{Inner, TcpStream};
+use crate::core::Core;
 use crate::readiness::Events;
 use crate::readiness::registration::{File, Pollable};
-use crate::stack::{Core, Stack};
+use crate::stack::Stack;
 use crate::tcp::kernel_stream::KernelStream;
 use crate::wait_queue::WaitQueue;
 

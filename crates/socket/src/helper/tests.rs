@@ -25,7 +25,7 @@ fn a_thread_that_comes_and_goes_does_not_wake_it_each_time() {
     let stack = stack();
     let core = stack.core();
     Helper::start(core).unwrap();
-    let helper = &core.tcp.helper;
+    let helper = &core.helper;
     // After a longer absence it may sleep.
     let mut absences = 1;
     for _ in 0..SLEEPS {
@@ -46,7 +46,7 @@ fn a_thread_that_leaves_after_a_pause_wakes_it() {
     let stack = stack();
     let core = stack.core();
     Helper::start(core).unwrap();
-    let helper = &core.tcp.helper;
+    let helper = &core.helper;
     let end = Instant::now() + Duration::from_secs(30);
     while helper.woken.load(Ordering::Relaxed) < 3 {
         assert!(Instant::now() < end, "it was not asleep");

@@ -8,10 +8,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidewall_protocol::tcp::Sysctl;
-
-use crate::lock::lock;
-use crate::stack::{Core, Stack};
 use tidewall_sys::SignalSet;
 
 /// The clock of a stack on virtual time, and how its threads sleep.
@@ -105,19 +101,19 @@ impl Clock {
     }
 }
 
-impl Core {
+impl Clock {
     /// Now, for deadlines of calls that wait.
     pub(crate) fn instant_now(&self) -> Instant {
-        match &self.clock.source {
+        match &self.source {
             Source::Real(_) | Source::Given(_) => Instant::now(),
             Source::Virtual(time) => self.instant(time.now()),
         }
     }
 
-    /// As [`Core::instant_now`], where the stack's clock has just been read: a clock of
+    /// As [`Clock::instant_now`], where the stack's clock has just been read: a clock of
     /// the caller's alone does not say what time it is for who sleeps in real time.
     pub(crate) fn instant_at(&self, now: Duration) -> Instant {
-        match &self.clock.source {
+        match &self.source {
             Source::Given(_) => Instant::now(),
             Source::Real(_) | Source::Virtual(_) => self.instant(now),
         }
@@ -125,7 +121,7 @@ impl Core {
 
     /// A time of the stack's clock.
     pub(crate) fn instant(&self, at: Duration) -> Instant {
-        let origin = self.clock.origin;
+        let origin = self.origin;
         origin.checked_add(at).unwrap_or(origin)
     }
 
@@ -137,7 +133,7 @@ impl Core {
         signals: Option<&SignalSet>,
         fired: &mut Vec<usize>,
     ) -> io::Result<()> {
-        let Source::Virtual(time) = &self.clock.source else {
+        let Source::Virtual(time) = &self.source else {
             return tidewall_sys::poll_readable(descriptors, timeout, signals, fired);
         };
         let sleep = Sleep {
@@ -149,55 +145,9 @@ impl Core {
         }
         tidewall_sys::poll_readable(descriptors, Some(Duration::ZERO), signals, fired)
     }
-}
 
-impl Stack {
-    /// Does once what the helper thread does when it wakes: receives, runs the
-    /// protocol of sockets that nobody is at, and sends. True if there was anything.
-    /// Only stacks without that thread (in memory, on a clock) need it.
-    pub fn attend(&self) -> bool {
-        self.here()
-            .is_ok_and(|core| core.tcp.helper.attend_now(core))
-    }
-
-    /// The time, as [`Stack::next_timeout`] and the protocols count it.
-    pub fn age(&self) -> Duration {
-        self.core().now()
-    }
-
-    /// When the next timer of the stack expires, on its clock.
-    pub fn next_timeout(&self) -> Option<Duration> {
-        let core = self.here().ok()?;
-        let now = core.now();
-        let fragments = lock(&core.ip.fragments).next_expiry(now);
-        let next = core.tcp.next_timer(now).into_iter().chain(fragments).min();
-        next.map(|left| now + left)
-    }
-
-    /// The time on the stack's clock that an [`Instant`] it has given stands for.
-    pub fn age_at(&self, instant: Instant) -> Duration {
-        instant.saturating_duration_since(self.core().clock.origin)
-    }
-
-    /// The interface's index; 0 on a link that the kernel knows nothing of.
-    pub fn interface_index(&self) -> u32 {
-        lock(&self.core().ip.routes).interface()
-    }
-
-    /// Longest IP datagram that the interface sends, in bytes.
-    pub fn mtu(&self) -> usize {
-        let queue = self.core().receiver.queues.first();
-        queue.map_or(0, |queue| lock(&queue.transmitter).mtu())
-    }
-
-    /// Changes the kernel's parameters of TCP, for connections that begin from now
-    /// on.
-    pub fn set_sysctl(&self, sysctl: &Sysctl) {
-        if let Ok(core) = self.here() {
-            core.tcp.set_sysctl(sysctl);
-            for listener in core.tcp.all_listeners() {
-                listener.refresh(core);
-            }
-        }
+    /// When it was at zero.
+    pub(crate) fn origin(&self) -> Instant {
+        self.origin
     }
 }

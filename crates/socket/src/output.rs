@@ -1,0 +1,47 @@
+//! What is to be sent: how many sockets have something, and which devices have frames that
+//! they were not told to send.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+/// What a stack has to send.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// Sockets that have something, kept by their protocols.
+    sockets: AtomicUsize,
+    /// Queues with frames whose device has not been told, or did not take them, as bits.
+    doorbells: AtomicU32,
+}
+
+impl Output {
+    /// Sets how many sockets have something to send.
+    pub fn set_sockets(&self, sockets: usize) {
+        self.sockets.store(sockets, Ordering::SeqCst);
+    }
+
+    /// Sockets that have something to send.
+    pub fn sockets(&self) -> usize {
+        self.sockets.load(Ordering::SeqCst)
+    }
+
+    /// A queue has frames that its device does not know of.
+    pub fn ring_doorbell(&self, queue: usize) {
+        self.doorbells
+            .fetch_or(1 << (queue % 32), Ordering::Relaxed);
+    }
+
+    /// True when a thread must be here: sockets have something to send, or a device is to
+    /// take what it did not.
+    pub fn is_due(&self) -> bool {
+        self.sockets() > 0 || self.is_held_up()
+    }
+
+    /// True while frames wait that a device did not take.
+    pub fn is_held_up(&self) -> bool {
+        self.doorbells.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes the queues whose doorbells are to be rung, as bits.
+    pub fn take_doorbells(&self) -> u32 {
+        self.doorbells.swap(0, Ordering::Relaxed)
+    }
+}

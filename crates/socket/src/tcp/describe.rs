@@ -1,0 +1,113 @@
+//! What an operator sees of TCP.
+
+use super::Tcp;
+use super::connection::ConnectionInner;
+use crate::core::Core;
+use crate::lock::lock;
+use crate::snapshot::{SocketSnapshot, StackSnapshot, TcpSnapshot};
+use tidewall_protocol::tcp::State;
+
+/// Connections whose channels have dropped frames that are listed, at most.
+const LOSING_MOST: usize = 64;
+
+/// Adds listeners, connections that lose frames, and counters.
+pub(super) fn describe(tcp: &Tcp, core: &Core, snapshot: &mut StackSnapshot) {
+    let listeners = tcp.all_listeners();
+    let sockets = listeners.iter().filter_map(|listener| {
+        let number = listener.channel()?;
+        let (occupancy, dropped_full) = core.channel_counts(number);
+        Some(SocketSnapshot {
+            channel: number,
+            protocol: "tcp".to_owned(),
+            local: listener.local().to_string(),
+            peer: None,
+            received: listener.counts().0 as u64,
+            through_kernel: 0,
+            occupancy,
+            limit: core.tables.limit(0, number),
+            dropped_full,
+        })
+    });
+    snapshot.sockets.extend(sockets);
+    let connections = tcp.flows.all();
+    let losing = connections.iter().filter_map(|it| losing(core, it));
+    snapshot.sockets.extend(losing.take(LOSING_MOST));
+    snapshot.tcp = counts(tcp, core);
+}
+
+/// A connection, if its channel has dropped frames.
+fn losing(core: &Core, connection: &ConnectionInner) -> Option<SocketSnapshot> {
+    let (number, dropped) = connection.look().dropped_full(core)?;
+    Some(SocketSnapshot {
+        channel: number,
+        protocol: "tcp".to_owned(),
+        local: connection.flow().local.to_string(),
+        peer: Some(connection.flow().remote.to_string()),
+        occupancy: core.channel_counts(number).0,
+        limit: core.tables.limit(0, number),
+        dropped_full: dropped.into(),
+        ..SocketSnapshot::default()
+    })
+}
+
+/// Connections by state, and counters.
+fn counts(tcp: &Tcp, core: &Core) -> TcpSnapshot {
+    let mut snapshot = TcpSnapshot {
+        orphans: tcp.orphans(),
+        orphans_max: tcp.memory.orphans_max(),
+        memory: tcp.memory.used(),
+        memory_max: tcp.memory.limit(),
+        timers: core.timers.armed() as u64,
+        counters: tcp
+            .counters
+            .values()
+            .map(|(name, count)| (name.to_owned(), count))
+            .into(),
+        ..TcpSnapshot::default()
+    };
+    let channels = &tcp.channels;
+    for (name, channel) in [
+        ("shared", &channels.shared),
+        ("time-wait", &channels.time_wait),
+    ] {
+        let (_, dropped) = core.channel_counts(channel.id.index());
+        if dropped > 0 {
+            snapshot.dropped.insert(name.to_owned(), dropped);
+        }
+    }
+    for connection in tcp.flows.all() {
+        let state = connection.lock();
+        let name = state_name(state.connection.state());
+        *snapshot.states.entry(name.to_owned()).or_default() += 1;
+        snapshot.with_channel += u64::from(state.has_channel());
+    }
+    let waiting = lock(&tcp.time_wait.table).len() as u64;
+    if waiting > 0 {
+        *snapshot
+            .states
+            .entry(state_name(State::TimeWait).to_owned())
+            .or_default() += waiting;
+    }
+    for listener in tcp.all_listeners() {
+        let (_, half_open, cookies) = listener.counts();
+        snapshot.half_open += half_open as u64;
+        snapshot.cookies += u64::from(cookies);
+    }
+    snapshot
+}
+
+/// A state's name.
+fn state_name(state: State) -> &'static str {
+    match state {
+        State::Closed => "closed",
+        State::SynSent => "syn-sent",
+        State::SynReceived => "syn-received",
+        State::Established => "established",
+        State::FinWait1 => "fin-wait-1",
+        State::FinWait2 => "fin-wait-2",
+        State::CloseWait => "close-wait",
+        State::Closing => "closing",
+        State::LastAck => "last-ack",
+        State::TimeWait => "time-wait",
+    }
+}
