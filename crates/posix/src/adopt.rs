@@ -7,9 +7,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use tidewall_socket::descriptor::Flags;
-use tidewall_socket::readiness::EpollSet;
-use tidewall_socket::{OpenFile, TcpListener, TcpStream, UdpSocket};
+use tidewall::descriptor::Flags;
+use tidewall::readiness::EpollSet;
+use tidewall::{OpenFile, TcpListener, TcpStream, UdpSocket};
 use tidewall_sys::option_bytes;
 
 use crate::address::{canonical, check_peer, shown};
@@ -165,11 +165,11 @@ impl Posix {
         let mut state = state.map_err(as_error)?;
         check_peer(address, domain, state.options.only_v6).map_err(as_error)?;
         let flags = self.stack().sysctl().fast_open;
-        let options = tidewall_socket::ConnectOptions {
+        let options = tidewall::ConnectOptions {
             fast_open: state.options.fast_open_connect && flags & SYSCTL_FAST_OPEN_CLIENT != 0,
             fast_open_without_cookie: flags & SYSCTL_FAST_OPEN_NO_COOKIE != 0,
             stream: state.options.stream_options(),
-            ..tidewall_socket::ConnectOptions::default()
+            ..tidewall::ConnectOptions::default()
         };
         let remote = canonical(address);
         let stream = TcpStream::connect_adopting(self.stack(), remote, socket, &options);

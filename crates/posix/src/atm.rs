@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use tidewall_socket::{AtmOptions, AtmSocket, Circuit, OpenFile, Rates};
+use tidewall::{AtmOptions, AtmSocket, Circuit, OpenFile, Rates};
 
 use crate::socket::Socket;
 use crate::svc::{SO_ATMSAP, SapBytes, SvcAddress};

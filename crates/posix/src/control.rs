@@ -1,7 +1,7 @@
 //! `fcntl(2)` and `ioctl(2)`.
 
-use tidewall_socket::OpenFile;
-use tidewall_socket::descriptor::Flags;
+use tidewall::OpenFile;
+use tidewall::descriptor::Flags;
 
 use crate::socket::stream_of;
 use crate::{Errno, Posix, Result, errno, lock};
@@ -73,11 +73,11 @@ impl Posix {
             return Err(Errno(libc::EINVAL));
         }
         let stream = stream_of(&file);
-        let info = stream.and_then(tidewall_socket::TcpStream::info);
+        let info = stream.and_then(tidewall::TcpStream::info);
         let value = match (request, &info) {
             (libc::FIONREAD | libc::TIOCOUTQ | SIOCOUTQNSD, None) => 0,
             (libc::FIONREAD, _) => {
-                let unread = stream.and_then(tidewall_socket::TcpStream::unread);
+                let unread = stream.and_then(tidewall::TcpStream::unread);
                 unread.map_or(0, |(bytes, _)| bytes)
             }
             // A FIN that was sent counts, as in Linux.

@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 
-use tidewall_socket::{OpenFile, UdpSocket};
+use tidewall::{OpenFile, UdpSocket};
 
 use crate::address::{canonical, check_datagram_family, of_datagram, shown};
 use crate::option::{between, int, timeval};
@@ -132,7 +132,7 @@ impl Posix {
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         let wanted = socket.messages.load(Ordering::Relaxed) & !BEGUN;
         let mut result = Received::default();
-        let each = |packet: tidewall_socket::Received<'_>| {
+        let each = |packet: tidewall::Received<'_>| {
             let length = packet.payload.len();
             // Reading from memory has no errors.
             let copied = (&mut &*packet.payload)
@@ -157,7 +157,7 @@ impl Posix {
         received.map_err(errno).map(|_| result)
     }
 
-    fn messages(&self, packet: &tidewall_socket::Received<'_>, wanted: u8) -> Vec<ControlMessage> {
+    fn messages(&self, packet: &tidewall::Received<'_>, wanted: u8) -> Vec<ControlMessage> {
         let destination = packet.destination.ip();
         let is_v4 = destination.to_canonical().is_ipv4();
         let interface = packet

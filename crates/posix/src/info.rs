@@ -1,7 +1,7 @@
 //! `TCP_INFO`, as Linux lays it out.
 
+use tidewall::TcpStream;
 use tidewall_protocol::tcp::{Info, State};
-use tidewall_socket::TcpStream;
 
 /// Defines the fields once: as a structure, by name, and in Linux's layout.
 macro_rules! tcp_info {

@@ -36,15 +36,15 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tidewall_socket::{Descriptors, OpenFile, Stack};
+use tidewall::{Descriptors, OpenFile, Stack};
 
 pub use adopt::{Accepted, OptionsSet};
 pub use atm::{PvcAddress, SO_ATMPVC, SO_ATMQOS, SO_SETCLP};
 pub use info::TcpInfo;
 pub use message::{ControlMessage, ExtendedError, Received, TCP_CM_INQ};
 pub use svc::{SO_ATMSAP, SvcAddress};
+pub use tidewall::readiness::PollFd;
 pub use tidewall_protocol::tcp::Errno;
-pub use tidewall_socket::readiness::PollFd;
 
 use socket::{Socket, Sockets};
 
@@ -187,9 +187,9 @@ impl Posix {
         }
         let closes = self.descriptors.close_on_exec(fd).map_err(errno)?;
         let flags = if closes {
-            tidewall_socket::descriptor::Flags::CLOEXEC
+            tidewall::descriptor::Flags::CLOEXEC
         } else {
-            tidewall_socket::descriptor::Flags::NONE
+            tidewall::descriptor::Flags::NONE
         };
         let moved = self.descriptors.dup_from(fd, first, flags).map_err(errno);
         self.descriptors.close(fd).map_err(errno)?;

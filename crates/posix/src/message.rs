@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tidewall::tcp::Notification;
 use tidewall_protocol::tcp::{TimestampEvent, TimestampKeys, Timestamping};
-use tidewall_socket::tcp::Notification;
 
 use crate::option::Stamps;
 

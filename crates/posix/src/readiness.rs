@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tidewall_socket::descriptor::Flags;
-use tidewall_socket::readiness::{EpollEvent, Events, Operation, PollFd};
+use tidewall::descriptor::Flags;
+use tidewall::readiness::{EpollEvent, Events, Operation, PollFd};
 
 use crate::{Errno, Posix, Result, errno};
 
@@ -39,7 +39,7 @@ impl Posix {
     /// `epoll_ctl(2)`; `event` is EPOLL… bits and the caller's data.
     ///
     /// # Errors
-    /// EINVAL for another operation; as [`tidewall_socket::Descriptors::epoll_ctl`].
+    /// EINVAL for another operation; as [`tidewall::Descriptors::epoll_ctl`].
     pub fn epoll_ctl(
         &self,
         set: i32,

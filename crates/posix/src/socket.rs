@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use tidewall_socket::descriptor::Flags;
-use tidewall_socket::readiness::{Events, PollFd};
-use tidewall_socket::tcp::State as Phase;
-use tidewall_socket::{BindOptions, ConnectOptions, OpenFile, TcpListener, TcpStream, UdpSocket};
+use tidewall::descriptor::Flags;
+use tidewall::readiness::{Events, PollFd};
+use tidewall::tcp::State as Phase;
+use tidewall::{BindOptions, ConnectOptions, OpenFile, TcpListener, TcpStream, UdpSocket};
 
 use crate::address::{canonical, check_datagram_family, check_family, check_peer, shown, wildcard};
 use crate::atm::AtmState;

@@ -1,8 +1,8 @@
 //! Calls as C programs have them: AF_ATMSVC, and the addresses of `linux/atm.h` and
 //! `linux/atmsap.h`.
 
-use tidewall_socket::readiness::{Events, PollFd};
-use tidewall_socket::{AtmListener, AtmSocket, CallOptions, Nsap, Opaque, OpenFile, Sap};
+use tidewall::readiness::{Events, PollFd};
+use tidewall::{AtmListener, AtmSocket, CallOptions, Nsap, Opaque, OpenFile, Sap};
 
 use crate::atm::{ANY_CLASS, Qos, RECEIVE, SEND, circuit_of};
 use crate::socket::{Socket, kernel_socket};

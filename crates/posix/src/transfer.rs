@@ -4,8 +4,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use tidewall_socket::tcp::{Notification, State as Phase};
-use tidewall_socket::{OpenFile, TcpStream};
+use tidewall::tcp::{Notification, State as Phase};
+use tidewall::{OpenFile, TcpStream};
 
 use crate::address::{canonical, check_datagram_family, check_family, shown};
 use crate::option::{Options, SYSCTL_FAST_OPEN_CLIENT, Stamps};

@@ -4,11 +4,11 @@ mod processes;
 
 use libc::{AF_ATMPVC, AF_ATMSVC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, SOL_ATM};
 use processes::{CLIENT, SERVER, processes};
+use tidewall::readiness::Events;
+use tidewall::{AtmControl, AtmSocket, CallOptions, Nsap, Side};
 use tidewall_posix::{
     Errno, PollFd, Posix, PvcAddress, SO_ATMPVC, SO_ATMQOS, SO_ATMSAP, SO_SETCLP, SvcAddress,
 };
-use tidewall_socket::readiness::Events;
-use tidewall_socket::{AtmControl, AtmSocket, CallOptions, Nsap, Side};
 
 fn address(system: u8, selector: u8) -> SvcAddress {
     let mut number = Nsap([0x47; 20]);

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 
 use libc::{AF_ATMPVC, AF_INET, MSG_DONTWAIT, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, SOL_ATM};
 use processes::{CLIENT, SERVER, processes};
+use tidewall::readiness::Events;
 use tidewall_posix::{Errno, PollFd, Posix, PvcAddress, SO_ATMPVC, SO_ATMQOS, SO_SETCLP};
-use tidewall_socket::readiness::Events;
 
 const ADDRESS: PvcAddress = PvcAddress {
     interface: 0,

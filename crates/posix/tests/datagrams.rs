@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use libc::{AF_INET, AF_INET6, IPPROTO_IP, IPPROTO_IPV6, SOCK_DGRAM, SOCK_NONBLOCK, SOL_SOCKET};
 use processes::{CLIENT, SERVER, processes};
+use tidewall::readiness::Events;
 use tidewall_posix::{ControlMessage, Errno, PollFd, Posix, Received};
-use tidewall_socket::readiness::Events;
 
 fn bound(posix: &Posix, domain: i32, port: u16) -> i32 {
     let fd = posix.socket(domain, SOCK_DGRAM | SOCK_NONBLOCK, 0).unwrap();

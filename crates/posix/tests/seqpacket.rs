@@ -8,8 +8,8 @@ use std::thread;
 
 use libc::{AF_INET, MSG_EOR, MSG_PEEK, MSG_TRUNC, SOCK_NONBLOCK, SOCK_SEQPACKET, SOCK_STREAM};
 use processes::{SERVER, processes};
+use tidewall::readiness::Events;
 use tidewall_posix::{Errno, PollFd, Posix, Received};
-use tidewall_socket::readiness::Events;
 
 const PORT: u16 = 84;
 

@@ -3,9 +3,9 @@
 //! What a stack is made of may be out of reach afterwards: it is made before. What it calls
 //! may be forbidden: then it has no sockets, or the program hears that it cannot be confined.
 
+use tidewall::listener_holders::note_accepting;
 use tidewall_device::afxdp::leave_packet_sockets;
 use tidewall_posix::{Errno, Posix, Result};
-use tidewall_socket::listener_holders::note_accepting;
 use tidewall_sys::option;
 use tidewall_sys::priority::leave_priorities;
 

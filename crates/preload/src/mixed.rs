@@ -10,9 +10,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
+use tidewall::descriptor::Flags;
+use tidewall::readiness::{Events, SignalSet};
 use tidewall_posix::{PollFd, Posix, Result, errno};
-use tidewall_socket::descriptor::Flags;
-use tidewall_socket::readiness::{Events, SignalSet};
 
 use crate::process::{self, inside};
 use crate::protected::{out_of_the_way, release};

@@ -13,12 +13,12 @@ use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{OFlags, fcntl_getfl};
+use tidewall::listener_holders::{Watcher, note_accepting};
+use tidewall::tuning::PolicyKind;
+use tidewall::{EmbeddedConfig, Stack};
 use tidewall_device::forked;
 use tidewall_manager::places;
 use tidewall_posix::{Errno, OptionsSet, Posix, PosixConfig, Result, errno};
-use tidewall_socket::listener_holders::{Watcher, note_accepting};
-use tidewall_socket::tuning::PolicyKind;
-use tidewall_socket::{EmbeddedConfig, Stack};
 use tidewall_sys::{RawAddress, SignalSet, option, option_bytes};
 
 use crate::candidates::{self, Kind};

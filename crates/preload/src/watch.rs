@@ -11,7 +11,7 @@
 //!   epoll set.
 //!
 //! And while another process accepts by the listener, or was forked off to do so, connections
-//! are the kernel's ([`tidewall_socket::listener_holders`]).
+//! are the kernel's ([`tidewall::listener_holders`]).
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
-use tidewall_posix::Posix;
-use tidewall_socket::OpenFile;
-use tidewall_socket::listener_holders::{
+use tidewall::OpenFile;
+use tidewall::listener_holders::{
     Sharer, another_listens, is_owned, note_accepting, note_inherited, other_user,
 };
+use tidewall_posix::Posix;
 use tidewall_sys::netlink::SocketDiag;
 use tidewall_sys::option;
 

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     const TEXT: &str = "\
-        tidewall  4711      55d0c0ffee00 tidewall_socket::readiness::select::look\n\
+        tidewall  4711      55d0c0ffee00 tidewall::readiness::select::look\n\
         tidewall  4711  ffffffff816b727a tcp_v4_rcv\n\
          swapper     0  ffffffff816b0000 pv_native_safe_halt\n\
          swapper     0  ffffffff816b1111 net_rx_action\n\

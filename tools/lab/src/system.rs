@@ -1,8 +1,8 @@
 //! The systems that are compared, by name.
 
 use serde::{Deserialize, Serialize};
+use tidewall::tuning::{Architecture, PolicyKind};
 use tidewall_service::linux::{self, BusyPoll, Receive};
-use tidewall_socket::tuning::{Architecture, PolicyKind};
 
 use crate::bench::{Defence, SYN_LIMIT};
 use crate::testbed::Mode;

@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
+use tidewall::tuning::PolicyKind;
 use tidewall_load::{LoadSpec, PAYLOAD_MAX, SenderKind};
 use tidewall_receive::control::model::{Load, Machine, Prediction, Room};
 use tidewall_receive::control::{BUDGET_MAX, INTERVAL_MAX, Limits, Setting};
 use tidewall_service::{Kind, ServiceSpec};
-use tidewall_socket::tuning::PolicyKind;
 
 use crate::bench::{Bench, Setup, Watching, blast, load, server};
 use crate::progress::Progress;

@@ -4,7 +4,7 @@
 
 use std::io;
 
-use tidewall_socket::{AtmSocket, Circuit, EmbeddedConfig, Stack};
+use tidewall::{AtmSocket, Circuit, EmbeddedConfig, Stack};
 use tidewall_wire::EmitError;
 use tidewall_wire::atm::pseudowire::{self, Cell, CellBuilder, FrameHeader, Label};
 use tidewall_wire::atm::{CELL_PAYLOAD_LEN, PayloadType, aal5};

@@ -16,15 +16,15 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use tidewall::forward::{Arrived, Forwarder, Labelled, Output, OutputCounters};
+use tidewall::snapshot::{
+    CellRoute, CellSwitchPort, CellSwitchSnapshot, SwitchedCall, SwitchedEnd,
+};
+use tidewall::{EmbeddedConfig, StackHandle};
 use tidewall_atm::exchange::{self, NumberPrefix, Request};
 use tidewall_atm::signalling::Side;
 use tidewall_atm::sscop::State;
 use tidewall_atm::switch::{Counters, End, Mode, Route, RouteError, Switch};
-use tidewall_socket::forward::{Arrived, Forwarder, Labelled, Output, OutputCounters};
-use tidewall_socket::snapshot::{
-    CellRoute, CellSwitchPort, CellSwitchSnapshot, SwitchedCall, SwitchedEnd,
-};
-use tidewall_socket::{EmbeddedConfig, Stack};
 use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::pseudowire::{CELL_LEN, HEADER_LEN, Label};
 
@@ -259,7 +259,7 @@ impl CellSwitch {
     }
 
     /// The stack of the first port, by which operators reach the switch.
-    pub fn stack(&self) -> Option<&Stack> {
+    pub fn stack(&self) -> Option<&StackHandle> {
         self.entries.forwarder.stacks().next()
     }
 

@@ -9,9 +9,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewall_socket::descriptor::Flags;
-use tidewall_socket::readiness::{Events, PollFd};
-use tidewall_socket::{AtmSocket, Circuit, Descriptors, OpenFile, Stack, UdpSocket};
+use tidewall::descriptor::Flags;
+use tidewall::readiness::{Events, PollFd};
+use tidewall::{AtmSocket, Circuit, Descriptors, OpenFile, Stack, UdpSocket};
 
 use crate::host::{Datagrams, Host, Peer, nothing_came};
 

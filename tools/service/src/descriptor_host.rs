@@ -6,9 +6,9 @@ use std::cell::RefCell;
 use std::io;
 use std::time::Duration;
 
-use tidewall_socket::Stack;
-use tidewall_socket::descriptor::{Allocator, Flags};
-use tidewall_socket::readiness::{DescriptorEvent, EpollEvent, Events, Operation};
+use tidewall::Stack;
+use tidewall::descriptor::{Allocator, Flags};
+use tidewall::readiness::{DescriptorEvent, EpollEvent, Events, Operation};
 
 use crate::descriptor_sockets::{DescriptorSockets, Owned, Select};
 use crate::sockets::Waiter;
@@ -42,7 +42,7 @@ impl DescriptorEpoll {
     /// A host on `stack`, with an epoll set of its own.
     ///
     /// # Errors
-    /// What [`tidewall_socket::Descriptors::epoll_create1`] reports.
+    /// What [`tidewall::Descriptors::epoll_create1`] reports.
     pub fn new(stack: &Stack, allocator: Allocator) -> io::Result<Self> {
         let sockets = DescriptorSockets::new(stack, allocator, Select::default())?;
         let set = sockets.descriptors().epoll_create1(Flags::CLOEXEC)?;

@@ -8,9 +8,9 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tidewall_socket::descriptor::{Allocator, Flags};
-use tidewall_socket::readiness::{DescriptorSet, EpollEvent, Events, Operation, PollFd};
-use tidewall_socket::{Descriptors, ListenOptions, OpenFile, Stack, StreamOptions};
+use tidewall::descriptor::{Allocator, Flags};
+use tidewall::readiness::{DescriptorSet, EpollEvent, Events, Operation, PollFd};
+use tidewall::{Descriptors, ListenOptions, OpenFile, Stack, StreamOptions};
 
 use crate::poll_host::{Entry, PollCall};
 use crate::select_host::SelectCall;

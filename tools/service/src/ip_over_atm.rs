@@ -19,13 +19,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidewall_atm::ip::segments::{Joiner, cut};
-use tidewall_atm::ip::{Action, Config, HEADER_LEN, Subnetwork, Way};
-use tidewall_socket::descriptor::Flags;
-use tidewall_socket::readiness::{Events, PollFd};
-use tidewall_socket::{
+use tidewall::descriptor::Flags;
+use tidewall::readiness::{Events, PollFd};
+use tidewall::{
     AtmListener, AtmOptions, AtmSocket, CallOptions, Circuit, Descriptors, Nsap, OpenFile, Stack,
 };
+use tidewall_atm::ip::segments::{Joiner, cut};
+use tidewall_atm::ip::{Action, Config, HEADER_LEN, Subnetwork, Way};
 use tidewall_sys::interface;
 use tidewall_wire::atm::llc;
 use tidewall_wire::ethernet::EtherType;

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use tidewall_socket::readiness::DescriptorSet;
+use tidewall::readiness::DescriptorSet;
 use tidewall_sys::raise_open_files;
 
 use crate::linux_stream::{self, LinuxStream};

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::io;
 use std::time::Duration;
 
-use tidewall_socket::readiness::DescriptorSet;
+use tidewall::readiness::DescriptorSet;
 
 use crate::sockets::{Sockets, Waiter};
 use crate::stream::{Event, Interest};

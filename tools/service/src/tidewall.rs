@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidewall_socket::{Received, Stack, UdpSocket};
+use tidewall::{Received, Stack, UdpSocket};
 
 use crate::host::{Datagrams, Host, Peer, nothing_came};
 

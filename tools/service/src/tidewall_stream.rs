@@ -9,8 +9,8 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
-use tidewall_socket::Stack;
-use tidewall_socket::tcp::{self, ListenOptions, Selector, StreamOptions, TcpListener, TcpStream};
+use tidewall::Stack;
+use tidewall::tcp::{self, ListenOptions, Selector, StreamOptions, TcpListener, TcpStream};
 
 use crate::stream::{Event, Interest, Progress, Stream, StreamHost};
 

@@ -8,13 +8,13 @@ use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
 
 use common::story::{self, Client, Stage};
+use tidewall::descriptor::Allocator;
+use tidewall::{MemoryConfig, Stack, TcpStream};
 use tidewall_device::memory::{LinkConfig, pair_on_clock};
 use tidewall_service::descriptor_host::{DescriptorEpoll, DescriptorQueue};
 use tidewall_service::descriptor_sockets::{DescriptorSockets, Select};
 use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{PollHost, SelectHost, StreamHost};
-use tidewall_socket::descriptor::Allocator;
-use tidewall_socket::{MemoryConfig, Stack, TcpStream};
 use tidewall_wire::ethernet::MacAddress;
 
 /// The clients and the origin.

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use clap::Subcommand;
 use serde::Serialize;
-use tidewall_socket::descriptor::Flags;
-use tidewall_socket::readiness::{Events, PollFd};
-use tidewall_socket::{AtmListener, AtmOptions, AtmSocket, Circuit, Descriptors, OpenFile};
+use tidewall::descriptor::Flags;
+use tidewall::readiness::{Events, PollFd};
+use tidewall::{AtmListener, AtmOptions, AtmSocket, Circuit, Descriptors, OpenFile};
 use tidewall_wire::atm::InvalidCircuit;
 
 use crate::end::{Failure, Outcome, say_line, stop_flag};

@@ -5,12 +5,12 @@
 //! ([`end`]). Does not live here: anything a program could want as a library
 //! (services are in `tidewall-service`, generators in `tidewall-load`,
 //! experiments in `tidewall-lab`, live stacks answer through
-//! `tidewall_socket::control`).
+//! `tidewall::control`).
 //!
 //! Exit codes: 0 done; 1 it ran and the answer is no; 2 it could not begin
 //! (wrong arguments, missing privileges, no such interface).
 //!
-//! Read first: docs of `tidewall_socket::snapshot` for what `stat` shows.
+//! Read first: docs of `tidewall::snapshot` for what `stat` shows.
 #![deny(unsafe_code)]
 
 mod atm;

@@ -12,12 +12,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use tidewall::tuning::{Architecture, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
+use tidewall::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 use tidewall_manager::places;
 use tidewall_service::linux::{Linux, Options, Receive};
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{Host, Kind, ServiceCounts, ServiceSpec, serve};
-use tidewall_socket::tuning::{Architecture, BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, PolicyKind};
-use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use crate::units::{self, count, per_second};

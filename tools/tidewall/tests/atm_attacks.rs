@@ -11,9 +11,9 @@ use common::bed::Bed;
 use common::star::Star;
 use common::{Service, text, tidewall};
 use serde_json::Value;
+use tidewall::EmbeddedConfig;
+use tidewall::forward::Forwarder;
 use tidewall_atm::sscop::{Config, Sscop};
-use tidewall_socket::EmbeddedConfig;
-use tidewall_socket::forward::Forwarder;
 use tidewall_wire::atm::pseudowire::{FrameHeader, HEADER_LEN, Label, Packet};
 use tidewall_wire::atm::q2931::{
     Bearer, CallReference, Cause, Elements, MESSAGE_MAX, MessageType, QosClasses, TrafficDescriptor,

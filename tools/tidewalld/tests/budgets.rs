@@ -11,8 +11,8 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use support::application::{Application, drop_privileges};
 use support::*;
+use tidewall::{EmbeddedConfig, Stack};
 use tidewall_device::demux::layout::Counter;
-use tidewall_socket::{EmbeddedConfig, Stack};
 
 /// Users of the two domains, and their first ports.
 const USERS: [u32; 2] = [64_001, 64_002];
@@ -227,7 +227,7 @@ mod inside {
         let ports = PORTS[domain]..PORTS[domain] + number("TW_SOCKETS");
         let bound = |port| {
             let at = ([0, 0, 0, 0], port).into();
-            tidewall_socket::UdpSocket::bind(&stack, at).unwrap()
+            tidewall::UdpSocket::bind(&stack, at).unwrap()
         };
         let sockets: Vec<_> = ports.map(bound).collect();
         // All are flooded or none: a wait for the first is one for all.
@@ -247,7 +247,7 @@ mod inside {
                     asked.send_to(&answer, from).unwrap();
                 }
             });
-            let work = |_: tidewall_socket::Received<'_>| {
+            let work = |_: tidewall::Received<'_>| {
                 let begin = Instant::now();
                 while begin.elapsed() < WORK {}
                 delivered.fetch_add(1, Ordering::Relaxed);

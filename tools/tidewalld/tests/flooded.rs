@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use support::*;
+use tidewall::{EmbeddedConfig, Stack};
 use tidewall_device::demux::layout::{Counter, Protocol};
 use tidewall_device::demux::{ApplicationTables, ChannelId};
 use tidewall_manager::client::Client;
 use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
-use tidewall_socket::{EmbeddedConfig, Stack};
 
 const ADDRESS: &str = "10.77.0.1";
 const USER: u32 = 65_534;
@@ -69,15 +69,13 @@ impl Idle {
 }
 
 /// The socket that is asked.
-fn bind(stack: &Stack) -> tidewall_socket::UdpSocket {
+fn bind(stack: &Stack) -> tidewall::UdpSocket {
     let at = ([0, 0, 0, 0], ASKED).into();
-    as_user(USER, || {
-        tidewall_socket::UdpSocket::bind(stack, at).unwrap()
-    })
+    as_user(USER, || tidewall::UdpSocket::bind(stack, at).unwrap())
 }
 
 /// Echoes, until it gets an empty datagram.
-fn echoes(end: &tidewall_socket::UdpSocket) {
+fn echoes(end: &tidewall::UdpSocket) {
     let mut buffer = [0; 64];
     loop {
         let (length, from) = end.recv_from(&mut buffer).unwrap();

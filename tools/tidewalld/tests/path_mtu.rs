@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use support::application::{Application, drop_privileges};
 use support::*;
-use tidewall_socket::{EmbeddedConfig, Stack};
+use tidewall::{EmbeddedConfig, Stack};
 
 const HERE: [&str; 2] = ["10.77.0.1", "fd77::1"];
 const ADDRESS: [&str; 2] = ["10.79.0.2", "fd79::2"];
@@ -185,8 +185,8 @@ mod inside {
         drop_privileges(std::env::var("TW_USER").unwrap().parse().unwrap());
         let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
         let local = SocketAddr::new(IpAddr::from([0u16; 8]), PORT);
-        let datagrams = tidewall_socket::UdpSocket::bind(&stack, local).unwrap();
-        let listener = tidewall_socket::TcpListener::bind(&stack, local).unwrap();
+        let datagrams = tidewall::UdpSocket::bind(&stack, local).unwrap();
+        let listener = tidewall::TcpListener::bind(&stack, local).unwrap();
         println!("serves");
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use support::application::{Application, drop_privileges};
 use support::*;
+use tidewall::{EmbeddedConfig, Stack};
 use tidewall_device::afxdp::HELPER_PORTS;
 use tidewall_device::demux::layout::{Counter, Protocol};
 use tidewall_device::queue::InterruptModeration;
 use tidewall_manager::client::Client;
 use tidewall_manager::domains::threaded;
 use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
-use tidewall_socket::{EmbeddedConfig, Stack};
 
 const ADDRESS: &str = "10.77.0.1";
 const NOBODY: u32 = 65_534;
@@ -133,7 +133,7 @@ fn wait_until_lent(port: u16) {
 }
 
 /// Echoes datagrams, until an empty one.
-fn serve_datagrams(socket: &tidewall_socket::UdpSocket) {
+fn serve_datagrams(socket: &tidewall::UdpSocket) {
     let mut buffer = [0; 2048];
     loop {
         let (length, from) = socket.recv_from(&mut buffer).unwrap();
@@ -182,7 +182,7 @@ mod inside {
         };
         std::thread::scope(|scope| {
             let at = ([0, 0, 0, 0], PORT).into();
-            let served = tidewall_socket::UdpSocket::bind(&stack, at).unwrap();
+            let served = tidewall::UdpSocket::bind(&stack, at).unwrap();
             let server = scope.spawn(move || as_user(NOBODY, || serve_datagrams(&served)));
             wait_until_lent(PORT);
             wait_until("it polls", || {
@@ -553,8 +553,8 @@ mod inside {
         drop_privileges(NOBODY);
         let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
         let at = ([0, 0, 0, 0], port).into();
-        let datagrams = tidewall_socket::UdpSocket::bind(&stack, at).unwrap();
-        let listener = tidewall_socket::TcpListener::bind(&stack, at).unwrap();
+        let datagrams = tidewall::UdpSocket::bind(&stack, at).unwrap();
+        let listener = tidewall::TcpListener::bind(&stack, at).unwrap();
         println!("serves");
         std::thread::scope(|scope| {
             scope.spawn(|| {

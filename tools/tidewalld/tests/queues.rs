@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use support::application::{Application, drop_privileges};
 use support::*;
+use tidewall::{EmbeddedConfig, Stack};
 use tidewall_device::demux::DriverCounters;
 use tidewall_device::demux::layout::Counter;
 use tidewall_manager::client::Client;
 use tidewall_manager::protocol::Join;
-use tidewall_socket::{EmbeddedConfig, Stack};
 use tidewall_sys::Mapping;
 
 const ADDRESS: &str = "10.77.0.1";
@@ -246,10 +246,8 @@ mod inside {
     fn serve() {
         drop_privileges(TRUSTED);
         let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
-        let datagrams =
-            tidewall_socket::UdpSocket::bind(&stack, ([0, 0, 0, 0], UDP).into()).unwrap();
-        let listener =
-            tidewall_socket::TcpListener::bind(&stack, ([0, 0, 0, 0], TCP).into()).unwrap();
+        let datagrams = tidewall::UdpSocket::bind(&stack, ([0, 0, 0, 0], UDP).into()).unwrap();
+        let listener = tidewall::TcpListener::bind(&stack, ([0, 0, 0, 0], TCP).into()).unwrap();
         println!("serves");
         std::thread::scope(|scope| {
             scope.spawn(|| {

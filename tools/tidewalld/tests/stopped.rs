@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use support::application::{Application, drop_privileges};
 use support::*;
-use tidewall_socket::{EmbeddedConfig, Stack, TcpListener};
+use tidewall::{EmbeddedConfig, Stack, TcpListener};
 
 const ADDRESS: &str = "10.77.0.1";
 /// A datagram here has the application listen at one more port from [`TCP`] on.
@@ -254,8 +254,7 @@ mod inside {
     fn serve() {
         drop_privileges(TRUSTED);
         let stack = Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap();
-        let commands =
-            tidewall_socket::UdpSocket::bind(&stack, ([0, 0, 0, 0], UDP).into()).unwrap();
+        let commands = tidewall::UdpSocket::bind(&stack, ([0, 0, 0, 0], UDP).into()).unwrap();
         let next = AtomicU16::new(TCP);
         let bind = || {
             let port = next.fetch_add(1, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewall_socket::{OpenFile, TcpStream};
+use tidewall::{OpenFile, TcpStream};
 
 use super::name::{SO_MEMINFO, TCP_CC_INFO};
 use super::set::{set, timeval};

@@ -9,8 +9,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidewall::{ListenOptions, TcpStream};
 use tidewall_protocol::tcp::{FastOpenKeys, Framing, Keepalive, StreamOptions, Sysctl};
-use tidewall_socket::{ListenOptions, TcpStream};
 
 use crate::{Posix, Result};
 
@@ -244,7 +244,7 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidewall_socket::OpenFile;
+    use tidewall::OpenFile;
 
     use crate::Errno;
     use crate::socket::{Socket, State, kernel_socket};

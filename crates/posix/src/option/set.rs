@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use tidewall::OpenFile;
 use tidewall_protocol::tcp::{Congestion, FastOpenKeys};
-use tidewall_socket::OpenFile;
 
 use super::table::{Given, TABLE, Treatment, place_of};
 use crate::socket::State;

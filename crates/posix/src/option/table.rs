@@ -4,8 +4,8 @@
 use std::io;
 use std::time::Duration;
 
+use tidewall::{OpenFile, TcpStream};
 use tidewall_protocol::tcp::{Config, StreamOptions, defer_accept};
-use tidewall_socket::{OpenFile, TcpStream};
 
 use super::name::*;
 use super::set::{

@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
+use tidewall::{MemoryConfig, Stack};
 use tidewall_device::memory::{LinkConfig, pair_on_clock};
 use tidewall_posix::{Posix, PosixConfig};
-use tidewall_socket::{MemoryConfig, Stack};
 use tidewall_wire::ethernet::MacAddress;
 
 /// The client's address.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libc::pthread_t;
+use tidewall::readiness::Interrupter;
 use tidewall_posix::{Errno, Result};
-use tidewall_socket::readiness::Interrupter;
 
 use super::originals;
 use crate::process::{self, inside};

@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_ulong, c_void};
 
 use libc::socklen_t;
+use tidewall::OpenFile;
+use tidewall::readiness::Events;
 use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
-use tidewall_socket::OpenFile;
-use tidewall_socket::readiness::Events;
 
 use super::{bytes, done, length_of, number, originals, room};
 use crate::candidates;

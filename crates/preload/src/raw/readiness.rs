@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use std::{ptr, slice};
 
 use libc::{epoll_event, nfds_t, pollfd, sigset_t, timespec};
+use tidewall::readiness::{EpollEvent, SignalSet};
 use tidewall_posix::{Errno, PollFd, Posix, Result, errno};
-use tidewall_socket::readiness::{EpollEvent, SignalSet};
 
 pub(super) use select::{forget_table, pselect6, select};
 

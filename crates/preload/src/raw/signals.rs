@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use libc::{sigaction as Action, sighandler_t, siginfo_t, ucontext_t};
+use tidewall::readiness::{SignalSet, interrupt_sleep, take_interruption};
 use tidewall_posix::{Errno, Posix, Result};
-use tidewall_socket::readiness::{SignalSet, interrupt_sleep, take_interruption};
 
 use super::{cancellation, fail, originals, stacks};
 use crate::process;

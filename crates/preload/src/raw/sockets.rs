@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 
 use libc::{sockaddr, socklen_t};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, acceptfrom_with, socket_with};
+use tidewall::OpenFile;
+use tidewall::readiness::Events;
 use tidewall_posix::{Accepted, Errno, PollFd, Posix, Result};
-use tidewall_socket::OpenFile;
-use tidewall_socket::readiness::Events;
 
 use super::options::{self, SIOCATMARK};
 use super::signals::{begins_again, first_of_many, restarting};

@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use super::Framing;
 use super::stream::ReceivedFrame;
 use super::{ConnectOptions, ListenOptions, TcpListener, TcpStream};
-use crate::descriptor::{MSG_MORE, MSG_PEEK, OpenFile};
-use crate::stack::Stack;
+use crate::pieces::{MSG_MORE, MSG_PEEK};
+use tidewall_stack::StackHandle;
 
 /// A connection of frames.
 ///
@@ -23,13 +23,18 @@ pub struct AcpStream {
 }
 
 impl AcpStream {
+    /// The connection beneath.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     /// Connects, and waits until the peer has answered.
     ///
     /// # Errors
     /// As [`TcpStream::connect`]; EPROTONOSUPPORT for a peer that does not speak ACP,
     /// and for one that only the kernel reaches: of this host, or not by the stack's
     /// interface.
-    pub fn connect(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+    pub fn connect(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::connect_with(stack, address, &ConnectOptions::default())
     }
 
@@ -39,7 +44,7 @@ impl AcpStream {
     /// # Errors
     /// As [`AcpStream::connect`] and [`TcpStream::connect_with`].
     pub fn connect_with(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         options: &ConnectOptions,
     ) -> io::Result<Self> {
@@ -52,7 +57,7 @@ impl AcpStream {
     /// # Errors
     /// As [`AcpStream::connect_with`], of what is known at once.
     pub fn connect_nonblocking_with(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         options: &ConnectOptions,
     ) -> io::Result<Self> {
@@ -115,12 +120,6 @@ impl AcpStream {
     }
 }
 
-impl From<AcpStream> for OpenFile {
-    fn from(stream: AcpStream) -> Self {
-        stream.stream.into()
-    }
-}
-
 fn framed(options: &ConnectOptions) -> ConnectOptions {
     let mut options = *options;
     options.stream.framing = options.stream.framing.or_acp();
@@ -136,11 +135,16 @@ pub struct AcpListener {
 }
 
 impl AcpListener {
+    /// The listener beneath.
+    pub fn into_listener(self) -> TcpListener {
+        self.listener
+    }
+
     /// Listens; SYNs that do not ask for ACP are answered with RST.
     ///
     /// # Errors
     /// As [`TcpListener::bind`].
-    pub fn bind(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+    pub fn bind(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::bind_with(stack, address, ListenOptions::default())
     }
 
@@ -151,7 +155,7 @@ impl AcpListener {
     /// # Errors
     /// As [`TcpListener::bind_with`].
     pub fn bind_with(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         mut options: ListenOptions,
     ) -> io::Result<Self> {
@@ -172,11 +176,5 @@ impl AcpListener {
     /// The listener, to be waited for, asked and set.
     pub fn listener(&self) -> &TcpListener {
         &self.listener
-    }
-}
-
-impl From<AcpListener> for OpenFile {
-    fn from(listener: AcpListener) -> Self {
-        listener.listener.into()
     }
 }

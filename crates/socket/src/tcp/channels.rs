@@ -18,11 +18,11 @@ use tidewall_receive::poller::Channel;
 
 use super::Tcp;
 use super::connection::ConnectionInner;
-use crate::channels::COMMON_CHANNELS;
-use crate::core::Core;
-use crate::endpoint::Endpoint;
-use crate::lock::{Mutex, lock, rank};
-use crate::receiver::QueueHandle;
+use tidewall_stack::channels::COMMON_CHANNELS;
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::receiver::QueueHandle;
 
 /// Frames that may wait in the shared channel, a queue.
 const SHARED_LIMIT: u32 = 1024;

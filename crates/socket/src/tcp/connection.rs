@@ -29,11 +29,11 @@ use super::frames::{Content, Deferred};
 use super::lending::{Usage, empty};
 use super::listener::ListenerInner;
 use super::memory::{Locked, Memory};
-use crate::channels::ChannelSet;
-use crate::core::Core;
-use crate::lock::{Mutex, MutexGuard, lock, rank};
-use crate::readiness::Events;
-use crate::wait_queue::WaitQueue;
+use tidewall_readiness::Events;
+use tidewall_readiness::wait_queue::WaitQueue;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
 pub(crate) use waiting::Waiting;
 
 /// Segments through the shared channel after which a connection is busy enough
@@ -430,7 +430,7 @@ impl ConnectionInner {
         let changed = state.changes();
         if !changed.is_empty() {
             if changed != Events::DATA_CAME || state.connection.readable() {
-                self.wait_queue.wake_all();
+                self.wait_queue.threads().wake_all();
             }
             self.wait_queue.notify_registrations(changed);
         }

@@ -2,10 +2,10 @@
 
 use super::Tcp;
 use super::connection::ConnectionInner;
-use crate::core::Core;
-use crate::lock::lock;
-use crate::snapshot::{SocketSnapshot, StackSnapshot, TcpSnapshot};
 use tidewall_protocol::tcp::State;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
+use tidewall_stack::snapshot::{SocketSnapshot, StackSnapshot, TcpSnapshot};
 
 /// Connections whose channels have dropped frames that are listed, at most.
 const LOSING_MOST: usize = 64;
@@ -16,16 +16,17 @@ pub(super) fn describe(tcp: &Tcp, core: &Core, snapshot: &mut StackSnapshot) {
     let sockets = listeners.iter().filter_map(|listener| {
         let number = listener.channel()?;
         let (occupancy, dropped_full) = core.channel_counts(number);
-        Some(SocketSnapshot {
-            channel: number,
-            protocol: "tcp".to_owned(),
-            local: listener.local().to_string(),
-            peer: None,
-            received: listener.counts().0 as u64,
-            through_kernel: 0,
-            occupancy,
-            limit: core.tables.limit(0, number),
-            dropped_full,
+        Some({
+            let mut described = SocketSnapshot::default();
+            described.channel = number;
+            described.protocol = "tcp".to_owned();
+            described.local = listener.local().to_string();
+            described.received = listener.counts().0 as u64;
+            described.through_kernel = 0;
+            described.occupancy = occupancy;
+            described.limit = core.tables.limit(0, number);
+            described.dropped_full = dropped_full;
+            described
         })
     });
     snapshot.sockets.extend(sockets);
@@ -38,33 +39,31 @@ pub(super) fn describe(tcp: &Tcp, core: &Core, snapshot: &mut StackSnapshot) {
 /// A connection, if its channel has dropped frames.
 fn losing(core: &Core, connection: &ConnectionInner) -> Option<SocketSnapshot> {
     let (number, dropped) = connection.look().dropped_full(core)?;
-    Some(SocketSnapshot {
-        channel: number,
-        protocol: "tcp".to_owned(),
-        local: connection.flow().local.to_string(),
-        peer: Some(connection.flow().remote.to_string()),
-        occupancy: core.channel_counts(number).0,
-        limit: core.tables.limit(0, number),
-        dropped_full: dropped.into(),
-        ..SocketSnapshot::default()
+    Some({
+        let mut described = SocketSnapshot::default();
+        described.channel = number;
+        described.protocol = "tcp".to_owned();
+        described.local = connection.flow().local.to_string();
+        described.peer = Some(connection.flow().remote.to_string());
+        described.occupancy = core.channel_counts(number).0;
+        described.limit = core.tables.limit(0, number);
+        described.dropped_full = dropped.into();
+        described
     })
 }
 
 /// Connections by state, and counters.
 fn counts(tcp: &Tcp, core: &Core) -> TcpSnapshot {
-    let mut snapshot = TcpSnapshot {
-        orphans: tcp.orphans(),
-        orphans_max: tcp.memory.orphans_max(),
-        memory: tcp.memory.used(),
-        memory_max: tcp.memory.limit(),
-        timers: core.timers.armed() as u64,
-        counters: tcp
-            .counters
-            .values()
-            .map(|(name, count)| (name.to_owned(), count))
-            .into(),
-        ..TcpSnapshot::default()
-    };
+    let mut snapshot = TcpSnapshot::default();
+    snapshot.orphans = tcp.orphans();
+    snapshot.orphans_max = tcp.memory.orphans_max();
+    snapshot.memory = tcp.memory.used();
+    snapshot.memory_max = tcp.memory.limit();
+    snapshot.timers = core.timers.armed() as u64;
+    let counters = tcp.counters.values();
+    snapshot.counters = counters
+        .map(|(name, count)| (name.to_owned(), count))
+        .into();
     let channels = &tcp.channels;
     for (name, channel) in [
         ("shared", &channels.shared),

@@ -2,7 +2,7 @@
 //! of servers' cookies.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
+
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,9 +14,9 @@ use tidewall_protocol::tcp::{
 
 use super::ListenOptions;
 use super::Tcp;
-use crate::core::Core;
-use crate::lock::{Mutex, lock, rank};
-use crate::stack::Stack;
+use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// Servers that are remembered at most (RFC 7413 §4.1.3 wants a bound).
 const SERVERS_MAX: usize = 4096;
@@ -34,9 +34,9 @@ const BLACK_HOLE: Duration = Duration::from_secs(3600);
 /// What is kept of Fast Open.
 pub(crate) struct FastOpen {
     clients: Mutex<Clients, rank::Leaf>,
-    keys: Mutex<FastOpenKeys, rank::Leaf>,
+    pub(super) keys: Mutex<FastOpenKeys, rank::Leaf>,
     /// See [`BLACK_HOLE`], in seconds.
-    black_hole: AtomicU32,
+    pub(super) black_hole: AtomicU32,
 }
 
 /// What connections have found out.
@@ -139,63 +139,11 @@ fn ends(flow: &FourTuple) -> (IpAddr, IpAddr) {
 }
 
 impl Tcp {
-    fn set_fast_open_keys(&self, core: &Core, keys: FastOpenKeys) {
+    pub(super) fn set_fast_open_keys(&self, core: &Core, keys: FastOpenKeys) {
         *lock(&self.fast_open.keys) = keys;
         for listener in self.all_listeners() {
             listener.refresh(core);
         }
-    }
-}
-
-impl Stack {
-    /// The kernel's parameters of TCP as they were when the stack started, or as
-    /// [`Stack::set_sysctl`] has set them: what its connections begin with.
-    pub fn sysctl(&self) -> Sysctl {
-        Tcp::of(self.core()).sysctl()
-    }
-
-    /// Sets the keys of Fast Open cookies (`tcp_fastopen_key`): for several
-    /// machines that serve one address. At the start they are the network
-    /// namespace's, or random where that has none.
-    pub fn set_fast_open_keys(&self, keys: FastOpenKeys) {
-        if let Ok(core) = self.here() {
-            Tcp::of(core).set_fast_open_keys(core, keys);
-        }
-    }
-
-    /// Sets for how long no client uses Fast Open once the network seems to have
-    /// swallowed it (`tcp_fastopen_blackhole_timeout_sec`, in whole seconds, an hour
-    /// unless set; zero goes on using it).
-    pub fn set_fast_open_black_hole(&self, time: Duration) {
-        let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-        let place = &Tcp::of(self.core()).fast_open.black_hole;
-        place.store(seconds, Ordering::Relaxed);
-    }
-
-    /// The keys of Fast Open cookies ([`Stack::set_fast_open_keys`]).
-    pub fn fast_open_keys(&self) -> FastOpenKeys {
-        *lock(&Tcp::of(self.core()).fast_open.keys)
-    }
-
-    /// Draws a new key for Fast Open cookies. Those that the last one has made are
-    /// still taken, and replaced; older ones no more (RFC 7413 §4.1.2 wants this
-    /// done now and then).
-    ///
-    /// # Errors
-    /// What `/dev/urandom` reports.
-    pub fn rotate_fast_open_key(&self) -> io::Result<()> {
-        let mut key = [0; 16];
-        File::open("/dev/urandom")?.read_exact(&mut key)?;
-        let core = self.here()?;
-        let last = lock(&Tcp::of(core).fast_open.keys).primary;
-        Tcp::of(core).set_fast_open_keys(
-            core,
-            FastOpenKeys {
-                primary: key,
-                backup: Some(last),
-            },
-        );
-        Ok(())
     }
 }
 

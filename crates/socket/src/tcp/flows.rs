@@ -8,7 +8,7 @@ use hashbrown::hash_table::Entry;
 use tidewall_protocol::tcp::FourTuple;
 
 use super::connection::ConnectionInner;
-use crate::lock::{Mutex, lock, rank};
+use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// From this many places on, a table that is mostly empty is made smaller: a
 /// hundred thousand connections leave one that a single connection does not need.

@@ -14,10 +14,11 @@ use tidewall_wire::udp::Addresses;
 
 use super::Tcp;
 use super::connection::flow_of;
-use crate::channel_frame::ChannelFrame;
-use crate::core::Core;
-use crate::lock::lock;
-use crate::protocol::Hold;
+use tidewall_stack::channel_frame::ChannelFrame;
+use tidewall_stack::channel_frame::sender;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
+use tidewall_stack::protocol::Hold;
 
 /// A segment in a buffer of its own: one that came in a channel whose owner it
 /// was not for.
@@ -94,12 +95,6 @@ impl Deferred {
             queue: shared.queue() as usize,
         });
     }
-}
-
-/// Who sent a frame, on the link.
-pub(crate) fn sender(packet: &[u8]) -> MacAddress {
-    let bytes = packet.get(6..).and_then(<[u8]>::first_chunk);
-    MacAddress(bytes.copied().unwrap_or_default())
 }
 
 /// What is in a frame.

@@ -11,7 +11,7 @@ use tidewall_protocol::tcp::{Congestion, Keepalive, StreamOptions};
 
 use tidewall_sys::{option, set_option, set_option_bytes};
 
-use crate::wait_queue::WaitQueue;
+use tidewall_readiness::wait_queue::WaitQueue;
 
 /// `linux/tcp.h`
 pub(crate) const TCP_NOTSENT_LOWAT: i32 = 25;

@@ -17,10 +17,10 @@ use tidewall_receive::poller::Done;
 use super::Tcp;
 use super::connection::ConnectionInner;
 use super::frames::Deferred;
-use crate::channels::{ChannelSet, FIRST_OWN};
-use crate::core::Core;
-use crate::endpoint::Endpoint;
-use crate::lock::{Mutex, lock, rank};
+use tidewall_stack::channels::{ChannelSet, FIRST_OWN};
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
+use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// Frames that may wait in a channel of the pool, a queue: two polls' worth of data
 /// while the application works on the last one. The window that is advertised keeps to

@@ -23,16 +23,17 @@ use super::Tcp;
 use super::connection::{ConnectionInner, error};
 use super::kernel_stream::KernelStream;
 use super::stream::TcpStream;
-use crate::channels::ChannelSet;
-use crate::core::Core;
-use crate::helper::Helper;
-use crate::kernel::KernelInput;
-use crate::lock::{Mutex, lock, rank};
-use crate::readiness::Events;
-use crate::readiness::registration::{Handle, Pollable};
-use crate::stack::Stack;
-use crate::udp::{specified, to_v6};
-use crate::wait_queue::{WaitQueue, Waitable};
+use tidewall_readiness::Events;
+use tidewall_readiness::kernel_input::KernelInput;
+use tidewall_readiness::registration::{Handle, Pollable};
+use tidewall_readiness::wait_queue::WaitQueue;
+use tidewall_stack::StackHandle;
+use tidewall_stack::address::{specified, to_v6};
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
+use tidewall_stack::helper::Helper;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::threads::Waitable;
 
 mod bind;
 pub(crate) mod holders;
@@ -57,7 +58,7 @@ const ASK_KERNEL_AFTER: u64 = 16;
 /// Largest backlog (Linux's `net.core.somaxconn` may be set as high).
 const BACKLOG_MAX: u32 = 65_535;
 
-/// A TCP listener on a [`Stack`].
+/// A TCP listener on a [`StackHandle`].
 ///
 /// Its port is held by a listening socket of the kernel, so conflicts with other
 /// programs are real, and peers on this host connect to it too: accepting
@@ -65,9 +66,9 @@ const BACKLOG_MAX: u32 = 65_535;
 pub struct TcpListener {
     inner: Arc<ListenerInner>,
     #[cfg(feature = "mio")]
-    pub(crate) event_loop: crate::readiness::event_loop::Slot,
+    pub(crate) event_loop: tidewall_readiness::event_loop::Slot,
     // Dropped after `inner`'s use in Drop; keeps the device open.
-    pub(crate) stack: Stack,
+    pub(crate) stack: StackHandle,
     nonblocking: AtomicBool,
     /// It has begun to listen, so that its end is the end of what it has done.
     begun: bool,
@@ -76,7 +77,7 @@ pub struct TcpListener {
 }
 
 /// What a listener shares with the stack.
-pub(crate) struct ListenerInner {
+pub struct ListenerInner {
     timer: u32,
     /// Its channel's.
     id: ChannelId,
@@ -165,7 +166,7 @@ impl TcpListener {
     /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for
     /// an address that is not this host's; EACCES below 1024 without privilege;
     /// ENFILE when the stack's channels are all in use.
-    pub fn bind(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+    pub fn bind(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::bind_with(stack, address, ListenOptions::default())
     }
 
@@ -174,12 +175,13 @@ impl TcpListener {
     /// # Errors
     /// As [`TcpListener::bind`]; EINVAL for a backlog or an option out of range.
     pub fn bind_with(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         options: ListenOptions,
     ) -> io::Result<Self> {
         options.check()?;
         let core = stack.here()?;
+        core.check_protocol::<Tcp>()?;
         Helper::start(core)?;
         let kernel = core.netdev.has_kernel.then(|| hold(address, &options));
         Self::begin(stack, options, kernel.transpose()?, address, false)
@@ -188,13 +190,14 @@ impl TcpListener {
     /// `kernel`: the kernel socket that has the port, if there is a kernel; without one the
     /// stack chooses by `address`. `adopted`: it is the program's.
     fn begin(
-        stack: &Stack,
+        stack: &StackHandle,
         options: ListenOptions,
         kernel: Option<KernelListener>,
         address: SocketAddr,
         adopted: bool,
     ) -> io::Result<Self> {
         let core = stack.here()?;
+        core.check_protocol::<Tcp>()?;
         let kernel = kernel.map(Unshared::new).transpose()?;
         let local = kernel.as_ref().map_or(Ok(address), |it| it.local_addr())?;
         let both = local.is_ipv6() && local.ip().is_unspecified() && !options.only_v6;
@@ -362,7 +365,7 @@ impl TcpListener {
         // What is left is another's, who was woken for none of it if it all
         // came at once.
         if self.inner.waiting.load(Ordering::SeqCst) > 0 {
-            self.inner.wait_queue.wake_one();
+            self.inner.wait_queue.threads().wake_one();
         }
         Some((stream, peer))
     }
@@ -581,7 +584,7 @@ impl Drop for Entered<'_> {
 impl Handle for TcpListener {
     type Shared = ListenerInner;
 
-    fn stack(&self) -> &Stack {
+    fn stack(&self) -> &StackHandle {
         &self.stack
     }
 
@@ -720,7 +723,7 @@ impl ListenerInner {
     /// Somebody may accept.
     fn announce(&self, wakes: bool) {
         if wakes {
-            self.wait_queue.wake_one();
+            self.wait_queue.threads().wake_one();
         }
         self.wait_queue.notify_registrations(Events::DATA_CAME);
     }

@@ -18,8 +18,8 @@ use tidewall_protocol::tcp::MemoryPressure;
 use super::Tcp;
 use super::connection::State;
 use super::lending::as_connection;
-use crate::core::Core;
-use crate::lock::{MutexGuard, rank};
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{MutexGuard, rank};
 
 /// Closed connections that the stack drives at most, unless another number is set:
 /// Linux's `tcp_max_orphans` is as large on a machine of 16 GiB.

@@ -24,8 +24,9 @@ mod lending;
 pub(crate) mod listener;
 pub(crate) mod memory;
 mod ports;
-mod selector;
+
 pub(crate) mod sending;
+pub mod settings;
 mod stream;
 mod time_wait;
 
@@ -44,12 +45,6 @@ use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{Config, Errno, Secrets, TimeWaitTable};
 use tidewall_sys::netlink::SocketDiag;
 
-use crate::core::Core;
-use crate::helper::Helper;
-use crate::lock::{Mutex, ReadGuard, RwLock, lock, rank};
-use crate::protocol::{Hold, Protocol};
-use crate::snapshot::StackSnapshot;
-use crate::stack::Start;
 use channels::Channels;
 use connection::ConnectionInner;
 use fast_open::FastOpen;
@@ -59,11 +54,17 @@ use listener::ListenerInner;
 use memory::Memory;
 use ports::Ports;
 use sending::Sending;
+use tidewall_stack::core::Core;
+use tidewall_stack::helper::Helper;
+use tidewall_stack::lock::{Mutex, ReadGuard, RwLock, lock, rank};
+use tidewall_stack::protocol::{Hold, Protocol};
+use tidewall_stack::snapshot::StackSnapshot;
+use tidewall_stack::stack::Start;
 use time_wait::TimeWait;
 
 pub use acp::{AcpListener, AcpStream};
 pub use listener::{ListenOptions, TcpListener};
-pub use selector::{Event, Interest, Selectable, Selector};
+
 pub use stream::{ConnectOptions, Notification, ReceivedFrame, TcpStream};
 pub use tidewall_protocol::tcp::{
     Congestion, FastOpenFailure, FastOpenKeys, Framing, Info, Keepalive, SendFlags, SendingTimes,
@@ -86,7 +87,7 @@ const MSS_LEAST: u16 = 88;
 /// `tcp_max_tw_buckets` is as large on a machine of this kind).
 const TIME_WAIT_MAX: usize = 131_072;
 /// TCP of one stack.
-pub(crate) struct Tcp {
+pub struct Tcp {
     pub(crate) flows: Flows,
     pub(crate) ports: Ports,
     listeners: Mutex<HashMap<u16, Vec<Arc<ListenerInner>>>, rank::Leaf>,
@@ -246,15 +247,24 @@ impl Tcp {
     ///
     /// # Errors
     /// ENOMEM; what `/dev/urandom` reports.
-    pub(crate) fn new(start: Start<'_>) -> io::Result<Self> {
+    pub fn new(start: Start<'_>) -> io::Result<Self> {
         let Start {
             queues,
             timers,
             output,
             helper,
             sysctl,
+            tcp_memory,
+            tcp_orphans,
             driver_answers,
         } = start;
+        let memory = Memory::default();
+        if let Some(bytes) = tcp_memory {
+            memory.set_limit(bytes);
+        }
+        if let Some(connections) = tcp_orphans {
+            memory.set_orphans_max(connections);
+        }
         let mut keys = [[0; 16]; 3];
         File::open("/dev/urandom")?.read_exact(keys.as_flattened_mut())?;
         let [sequence, cookie, fast_open] = keys;
@@ -289,7 +299,7 @@ impl Tcp {
             helper: helper.clone(),
             driver_answers,
             counters: Counters::default(),
-            memory: Arc::default(),
+            memory: Arc::new(memory),
             begins: RwLock::new(Begins::new(sysctl, mss)),
             shared_listener: OnceLock::new(),
         })

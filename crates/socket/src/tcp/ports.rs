@@ -11,8 +11,8 @@ use tidewall_device::demux::layout::Protocol;
 use tidewall_device::forked::Unshared;
 use tidewall_manager::client::Patience;
 
-use crate::device_owner::DeviceOwner;
-use crate::lock::{Mutex, lock, rank};
+use tidewall_stack::device_owner::DeviceOwner;
+use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// Ports with listeners or connections. A port's frames are ours until the
 /// last of its users is gone, those in TIME-WAIT included; what belongs to none

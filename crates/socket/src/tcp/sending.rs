@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use super::Tcp;
 use super::connection::ConnectionInner;
-use crate::core::Core;
-use crate::lock::{Mutex, lock, rank};
-use crate::output::Output;
-use crate::protocol::Hold;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::output::Output;
+use tidewall_stack::protocol::Hold;
 
 /// Frames of one connection before it is another's turn: an initial window (RFC
 /// 6928) leaves at once.

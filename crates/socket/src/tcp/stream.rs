@@ -10,13 +10,13 @@ use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase
 use super::connection::{ConnectionInner, State, Waiting, error};
 use super::kernel_stream::KernelStream;
 use super::listener::as_bound;
-use crate::core::Core;
-use crate::descriptor::scatter;
-use crate::protocol::Hold;
-use crate::readiness::Events;
-use crate::readiness::poll_context::{in_turn, note_sent_in_turn, turn_is_long};
-use crate::stack::Stack;
-use crate::timeout::Timeout;
+use crate::pieces::scatter;
+use tidewall_readiness::Events;
+use tidewall_readiness::poll_context::{in_turn, note_sent_in_turn, turn_is_long};
+use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
+use tidewall_stack::protocol::Hold;
+use tidewall_stack::timeout::Timeout;
 
 mod acp;
 mod connecting;
@@ -43,7 +43,7 @@ struct Sending {
 /// [`TcpStream::linger`] when it is not set.
 const NO_LINGER: u64 = u64::MAX;
 
-/// A TCP connection on a [`Stack`].
+/// A TCP connection on a [`StackHandle`].
 ///
 /// Reading, writing and waiting run the protocol on the connection's frames.
 /// Several threads may use one stream at once; `&TcpStream` reads and writes
@@ -55,9 +55,9 @@ const NO_LINGER: u64 = u64::MAX;
 pub struct TcpStream {
     inner: Inner,
     #[cfg(feature = "mio")]
-    pub(crate) event_loop: crate::readiness::event_loop::Slot,
+    pub(crate) event_loop: tidewall_readiness::event_loop::Slot,
     // Dropped after `inner`'s use in Drop; keeps the device open.
-    pub(crate) stack: Stack,
+    pub(crate) stack: StackHandle,
     nonblocking: AtomicBool,
     read_timeout: Timeout,
     write_timeout: Timeout,
@@ -74,16 +74,16 @@ enum Inner {
 
 impl TcpStream {
     /// A connection of the stack's. `mapped`: it came to an IPv6 socket.
-    pub(crate) fn own(connection: Arc<ConnectionInner>, stack: Stack, mapped: bool) -> Self {
+    pub(crate) fn own(connection: Arc<ConnectionInner>, stack: StackHandle, mapped: bool) -> Self {
         Self::new(Inner::Own(connection), stack, mapped)
     }
 
     /// A connection of the kernel's.
-    pub(crate) fn kernel(stream: KernelStream, stack: Stack) -> Self {
+    pub(crate) fn kernel(stream: KernelStream, stack: StackHandle) -> Self {
         Self::new(Inner::Kernel(stream), stack, false)
     }
 
-    fn new(inner: Inner, stack: Stack, mapped: bool) -> Self {
+    fn new(inner: Inner, stack: StackHandle, mapped: bool) -> Self {
         TcpStream {
             inner,
             #[cfg(feature = "mio")]
@@ -559,7 +559,9 @@ impl Drop for TcpStream {
 /// Returns true while sockets are in event loops that do not turn the stack.
 fn has_event_loops(core: &Core) -> bool {
     #[cfg(feature = "mio")]
-    let has = crate::readiness::event_loop::Notifier::of(core).is_used();
+    let has = core
+        .find_protocol::<tidewall_readiness::event_loop::Notifier>()
+        .is_some_and(|it| it.is_used());
     #[cfg(not(feature = "mio"))]
     let has = {
         let _ = core;

@@ -5,8 +5,8 @@ use tidewall_protocol::tcp::{FourTuple, Segment, TimeWaitEntry, TimeWaitReaction
 use tidewall_wire::ethernet::MacAddress;
 
 use super::Tcp;
-use crate::core::Core;
-use crate::lock::{Mutex, lock, rank};
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// TIME-WAIT of one stack.
 pub(crate) struct TimeWait {

@@ -17,13 +17,15 @@ use tidewall_receive::poller::Channel;
 use super::BindOptions;
 use super::mtu::{ErrorLook, MtuDiscover};
 use super::receive::Owned;
-use crate::core::Core;
-use crate::endpoint::Endpoint;
-use crate::kernel::{KernelInput, PortReservation};
-use crate::lock::{Mutex, lock, rank};
-use crate::readiness::Events;
-use crate::readiness::registration::Pollable;
-use crate::wait_queue::{WaitQueue, Waitable};
+use crate::udp::reservation::PortReservation;
+use tidewall_readiness::Events;
+use tidewall_readiness::kernel_input::KernelInput;
+use tidewall_readiness::registration::Pollable;
+use tidewall_readiness::wait_queue::WaitQueue;
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::threads::{Waitable, Waker};
 
 /// Datagrams that may wait outside the channels without credit (reassembled
 /// ones and those that the kernel delivered); their count is bounded by their makers' limits too.
@@ -53,7 +55,8 @@ pub(super) struct Waiting {
     pub(super) outside: VecDeque<Owned>,
 }
 
-pub(crate) struct SocketInner {
+/// What a UDP socket shares with its stack.
+pub struct SocketInner {
     id: ChannelId,
     pub(crate) wait_queue: WaitQueue,
     pub(super) reservation: Option<PortReservation>,
@@ -265,8 +268,8 @@ impl SocketInner {
     /// A receiver has what it wanted: what is left is another's, who was woken
     /// for none of it if it all came at once.
     pub(super) fn pass_wakeup(&self) {
-        if self.wait_queue.has_threads() && self.has_input() {
-            self.wait_queue.wake_one();
+        if !self.wait_queue.threads().is_empty() && self.has_input() {
+            self.wait_queue.threads().wake_one();
         }
     }
 
@@ -309,16 +312,16 @@ pub(super) fn same(a: SocketAddr, b: SocketAddr) -> bool {
 pub(super) struct Receiving<'a>(pub(super) &'a SocketInner);
 
 impl Waitable for Receiving<'_> {
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.0.wait_queue
+    fn enter(&self, waker: &Arc<Waker>) {
+        self.0.wait_queue.enter(waker, true);
+    }
+
+    fn leave(&self, waker: &Arc<Waker>) {
+        self.0.wait_queue.leave(waker);
     }
 
     fn has_input(&self) -> bool {
         self.0.has_input()
-    }
-
-    fn is_exclusive(&self) -> bool {
-        true
     }
 
     fn kernel_descriptor(&self) -> i32 {
@@ -391,8 +394,12 @@ impl Pollable for SocketInner {
 }
 
 impl Waitable for SocketInner {
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.wait_queue
+    fn enter(&self, waker: &Arc<Waker>) {
+        self.wait_queue.enter(waker, false);
+    }
+
+    fn leave(&self, waker: &Arc<Waker>) {
+        self.wait_queue.leave(waker);
     }
 
     fn has_input(&self) -> bool {

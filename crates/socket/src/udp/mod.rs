@@ -5,7 +5,10 @@ mod mtu;
 mod options;
 mod ports;
 pub(crate) mod receive;
+mod reservation;
 mod sending;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr};
@@ -17,18 +20,20 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::client::Patience;
 
-use crate::channels::{ChannelSet, DEFAULT_RECEIVE_LIMIT};
-use crate::ip::routes::Route;
-use crate::kernel::PortReservation;
-use crate::lock::lock;
-use crate::readiness::registration::{Handle, Pollable};
-use crate::stack::Stack;
-use crate::timeout::Timeout;
+use crate::udp::reservation::PortReservation;
 pub use mtu::MtuDiscover;
-pub(crate) use ports::Udp;
+pub use ports::Udp;
+use tidewall_readiness::registration::{Handle, Pollable};
+use tidewall_stack::StackHandle;
+use tidewall_stack::channels::{ChannelSet, DEFAULT_RECEIVE_LIMIT};
+use tidewall_stack::ip::routes::Route;
+use tidewall_stack::lock::lock;
+use tidewall_stack::threads::Waitable;
+use tidewall_stack::timeout::Timeout;
 
 use inner::{Ends, Receiving, SocketInner};
-use receive::BETWEEN_LOOKS;
+use tidewall_stack::address::{canonical, specified, to_v6};
+use tidewall_stack::receiver::BETWEEN_LOOKS;
 
 /// Nonblocking receives that find nothing before the kernel socket is asked
 /// although nobody has said that it has input.
@@ -51,7 +56,7 @@ pub struct Received<'a> {
     /// everybody the one that the kernel chooses, unspecified if it has not said.
     pub local: IpAddr,
     /// The index of the interface that it came by; `None` for the stack's own
-    /// ([`Stack::interface_index`]).
+    /// ([`StackHandle::interface_index`]).
     pub interface: Option<u32>,
     /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
     pub traffic_class: u8,
@@ -72,7 +77,7 @@ pub struct BindOptions {
     pub only_v6: bool,
 }
 
-/// A UDP socket on a [`Stack`].
+/// A UDP socket on a [`StackHandle`].
 ///
 /// Its port is held by a bound kernel socket, so conflicts with other programs
 /// are real and peers on this host reach it too. Datagrams from the network
@@ -88,9 +93,9 @@ pub struct BindOptions {
 pub struct UdpSocket {
     pub(crate) inner: Arc<SocketInner>,
     #[cfg(feature = "mio")]
-    pub(crate) event_loop: crate::readiness::event_loop::Slot,
+    pub(crate) event_loop: tidewall_readiness::event_loop::Slot,
     // Dropped after `inner`'s use in Drop; keeps the device open.
-    pub(crate) stack: Stack,
+    pub(crate) stack: StackHandle,
     nonblocking: AtomicBool,
     read_timeout: Timeout,
     empty_receives: AtomicU64,
@@ -101,13 +106,19 @@ pub struct UdpSocket {
 }
 
 impl UdpSocket {
+    /// What a thread that waits for several sockets sleeps on.
+    #[doc(hidden)]
+    pub fn waitable(&self) -> &dyn Waitable {
+        &*self.inner
+    }
+
     /// Binds a socket. Port 0 lets the kernel choose.
     ///
     /// # Errors
     /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for
     /// an address that is not this host's; EACCES below 1024 without privilege;
     /// ENFILE when the stack's channels are all in use.
-    pub fn bind(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+    pub fn bind(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::bind_with(stack, address, BindOptions::default())
     }
 
@@ -115,7 +126,11 @@ impl UdpSocket {
     ///
     /// # Errors
     /// As [`UdpSocket::bind`].
-    pub fn bind_with(stack: &Stack, address: SocketAddr, how: BindOptions) -> io::Result<Self> {
+    pub fn bind_with(
+        stack: &StackHandle,
+        address: SocketAddr,
+        how: BindOptions,
+    ) -> io::Result<Self> {
         let has_kernel = stack.here()?.netdev.has_kernel;
         let reservation = has_kernel.then(|| PortReservation::bind(address, &how));
         let reservation = reservation.transpose()?;
@@ -134,7 +149,7 @@ impl UdpSocket {
     /// EINVAL for a socket that is not bound, EPROTONOSUPPORT for another protocol;
     /// EOPNOTSUPP for a stack without a kernel (in memory); as [`UdpSocket::bind`] and
     /// [`UdpSocket::connect`]. The socket is as before then.
-    pub fn adopt(stack: &Stack, socket: OwnedFd) -> io::Result<Self> {
+    pub fn adopt(stack: &StackHandle, socket: OwnedFd) -> io::Result<Self> {
         if !stack.here()?.netdev.has_kernel {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
@@ -164,13 +179,14 @@ impl UdpSocket {
     /// `reservation`: the kernel socket that has the port, if there is a kernel; without one
     /// the stack chooses by `address`.
     fn begin(
-        stack: &Stack,
+        stack: &StackHandle,
         reservation: Option<PortReservation>,
         address: SocketAddr,
         how: &BindOptions,
         patience: Patience,
     ) -> io::Result<Self> {
         let core = stack.here()?;
+        core.check_protocol::<Udp>()?;
         let held = reservation.as_ref().map(|held| {
             let local = held.local_addr()?;
             // Before any lock is taken, since a manager is waited for.
@@ -543,7 +559,7 @@ impl UdpSocket {
 impl Handle for UdpSocket {
     type Shared = SocketInner;
 
-    fn stack(&self) -> &Stack {
+    fn stack(&self) -> &StackHandle {
         &self.stack
     }
 
@@ -563,39 +579,5 @@ impl Drop for UdpSocket {
             channels: self.inner.close(core).into(),
         };
         core.channels.close(&core.receiver.queues, set);
-    }
-}
-
-/// Multicast, broadcast and addresses that need a scope are the kernel's.
-pub(crate) fn stays_with_kernel(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => {
-            v4.is_multicast() || v4.is_broadcast() || v4.is_unspecified() || v4.is_loopback()
-        }
-        IpAddr::V6(v6) => {
-            v6.is_multicast()
-                || v6.is_unspecified()
-                || v6.is_loopback()
-                || v6.is_unicast_link_local()
-        }
-    }
-}
-
-/// The address a socket is bound to, unless it is any.
-pub(crate) fn specified(bound: SocketAddr) -> Option<IpAddr> {
-    let address = bound.ip().to_canonical();
-    (!address.is_unspecified()).then_some(address)
-}
-
-/// An IPv4-mapped address as IPv4.
-pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
-/// An IPv4 address as IPv4-mapped.
-pub(crate) fn to_v6(address: SocketAddr) -> SocketAddr {
-    match address.ip() {
-        IpAddr::V4(v4) => SocketAddr::new(IpAddr::V6(v4.to_ipv6_mapped()), address.port()),
-        IpAddr::V6(_) => address,
     }
 }

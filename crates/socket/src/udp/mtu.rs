@@ -10,12 +10,13 @@ use tidewall_protocol::icmp::{FlowError, MTU_MIN_V4, MTU_MIN_V6};
 use tidewall_protocol::udp::{HEADERS_V4, HEADERS_V6};
 use tidewall_wire::ethernet::HEADER_LEN;
 
+use super::UdpSocket;
 use super::inner::{SocketInner, same};
-use super::{UdpSocket, specified};
-use crate::core::Core;
-use crate::ip::routes::Route;
-use crate::kernel::PortReservation;
-use crate::lock::lock;
+use crate::udp::reservation::PortReservation;
+use tidewall_stack::address::{canonical, specified};
+use tidewall_stack::core::Core;
+use tidewall_stack::ip::routes::Route;
+use tidewall_stack::lock::lock;
 
 /// How often a socket that sends long datagrams and receives nothing looks whether
 /// routers have said something about them.
@@ -258,7 +259,7 @@ impl UdpSocket {
     /// # Errors
     /// ENOTCONN; what the kernel socket reports.
     pub fn mtu(&self) -> io::Result<usize> {
-        let peer = super::canonical(self.peer_addr()?);
+        let peer = canonical(self.peer_addr()?);
         let core = self.stack.here()?;
         let source = specified(self.inner.ends().local);
         let route = core.ip.route(peer, source, false);

@@ -98,8 +98,13 @@ impl UdpSocket {
         self.inner.options.hop_limit.load(Ordering::Relaxed)
     }
 
+    /// The priority ([`UdpSocket::set_priority`]).
+    pub fn priority(&self) -> u8 {
+        self.inner.options.priority.load(Ordering::Relaxed)
+    }
+
     /// Sets the priority among the stack's sockets, 0 (default) to 6:
-    /// [`Stack::wait`](crate::Stack::wait) reports higher ones first, and when frame memory runs
+    /// `Stack::wait`(crate::Stack::wait) reports higher ones first, and when frame memory runs
     /// short the lower ones' datagrams are copied out first. What SO_PRIORITY
     /// is to Linux.
     ///

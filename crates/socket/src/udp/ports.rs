@@ -11,16 +11,17 @@ use tidewall_device::demux::{ANY, ChannelId};
 use tidewall_device::queue::KernelDelivered;
 use tidewall_manager::client::Patience;
 
+use super::BindOptions;
 use super::inner::{Families, SocketInner};
-use super::{BindOptions, canonical, specified};
-use crate::core::Core;
-use crate::kernel::PortReservation;
-use crate::lock::{ReadGuard, RwLock, WriteGuard, lock, rank};
-use crate::snapshot::{SocketSnapshot, StackSnapshot};
+use crate::udp::reservation::PortReservation;
+use tidewall_stack::address::{canonical, specified};
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{ReadGuard, RwLock, WriteGuard, lock, rank};
+use tidewall_stack::snapshot::{SocketSnapshot, StackSnapshot};
 
 /// UDP of one stack: its sockets by channel number.
 #[derive(Default)]
-pub(crate) struct Udp {
+pub struct Udp {
     sockets: RwLock<BTreeMap<u16, Arc<SocketInner>>, rank::UdpSockets>,
 }
 
@@ -180,7 +181,7 @@ fn key(bound: SocketAddr, families: Families) -> (Option<IpAddr>, u16) {
     ((!both).then_some(bound.ip().to_canonical()), bound.port())
 }
 
-impl crate::protocol::Protocol for Udp {
+impl tidewall_stack::protocol::Protocol for Udp {
     fn take_kernel_delivered(
         &self,
         core: &Core,
@@ -228,16 +229,18 @@ impl crate::protocol::Protocol for Udp {
             let ends = socket.ends();
             let (received, through_kernel) = socket.counts();
             let (occupancy, dropped_full) = core.channel_counts(number);
-            SocketSnapshot {
-                channel: number,
-                protocol: "udp".to_owned(),
-                local: ends.local.to_string(),
-                peer: ends.peer.map(|peer| peer.to_string()),
-                received,
-                through_kernel,
-                occupancy,
-                limit: socket.limit(),
-                dropped_full,
+            {
+                let mut described = SocketSnapshot::default();
+                described.channel = number;
+                described.protocol = "udp".to_owned();
+                described.local = ends.local.to_string();
+                described.peer = ends.peer.map(|peer| peer.to_string());
+                described.received = received;
+                described.through_kernel = through_kernel;
+                described.occupancy = occupancy;
+                described.limit = socket.limit();
+                described.dropped_full = dropped_full;
+                described
             }
         });
         snapshot.sockets.extend(described);

@@ -17,11 +17,12 @@ use tidewall_receive::poller::{Done, Shared};
 
 use super::Received;
 use super::inner::{SocketInner, Waiting};
-use crate::channel_frame::ChannelFrame;
-use crate::core::Core;
-use crate::lock::lock;
-use crate::readiness::poll_context::readied;
-use crate::wait_queue::woken_higher;
+use tidewall_readiness::poll_context::readied;
+use tidewall_stack::channel_frame::ChannelFrame;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
+use tidewall_stack::receiver::BETWEEN_LOOKS;
+use tidewall_stack::threads::woken_higher;
 
 /// A datagram in a buffer of its own size.
 #[derive(Debug)]
@@ -411,10 +412,6 @@ impl SocketInner {
         }
     }
 }
-
-/// Most datagrams that the application is given before it is first looked whether a poll
-/// is due, where one will be.
-pub(crate) const BETWEEN_LOOKS: usize = 4;
 
 /// Frames taken out of a channel for the application's closure. Whatever that
 /// does, all of them go back, and their credit: a closure that panics has seen

@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::mtu::is_lost_in_kernel;
-use super::{UdpSocket, canonical, mtu, specified, stays_with_kernel, to_v6};
-use crate::ip::routes::Route;
-use crate::ip::transmit::Heading;
-use crate::lock::lock;
-use crate::receiver::QueueHandle;
+use super::{UdpSocket, mtu};
+use tidewall_stack::address::{canonical, specified, stays_with_kernel, to_v6};
+use tidewall_stack::ip::routes::Route;
+use tidewall_stack::ip::transmit::Heading;
+use tidewall_stack::lock::lock;
+use tidewall_stack::receiver::QueueHandle;
 
 /// Largest payload of a UDP datagram over IPv4 (RFC 768 in 65,535 bytes).
 const PAYLOAD_MAX: usize = 65_507;

@@ -14,11 +14,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidewall::{MemoryConfig, Stack, VirtualTime as _};
 use tidewall_device::memory::{Link, LinkConfig, LinkPort, Side, Tap, pair};
 use tidewall_posix::{Posix, PosixConfig};
 use tidewall_protocol::InputOptions;
 use tidewall_protocol::tcp::{self, Checksum, Sysctl};
-use tidewall_socket::{MemoryConfig, Stack, VirtualTime as _};
 use tidewall_wire::Protocol;
 use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 

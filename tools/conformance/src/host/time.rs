@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use tidewall_socket::{Sleep, VirtualTime};
+use tidewall::{Sleep, VirtualTime};
 
 /// For how long, in real time, a thread in a call is waited for.
 const REAL_TIMEOUT: Duration = Duration::from_secs(10);

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
+use tidewall::VirtualTime as _;
 use tidewall_posix::Posix;
-use tidewall_socket::VirtualTime as _;
 
 use super::device::Device;
 use super::environment::{self, Flags};

@@ -14,7 +14,7 @@ pub(crate) struct Window {
     /// Wake-ups/s by the device.
     pub(crate) interrupts: f64,
     /// Receive control at the end.
-    pub(crate) control: Option<tidewall_socket::snapshot::ControlSnapshot>,
+    pub(crate) control: Option<tidewall::snapshot::ControlSnapshot>,
 }
 
 impl Window {
@@ -23,7 +23,7 @@ impl Window {
         let rate = |of: &dyn Fn(&Account) -> u64| {
             of(last).saturating_sub(of(first)) as f64 / seconds.max(1e-9)
         };
-        let control = |of: fn(&tidewall_socket::snapshot::ControlSnapshot) -> u64| {
+        let control = |of: fn(&tidewall::snapshot::ControlSnapshot) -> u64| {
             move |account: &Account| account.control.as_ref().map_or(0, of)
         };
         Window {
@@ -47,7 +47,7 @@ mod tests {
             drops: Drops::from([("channel".to_owned(), overflowed)]),
             rounds,
             control: Some({
-                let mut control = tidewall_socket::snapshot::ControlSnapshot::default();
+                let mut control = tidewall::snapshot::ControlSnapshot::default();
                 control.interrupts = interrupts;
                 control.exhausted_rounds = rounds / 2;
                 control.budget = 75;

@@ -9,11 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use tidewall::{MemoryConfig, Stack};
 use tidewall_device::memory::{Link, LinkConfig, Side, pair_on_clock};
 use tidewall_load::template::{Ends, Template};
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::{BATCH, Counters, Kind, Reader, ServiceSpec, serve};
-use tidewall_socket::{MemoryConfig, Stack};
 
 use crate::environment::Environment;
 use crate::experiments::lrp_overload;

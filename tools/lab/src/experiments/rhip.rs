@@ -12,9 +12,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tidewall::tuning::PolicyKind;
 use tidewall_load::{BlastSpec, LoadSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
-use tidewall_socket::tuning::PolicyKind;
 
 use super::Options;
 use crate::bench::{Measured, Watching, blast, load};

@@ -6,8 +6,8 @@
 //! between the two. In the receiver nothing is taken from the application that
 //! it does not take itself.
 
+use tidewall::tuning::PolicyKind;
 use tidewall_load::LoadSpec;
-use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, OVERFLOW, Place};
 use super::{Experiment, Run, USUAL, ratio};

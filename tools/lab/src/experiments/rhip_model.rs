@@ -5,10 +5,10 @@
 //! does ([`crate::tune`]). Which mode a point is in is the model's word; rounds
 //! and interrupts of the point are in its values for who wants to compare.
 
+use tidewall::tuning::PolicyKind;
 use tidewall_load::LoadSpec;
 use tidewall_receive::control::Setting;
 use tidewall_receive::control::model::{Load, Machine, Room};
-use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, Place};
 use super::{Experiment, Run, USUAL};

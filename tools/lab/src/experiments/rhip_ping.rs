@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tidewall::tuning::PolicyKind;
 use tidewall_load::{LoadSpec, PingSpec};
 use tidewall_service::{Kind, ServiceSpec};
-use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, Place, RECEIVER, SOFTIRQ};
 use super::trips::{self, P50, P99};

@@ -14,8 +14,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tidewall::tuning::PolicyKind;
 use tidewall_load::LoadSpec;
-use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, BUT_ADAPTIVE, IDLE, OTHERS, OVERFLOW, POLICIES, Place};
 use super::{Experiment, Options, Run, USUAL};

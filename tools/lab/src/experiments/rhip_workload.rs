@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tidewall::tuning::PolicyKind;
 use tidewall_load::{BlastSpec, LoadSpec, RateStep};
-use tidewall_socket::tuning::PolicyKind;
 
 use super::rhip::{self, Place};
 use super::rhip_size::goodput_claims;

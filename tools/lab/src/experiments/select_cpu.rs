@@ -293,22 +293,16 @@ mod tests {
     #[test]
     fn functions_are_distinguished() {
         for (function, expected) in [
-            (
-                "tidewall_socket::readiness::select::ThreadState::select",
-                WAITING,
-            ),
+            ("tidewall::readiness::select::ThreadState::select", WAITING),
             (
                 "<tidewall_service::select_host::SelectHost<C> as StreamHost>::wait",
                 WAITING,
             ),
             (
-                "tidewall_socket::comparators::linear::Linear::first_free",
+                "tidewall::comparators::linear::Linear::first_free",
                 ALLOCATOR,
             ),
-            (
-                "tidewall_socket::descriptor::calls::Descriptors::read",
-                OTHERS,
-            ),
+            ("tidewall::descriptor::calls::Descriptors::read", OTHERS),
             ("do_select", WAITING),
             ("ep_send_events", WAITING),
             ("alloc_fd", ALLOCATOR),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use tidewall_socket::{
+use tidewall::{
     AtmControl, AtmListener, AtmOptions, AtmSocket, CallOptions, Circuit, EmbeddedConfig, Nsap,
     Side, Stack,
 };

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use tidewall_socket::snapshot::{QueueSnapshot, StackSnapshot};
+use tidewall::snapshot::{QueueSnapshot, StackSnapshot};
 
 use super::usage::ran;
 

@@ -475,9 +475,9 @@ fn spin() -> anyhow::Result<()> {
 mod tests {
     use std::time::Duration;
 
+    use tidewall::tuning::PolicyKind;
     use tidewall_load::PingSpec;
     use tidewall_service::Kind;
-    use tidewall_socket::tuning::PolicyKind;
 
     use super::*;
 

@@ -10,6 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tidewall::descriptor::Allocator;
+use tidewall::snapshot::{ControlSnapshot, StackSnapshot};
+use tidewall::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 use tidewall_service::circuits::Circuits;
 use tidewall_service::counters::SERVICES;
 use tidewall_service::descriptor_host::DescriptorEpoll;
@@ -20,9 +23,6 @@ use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall::Tidewall;
 use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{BATCH, Counters, SelectHost, serve_events};
-use tidewall_socket::descriptor::Allocator;
-use tidewall_socket::snapshot::{ControlSnapshot, StackSnapshot};
-use tidewall_socket::{EmbeddedConfig, Stack, TrafficClass, XdpMode};
 
 use super::bare::Bare;
 use super::{ClassSpec, Cpu, Program, ServiceJob, TcpKind, TcpSpec, Waiting, program, tcp, work};
@@ -191,7 +191,7 @@ fn serve_stack(
     let _unread = spec
         .unread
         .iter()
-        .map(|&port| tidewall_socket::UdpSocket::bind(&stack, SocketAddr::new(ANY, port)))
+        .map(|&port| tidewall::UdpSocket::bind(&stack, SocketAddr::new(ANY, port)))
         .collect::<Result<Vec<_>, _>>()?;
     let select = |select, allocator| -> anyhow::Result<()> {
         let host = SelectHost::new(DescriptorSockets::new(&stack, allocator, select)?);

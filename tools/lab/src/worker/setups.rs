@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use tidewall::{AtmSocket, Circuit, EmbeddedConfig, Nsap, Side, Stack};
 use tidewall_atm::signalling::{Config, Signalling};
-use tidewall_socket::{AtmSocket, Circuit, EmbeddedConfig, Nsap, Side, Stack};
 use tidewall_wire::atm::q2931::{Aal, Bearer, Elements, QosClasses, TrafficDescriptor};
 
 use super::calls::CALLED;

@@ -13,9 +13,9 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use tidewall::EmbeddedConfig;
+use tidewall::forward::{Arrived, Forwarder, Heading, Output};
 use tidewall_protocol::tcp::{FourTuple, Secrets, Time};
-use tidewall_socket::EmbeddedConfig;
-use tidewall_socket::forward::{Arrived, Forwarder, Heading, Output};
 use tidewall_switch::modules::Modules;
 use tidewall_switch::{
     Config, Emission, Gather, Gathered, Member, MemberError, MemberId, Payload, Switch, append,

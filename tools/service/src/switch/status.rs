@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use tidewall_socket::forward::OutputCounters;
-use tidewall_socket::snapshot::{SwitchMember, SwitchSnapshot};
+use tidewall::forward::OutputCounters;
+use tidewall::snapshot::{SwitchMember, SwitchSnapshot};
 use tidewall_switch::{Counters, FlowInfo, Switch};
 
 /// Connections that are looked at for one answer, some milliseconds of the thread that

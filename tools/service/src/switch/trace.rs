@@ -2,8 +2,8 @@
 //! machine counted of it, each frame's way, the headers that were written, and what
 //! became of that. Only of frames that are followed.
 
+use tidewall::forward::{Arrived, OutputCounters};
 use tidewall_protocol::tcp::{FourTuple, SegmentInPieces};
-use tidewall_socket::forward::{Arrived, OutputCounters};
 use tidewall_switch::{Counters, Emission, Payload, Switch};
 use tidewall_wire::acp::FramesInPieces;
 use tidewall_wire::pieces::Pieces;

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ipnet::Ipv4Net;
+use tidewall::{Circuit, Nsap};
 use tidewall_atm::ip::{Config, HEADER_LEN, MTU_DEFAULT, Neighbour};
 use tidewall_service::ip_over_atm::IpOverAtm;
-use tidewall_socket::{Circuit, Nsap};
 use tidewall_wire::atm::aal5::{PAYLOAD_MAX, TRAILER_LEN};
 use tidewall_wire::atm::arp::Number;
 use tidewall_wire::atm::{CELL_PAYLOAD_LEN, pseudowire};

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 
 use serde::Serialize;
-use tidewall_socket::{
+use tidewall::{
     AtmControl, AtmOptions, AtmSocket, CallOptions, Circuit, EmbeddedConfig, Nsap, Side, Stack,
 };
 

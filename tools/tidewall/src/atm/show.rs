@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use serde::Serialize;
-use tidewall_socket::control::{self, Operated};
-use tidewall_socket::snapshot::{
+use tidewall::control::{self, Operated};
+use tidewall::snapshot::{
     CallSnapshot, CellSwitchSnapshot, SocketSnapshot, StackSnapshot, SwitchedEnd,
 };
 

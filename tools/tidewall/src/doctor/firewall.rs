@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use tidewall_socket::snapshot::StackSnapshot;
+use tidewall::snapshot::StackSnapshot;
 
 use super::{Finding, tool};
 
@@ -176,7 +176,7 @@ fn range(word: &str) -> Option<(u16, u16)> {
 #[cfg(test)]
 pub mod tests {
 
-    use tidewall_socket::snapshot::SocketSnapshot;
+    use tidewall::snapshot::SocketSnapshot;
 
     use super::super::Severity;
     use super::*;

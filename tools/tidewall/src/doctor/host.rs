@@ -4,12 +4,12 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use tidewall::snapshot::StackSnapshot;
 use tidewall_device::capabilities::{
     BPF, IPC_LOCK, NET_ADMIN, NET_RAW, PERFMON, SETCAP, SYS_NICE, SYS_RESOURCE, Set,
 };
 use tidewall_manager::pinned::{BPFFS, is_bpffs};
 use tidewall_manager::{KERNEL_MINIMUM, Program, Refused, version};
-use tidewall_socket::snapshot::StackSnapshot;
 
 use super::{Finding, Severity, line_of, tool};
 

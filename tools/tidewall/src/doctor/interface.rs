@@ -4,11 +4,11 @@ use std::io;
 
 use serde::Deserialize;
 use serde_json::Value;
+use tidewall::snapshot::StackSnapshot;
 use tidewall_device::afxdp::{Checksums, Segmentation};
 use tidewall_device::interface::{cuts_segments, driver, queue_count, transmit_queue_count};
 use tidewall_manager::ethtool;
 use tidewall_manager::{XdpMode, check_generic, lower_interfaces};
-use tidewall_socket::snapshot::StackSnapshot;
 use tidewall_sys::netlink::{
     Netdev, XDP_BASIC, XDP_REDIRECT, XDP_RX_SG, XDP_ZERO_COPY, XSK_TX_CHECKSUM,
 };

@@ -4,8 +4,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use tidewall::control;
 use tidewall_manager::restore::record::{self, Left};
-use tidewall_socket::control;
 
 use super::{Finding, tool};
 use crate::end::{Failure, Outcome, say_line};

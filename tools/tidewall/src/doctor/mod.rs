@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::process::{Command, Stdio};
 
 use serde::Serialize;
-use tidewall_socket::snapshot::StackSnapshot;
+use tidewall::snapshot::StackSnapshot;
 
 use crate::end::{Failure, Outcome, check_interface, say, say_json};
 use crate::run::{self, report, unreached};

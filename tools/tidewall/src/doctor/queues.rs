@@ -1,9 +1,9 @@
 //! An interface's receive queues: how many, who polls them, and when the device
 //! may interrupt.
 
+use tidewall::snapshot::StackSnapshot;
 use tidewall_device::demux::layout::QUEUES;
 use tidewall_device::interface::queue_count;
-use tidewall_socket::snapshot::StackSnapshot;
 use tidewall_sys::netlink::Queue;
 
 use super::{Finding, line_of};

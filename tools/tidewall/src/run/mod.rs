@@ -15,6 +15,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tidewall::control;
+use tidewall::tuning::PolicyKind;
 use tidewall_device::capabilities::{self, BPF, NET_ADMIN, NET_RAW, PERFMON, Set};
 use tidewall_device::demux::layout::APPLICATIONS;
 use tidewall_manager::XdpMode;
@@ -27,8 +29,6 @@ use tidewall_manager::daemon::{Limits, Trust, ancestors};
 use tidewall_manager::pinned::{BPFFS, PinDirectory, PrivateBpffs, is_bpffs};
 use tidewall_manager::places;
 use tidewall_manager::view::View;
-use tidewall_socket::control;
-use tidewall_socket::tuning::PolicyKind;
 use tidewall_sys::interface::{self, down};
 use tidewall_sys::netlink::Rtnetlink;
 

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tidewall::snapshot::StackSnapshot;
 use tidewall_manager::connection::{Connection, Listener};
 use tidewall_manager::places;
 use tidewall_manager::record::{self, LINE_BYTES, Record, Verdict};
-use tidewall_socket::snapshot::StackSnapshot;
 
 use super::unreached::Unreached;
 use crate::end::warn;

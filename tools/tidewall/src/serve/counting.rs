@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tidewall::Stack;
 use tidewall_service::counters::{ProxyCounts, Times};
 use tidewall_service::{Counters, Reader, ServiceCounts};
-use tidewall_socket::Stack;
 
 use super::Place;
 use crate::end::{Failure, Outcome, say_line};

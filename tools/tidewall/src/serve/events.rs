@@ -4,14 +4,14 @@
 use std::io;
 
 use clap::ValueEnum;
+use tidewall::Stack;
+use tidewall::descriptor::Allocator;
 use tidewall_service::descriptor_host::{DescriptorEpoll, DescriptorQueue};
 use tidewall_service::descriptor_sockets::{DescriptorSockets, Select};
 use tidewall_service::linux_sockets::LinuxSockets;
 use tidewall_service::linux_stream::{self, LinuxStreams};
 use tidewall_service::tidewall_stream::TidewallStreams;
 use tidewall_service::{PollHost, SelectHost, StreamHost};
-use tidewall_socket::Stack;
-use tidewall_socket::descriptor::Allocator;
 
 use super::http::Web;
 use super::proxy::Proxy;

@@ -1,6 +1,6 @@
 //! The switch of cells whose first port is a stack's interface.
 
-use tidewall_socket::snapshot::CellSwitchSnapshot;
+use tidewall::snapshot::CellSwitchSnapshot;
 
 use super::Pair;
 use super::causes::entry;
@@ -182,8 +182,8 @@ pub fn counter(switch: &CellSwitchSnapshot, name: &str) -> u64 {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tidewall::snapshot::{CellSwitchPort, StackSnapshot};
     use tidewall_service::cell_switch::counter_names;
-    use tidewall_socket::snapshot::{CellSwitchPort, StackSnapshot};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 //! how often rounds, interrupts and overflows came.
 
 use serde::Serialize;
-use tidewall_socket::snapshot::{ControlSnapshot, QueueSnapshot};
+use tidewall::snapshot::{ControlSnapshot, QueueSnapshot};
 
 use super::Pair;
 use crate::table::Table;

@@ -134,9 +134,9 @@ pub fn text(word: &str, width: usize) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tidewall::circuit_counters;
     use tidewall_device::demux::layout::{Class, Counter};
     use tidewall_protocol::DropReason;
-    use tidewall_socket::circuit_counters;
 
     use super::Place::{Circuit, Driver, Kernel, Protocol};
     use super::*;

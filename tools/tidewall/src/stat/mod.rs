@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tidewall::control as sockets;
+use tidewall::snapshot::{QueueSnapshot, StackSnapshot};
 use tidewall_manager::record::Record;
-use tidewall_socket::control as sockets;
-use tidewall_socket::snapshot::{QueueSnapshot, StackSnapshot};
 
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
 use crate::run::report;

@@ -1,6 +1,6 @@
 //! The transport switch whose peers come by a stack's interface.
 
-use tidewall_socket::snapshot::{SwitchMember, SwitchSnapshot};
+use tidewall::snapshot::{SwitchMember, SwitchSnapshot};
 
 use super::Pair;
 use super::explain::{self, Counts, Place};
@@ -90,8 +90,8 @@ fn state(switch: &SwitchSnapshot) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tidewall::snapshot::StackSnapshot;
     use tidewall_service::switch::counter_names;
-    use tidewall_socket::snapshot::StackSnapshot;
 
     use super::*;
 

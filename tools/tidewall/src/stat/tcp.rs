@@ -1,6 +1,6 @@
 //! TCP connections of a stack: how many, what they hold, and what happened.
 
-use tidewall_socket::snapshot::TcpSnapshot;
+use tidewall::snapshot::TcpSnapshot;
 
 use super::Pair;
 use crate::table::Table;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
+use tidewall::snapshot::{QueueSnapshot, StackSnapshot};
 use tidewall_device::demux::layout::Counter;
-use tidewall_socket::snapshot::{QueueSnapshot, StackSnapshot};
 
 use super::Pair;
 use super::causes::ENTRIES;
@@ -224,7 +224,7 @@ fn sockets(pair: &Pair) -> String {
         ">channel|protocol|local|peer|>received|>/s|>by kernel|>waiting/limit|>dropped full|>/s",
     );
     for socket in &pair.now.sockets {
-        let rate = |find: fn(&tidewall_socket::snapshot::SocketSnapshot) -> u64| {
+        let rate = |find: fn(&tidewall::snapshot::SocketSnapshot) -> u64| {
             pair.rate(|stack| {
                 // Channel numbers are used again: the address must agree too.
                 stack

@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tidewall::snapshot::StackSnapshot;
 use tidewall_device::demux::layout::Counter;
 use tidewall_manager::places;
 use tidewall_manager::protocol::{QueueCounters, STATUS_AWAITED, STATUS_CLEARING, Status};
 use tidewall_manager::record::Record;
 use tidewall_manager::view::View;
-use tidewall_socket::snapshot::StackSnapshot;
 
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
 use crate::run::report;
@@ -251,7 +251,7 @@ fn stack_row(pair: &Pair) -> StackRow {
     for loss in losses(pair).into_iter().filter(|loss| loss.rate > 0.0) {
         *drops.entry(loss.name).or_insert(0.0) += loss.rate;
     }
-    let of_queues = |count: fn(&tidewall_socket::snapshot::QueueSnapshot) -> u64| {
+    let of_queues = |count: fn(&tidewall::snapshot::QueueSnapshot) -> u64| {
         pair.rate(|stack| stack.queues.iter().map(count).sum())
     };
     StackRow {

@@ -12,13 +12,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
+use tidewall::control::{self, Trace, TracedFrame};
+use tidewall::snapshot::StackSnapshot;
+use tidewall::trace::Line;
 use tidewall_manager::pinned::PinnedTraces;
 use tidewall_manager::places;
 use tidewall_manager::protocol::Status;
 use tidewall_manager::view::View;
-use tidewall_socket::control::{self, Trace, TracedFrame};
-use tidewall_socket::snapshot::StackSnapshot;
-use tidewall_socket::trace::Line;
 
 use crate::end::{Failure, Outcome, say, say_json, say_line, stop_flag};
 use crate::stat::explain::{self, Place};

@@ -4,8 +4,8 @@
 use std::io;
 use std::time::Duration;
 
-use tidewall_socket::control::{self, Tuned};
-use tidewall_socket::tuning::{PolicyKind, ReceiveControl};
+use tidewall::control::{self, Tuned};
+use tidewall::tuning::{PolicyKind, ReceiveControl};
 
 use crate::end::{Failure, Outcome, say_line};
 use crate::serve::{budget, interval, policy};

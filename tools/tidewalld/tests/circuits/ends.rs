@@ -9,10 +9,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use tidewall::{AtmListener, AtmSocket, Circuit, EmbeddedConfig, Nsap, Stack};
 use tidewall_manager::connection::Connection;
 use tidewall_manager::protocol::Counters;
 use tidewall_manager::view::View;
-use tidewall_socket::{AtmListener, AtmSocket, Circuit, EmbeddedConfig, Nsap, Stack};
 
 use tidewall_wire::atm::pseudowire::Label;
 

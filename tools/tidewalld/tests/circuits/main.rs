@@ -5,7 +5,7 @@
 mod ends;
 #[path = "../../../../crates/wire/tests/judge/mod.rs"]
 mod judge;
-#[path = "../../../../crates/socket/tests/signals/raw_signals.rs"]
+#[path = "../../../../crates/tidewall/tests/signals/raw_signals.rs"]
 #[allow(dead_code, reason = "a part is used")]
 mod raw_signals;
 mod relay;

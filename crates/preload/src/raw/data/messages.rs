@@ -5,9 +5,9 @@ use std::slice;
 use std::time::Instant;
 
 use libc::{msghdr, ssize_t, timespec};
+use tidewall::OpenFile;
 use tidewall_posix::raw::{Message, Source};
 use tidewall_posix::{Errno, Posix, Result};
-use tidewall_socket::OpenFile;
 
 use super::super::readiness::limit;
 use super::super::signals::restarting;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use std::{ptr, slice};
 
 use libc::{fd_set, sigset_t, timespec, timeval};
+use tidewall::readiness::SignalSet;
 use tidewall_posix::{Errno, PollFd, Posix, Result};
-use tidewall_socket::readiness::SignalSet;
 
 use super::super::{answer, done, originals};
 use super::{asleep_in, limit, poll_here, sets_among, signal_set};

@@ -11,21 +11,22 @@ use tidewall_wire::ethernet::MacAddress;
 use std::time::Duration;
 
 use super::*;
-use crate::lock::lock;
 use crate::tcp::Tcp;
 use crate::tcp::frames::Deferred;
-use crate::{MemoryConfig, Stack};
+use tidewall_stack::StackHandle;
+use tidewall_stack::lock::lock;
+use tidewall_stack::stack::MemoryConfig;
 
 const PORT: u16 = 80;
 
-fn stack() -> Stack {
+fn stack() -> StackHandle {
     let (_, end, _) = pair(LinkConfig::default()).unwrap();
     let config = MemoryConfig {
         addresses: vec!["10.0.0.1".parse().unwrap()],
         mac: MacAddress([2, 0, 0, 0, 0, 1]),
         peer: MacAddress([2, 0, 0, 0, 0, 2]),
     };
-    Stack::in_memory(end, config).unwrap()
+    StackHandle::in_memory(end, config, crate::testing::protocols).unwrap()
 }
 
 fn flow(number: u32) -> FourTuple {

@@ -8,13 +8,13 @@ use tidewall_device::demux::{ChannelId, Waits};
 use tidewall_protocol::ip::reassembly::Reassembled;
 
 use super::{ConnectionInner, NEVER};
-use crate::channels::ChannelSet;
-use crate::core::Core;
-use crate::endpoint::Endpoint;
 use crate::tcp::Tcp;
 use crate::tcp::channels::Part;
 use crate::tcp::frames::Deferred;
 use crate::tcp::lending::empty;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
 
 impl Endpoint for ConnectionInner {
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {

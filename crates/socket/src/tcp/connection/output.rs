@@ -8,13 +8,13 @@ use tidewall_protocol::tcp::{FourTuple, Outgoing, State as Phase};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::{ConnectionInner, State};
-use crate::core::Core;
-use crate::ip::routes::LIFETIME;
-use crate::ip::transmit::long::packets;
-use crate::lock::lock;
 use crate::tcp::Tcp;
 use crate::tcp::frames::Deferred;
 use crate::tcp::sending::{Again, Emitted, PIGGYBACK, QUANTUM};
+use tidewall_stack::core::Core;
+use tidewall_stack::ip::routes::LIFETIME;
+use tidewall_stack::ip::transmit::long::packets;
+use tidewall_stack::lock::lock;
 
 /// When to try again what the device had no room for.
 const CONGESTED: Duration = Duration::from_millis(1);

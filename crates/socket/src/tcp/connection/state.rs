@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tidewall_protocol::tcp::State as Phase;
 
 use super::{Reported, State};
-use crate::channels::ChannelSet;
-use crate::core::Core;
-use crate::readiness::Events;
 use crate::tcp::Tcp;
 use crate::tcp::channels::SHARED_MOST;
 use crate::tcp::lending::POOLED_LIMIT;
 use crate::tcp::listener::ListenerInner;
+use tidewall_readiness::Events;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
 
 impl State {
     /// What it is ready for now, as Linux's tcp_poll has it. A caller that finds no space

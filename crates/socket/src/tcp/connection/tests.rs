@@ -9,7 +9,10 @@ use tidewall_device::memory::{Link, LinkConfig, pair};
 
 use super::*;
 use crate::tcp::Tcp;
-use crate::{MemoryConfig, Stack, TcpListener, TcpStream, tcp::Interest, tcp::Selector};
+use crate::{TcpListener, TcpStream};
+use tidewall_readiness::{Interest, Selector};
+use tidewall_stack::StackHandle;
+use tidewall_stack::stack::MemoryConfig;
 
 /// Bytes of an answer: two segments, which a receiver acknowledges at once.
 const ANSWER: usize = 2_000;
@@ -18,12 +21,12 @@ const ANSWER: usize = 2_000;
 /// selector each, and a connection between them: near's end, far's end.
 struct Bed {
     clock: Arc<AtomicU64>,
-    near: Stack,
+    near: StackHandle,
     selectors: [Selector; 2],
     server: TcpStream,
     client: TcpStream,
     _listener: TcpListener,
-    _far: Stack,
+    _far: StackHandle,
     _link: Link,
 }
 
@@ -39,7 +42,7 @@ impl Bed {
                 mac: MacAddress([2, 0, 0, 0, 0, own]),
                 peer: MacAddress([2, 0, 0, 0, 0, peer]),
             };
-            Stack::in_memory_on_clock(end, config, now).unwrap()
+            StackHandle::in_memory_on_clock(end, config, now, crate::testing::protocols).unwrap()
         };
         let (near, far) = (on(one, 1, 2), on(other, 2, 1));
         let selectors = [&near, &far].map(|stack| Selector::new(stack).unwrap());

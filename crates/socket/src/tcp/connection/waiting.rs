@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::ConnectionInner;
-use crate::core::Core;
-use crate::readiness::Events;
-use crate::readiness::registration::Pollable;
-use crate::wait_queue::{WaitQueue, Waitable};
+use tidewall_readiness::Events;
+use tidewall_readiness::registration::Pollable;
+use tidewall_readiness::wait_queue::WaitQueue;
+use tidewall_stack::core::Core;
+use tidewall_stack::threads::{Waitable, Waker};
 
 /// Somebody who waits until a connection is ready for something.
 pub(crate) struct Waiting<'a> {
@@ -34,8 +35,12 @@ impl Pollable for ConnectionInner {
 }
 
 impl Waitable for Waiting<'_> {
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.connection.wait_queue
+    fn enter(&self, waker: &Arc<Waker>) {
+        self.connection.wait_queue.enter(waker, false);
+    }
+
+    fn leave(&self, waker: &Arc<Waker>) {
+        self.connection.wait_queue.leave(waker);
     }
 
     fn has_input(&self) -> bool {

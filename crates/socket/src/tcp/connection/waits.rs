@@ -9,8 +9,8 @@ use std::time::Duration;
 use tidewall_device::demux::Waits;
 
 use super::{ConnectionInner, State};
-use crate::core::Core;
 use crate::tcp::frames::Deferred;
+use tidewall_stack::core::Core;
 
 /// Linux delays an acknowledgment by no less, ms (TCP_DELACK_MIN, HZ / 25): so much a peer
 /// expects of any receiver before it repeats a segment.

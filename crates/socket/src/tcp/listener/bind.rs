@@ -13,14 +13,14 @@ use tidewall_protocol::tcp::{self, FastOpenKeys, StreamOptions};
 use tidewall_sys::{option, set_option};
 
 use super::{BACKLOG_MAX, ListenerInner, TcpListener};
-use crate::core::Core;
-use crate::helper::Helper;
-use crate::kernel_calls;
-use crate::lock::lock;
-use crate::stack::Stack;
 use crate::tcp::connection::error;
 use crate::tcp::{Tcp, kernel_stream};
-use crate::udp::specified;
+use tidewall_stack::StackHandle;
+use tidewall_stack::address::specified;
+use tidewall_stack::core::Core;
+use tidewall_stack::helper::Helper;
+use tidewall_stack::kernel_calls;
+use tidewall_stack::lock::lock;
 
 /// How to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,9 +142,10 @@ impl TcpListener {
     /// EINVAL for a socket that does not listen, and for a backlog or an option out of
     /// range; EPROTONOSUPPORT for another protocol; EOPNOTSUPP for a stack without a kernel
     /// (in memory); as [`TcpListener::bind`]. The socket is as before then.
-    pub fn adopt(stack: &Stack, socket: OwnedFd, options: ListenOptions) -> io::Result<Self> {
+    pub fn adopt(stack: &StackHandle, socket: OwnedFd, options: ListenOptions) -> io::Result<Self> {
         options.check()?;
         let core = stack.here()?;
+        core.check_protocol::<Tcp>()?;
         if !core.netdev.has_kernel {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }

@@ -20,10 +20,10 @@ use tidewall_sys::netlink::SocketDiag;
 use tidewall_sys::{byte_locker, lock_byte};
 
 use super::{ListenerInner, TcpListener};
-use crate::core::Core;
-use crate::lock::lock;
-use crate::stack::Stack;
 use crate::tcp::Tcp;
+use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
 
 /// Byte of processes that accept connections, or wait for them.
 const ACCEPTS: u32 = 0;
@@ -188,26 +188,5 @@ impl Tcp {
         }
         let [forked, alone] = LOOK_EVERY;
         Some(if forked::is_shared() { forked } else { alone })
-    }
-}
-
-impl Stack {
-    /// Has the stack say what other processes do to adopted listeners. The first watcher stays.
-    pub fn on_shared_listener(&self, watcher: Watcher) {
-        let _ = Tcp::of(self.core()).shared_listener.set(watcher);
-    }
-
-    /// Has the stack look at once, and often from now on, whether another process accepts by a
-    /// listener that was adopted: one has just been forked off. Async-signal-safe.
-    pub fn note_fork(&self) {
-        if let Ok(core) = self.here() {
-            core.netdev.link.wake.signal();
-        }
-    }
-
-    /// A count that each call of a thread of the application changes which accepts, reads,
-    /// writes or waits; 0 in a forked child.
-    pub fn calls(&self) -> u32 {
-        self.here().map_or(0, |core| core.helper.calls())
     }
 }

@@ -13,14 +13,15 @@ use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
 
 use super::{ListenerInner, Origin, State};
-use crate::channels::ChannelSet;
-use crate::core::Core;
-use crate::lock::lock;
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::Tcp;
 use crate::tcp::channels::Part;
 use crate::tcp::connection::{ConnectionInner, flow_of};
-use crate::tcp::frames::{Content, Deferred, sender};
+use crate::tcp::frames::{Content, Deferred};
+use tidewall_stack::channel_frame::sender;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
 
 impl ListenerInner {
     /// Runs the protocol on the frames that wait, as long as connections may be

@@ -9,10 +9,10 @@ use tidewall_device::demux::CookieMode;
 use tidewall_protocol::tcp::FourTuple;
 
 use super::ListenerInner;
-use crate::core::Core;
-use crate::lock::lock;
 use crate::tcp::Tcp;
 use crate::tcp::connection::ConnectionInner;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
 
 impl Tcp {
     /// Those that listen at the address of one that shares it (SO_REUSEPORT); itself too,

@@ -10,9 +10,10 @@ use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::{Flags, Header, Options};
 
 use super::{ListenOptions, TcpListener};
-use crate::lock::lock;
 use crate::tcp::Tcp;
-use crate::{MemoryConfig, Stack};
+use tidewall_stack::StackHandle;
+use tidewall_stack::lock::lock;
+use tidewall_stack::stack::MemoryConfig;
 
 const NEAR: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const FAR: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
@@ -69,7 +70,7 @@ fn acknowledgment(port: u16) -> Vec<u8> {
 }
 
 /// Gives a stack the SYN of a client.
-fn syn(stack: &Stack, port: u16) {
+fn syn(stack: &StackHandle, port: u16) {
     let (flow, header) = from_client(port, Flags::SYN);
     let segment = Segment {
         flow,
@@ -83,7 +84,7 @@ fn syn(stack: &Stack, port: u16) {
 
 /// Gives the stack of a listener SYNs, of which nothing that answers the last can leave
 /// before `is_known` holds, or time is over; says which.
-fn knows_first(syns: u16, mut is_known: impl FnMut(&Stack, &Link, u64) -> bool) -> bool {
+fn knows_first(syns: u16, mut is_known: impl FnMut(&StackHandle, &Link, u64) -> bool) -> bool {
     let (link, _, end) = pair(LinkConfig::default()).unwrap();
     let counters = end.tables.trusted.counters(0);
     let config = MemoryConfig {
@@ -91,7 +92,7 @@ fn knows_first(syns: u16, mut is_known: impl FnMut(&Stack, &Link, u64) -> bool) 
         mac: FAR,
         peer: NEAR,
     };
-    let stack = Stack::in_memory(end, config).unwrap();
+    let stack = StackHandle::in_memory(end, config, crate::testing::protocols).unwrap();
     let options = ListenOptions {
         backlog: 1,
         ..ListenOptions::default()

@@ -8,13 +8,14 @@ use tidewall_device::demux::ChannelId;
 use tidewall_protocol::ip::reassembly::Reassembled;
 
 use super::ListenerInner;
-use crate::core::Core;
-use crate::endpoint::Endpoint;
-use crate::lock::lock;
-use crate::readiness::Events;
-use crate::readiness::registration::Pollable;
 use crate::tcp::Tcp;
-use crate::wait_queue::{WaitQueue, Waitable};
+use tidewall_readiness::Events;
+use tidewall_readiness::registration::Pollable;
+use tidewall_readiness::wait_queue::WaitQueue;
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
+use tidewall_stack::lock::lock;
+use tidewall_stack::threads::{Waitable, Waker};
 
 impl Endpoint for ListenerInner {
     /// A full accept queue leaves frames in the channel: the driver then drops what
@@ -66,16 +67,16 @@ impl Pollable for ListenerInner {
 }
 
 impl Waitable for ListenerInner {
-    fn wait_queue(&self) -> &WaitQueue {
-        &self.wait_queue
+    fn enter(&self, waker: &Arc<Waker>) {
+        self.wait_queue.enter(waker, true);
+    }
+
+    fn leave(&self, waker: &Arc<Waker>) {
+        self.wait_queue.leave(waker);
     }
 
     fn has_input(&self) -> bool {
         self.may_accept() || (!self.is_held_back() && self.has_unprocessed_frames())
-    }
-
-    fn is_exclusive(&self) -> bool {
-        true
     }
 
     fn kernel_descriptor(&self) -> i32 {

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use tidewall_protocol::tcp::Errno;
 
 use super::{Phase, TcpStream};
-use crate::descriptor::scatter;
+use crate::pieces::scatter;
 use crate::tcp::connection::{State, error};
 
 /// What a call has received of a frame.

@@ -15,21 +15,21 @@ use tidewall_protocol::tcp::{
 use tidewall_sys::set_option;
 
 use super::TcpStream;
-use crate::core::Core;
-use crate::helper::Helper;
-use crate::ip::routes::Neighbour;
-use crate::kernel_calls;
-use crate::lock::lock;
-use crate::readiness::Events;
-use crate::readiness::poll_context::in_turn;
-use crate::stack::Stack;
 use crate::tcp::HOP_LIMIT;
 use crate::tcp::Tcp;
 use crate::tcp::connection::{Waiting, error};
 use crate::tcp::frames::Deferred;
 use crate::tcp::kernel_stream::{self, KernelStream};
 use crate::tcp::listener::left;
-use crate::udp::{canonical, specified, stays_with_kernel};
+use tidewall_readiness::Events;
+use tidewall_readiness::poll_context::in_turn;
+use tidewall_stack::StackHandle;
+use tidewall_stack::address::{canonical, specified, stays_with_kernel};
+use tidewall_stack::core::Core;
+use tidewall_stack::helper::Helper;
+use tidewall_stack::ip::routes::Neighbour;
+use tidewall_stack::kernel_calls;
+use tidewall_stack::lock::lock;
 
 /// Ephemeral ports that are tried before a connection to one peer is given up.
 const PORTS_TRIED: usize = 16;
@@ -55,7 +55,7 @@ impl TcpStream {
     /// # Errors
     /// ECONNREFUSED, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH; EADDRNOTAVAIL when
     /// no port is free; EADDRINUSE; EINTR when a signal arrives.
-    pub fn connect(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+    pub fn connect(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::connect_until(stack, address, None)
     }
 
@@ -65,7 +65,7 @@ impl TcpStream {
     /// As [`TcpStream::connect`]; ETIMEDOUT at the timeout; EINVAL for a zero
     /// one.
     pub fn connect_timeout(
-        stack: &Stack,
+        stack: &StackHandle,
         address: &SocketAddr,
         timeout: Duration,
     ) -> io::Result<Self> {
@@ -82,7 +82,7 @@ impl TcpStream {
     ///
     /// # Errors
     /// As [`TcpStream::connect`], of what is known at once.
-    pub fn connect_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+    pub fn connect_nonblocking(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::connect_nonblocking_with(stack, address, &ConnectOptions::default())
     }
 
@@ -91,7 +91,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::connect`]; EINVAL for an option out of range.
     pub fn connect_with(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         options: &ConnectOptions,
     ) -> io::Result<Self> {
@@ -109,7 +109,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::connect_nonblocking_with`].
     pub fn connect_adopting(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         socket: OwnedFd,
         options: &ConnectOptions,
@@ -133,7 +133,7 @@ impl TcpStream {
     /// # Errors
     /// As [`TcpStream::connect_with`], of what is known at once.
     pub fn connect_nonblocking_with(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         options: &ConnectOptions,
     ) -> io::Result<Self> {
@@ -156,7 +156,7 @@ impl TcpStream {
     ///
     /// # Errors
     /// As [`TcpStream::connect`].
-    pub fn connect_fast_open(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+    pub fn connect_fast_open(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::connect_with(stack, address, &ConnectOptions::fast())
     }
 
@@ -166,12 +166,15 @@ impl TcpStream {
     ///
     /// # Errors
     /// As [`TcpStream::connect`], of what is known at once.
-    pub fn connect_fast_open_nonblocking(stack: &Stack, address: SocketAddr) -> io::Result<Self> {
+    pub fn connect_fast_open_nonblocking(
+        stack: &StackHandle,
+        address: SocketAddr,
+    ) -> io::Result<Self> {
         Self::connect_nonblocking_with(stack, address, &ConnectOptions::fast())
     }
 
     fn connect_until(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         deadline: Option<Instant>,
     ) -> io::Result<Self> {
@@ -224,7 +227,7 @@ impl TcpStream {
     /// Sends the SYN. `wait`: a connection of the kernel's is waited for, until
     /// the deadline in it, which goes with no options.
     fn begin(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         wait: Option<Option<Instant>>,
         options: &ConnectOptions,
@@ -241,7 +244,7 @@ impl TcpStream {
     /// the kernel knows. `holder`: a socket of the kernel's that is bound to
     /// `options.local`.
     fn begin_here(
-        stack: &Stack,
+        stack: &StackHandle,
         address: SocketAddr,
         options: &ConnectOptions,
         mut holder: Option<OwnedFd>,
@@ -249,6 +252,7 @@ impl TcpStream {
     ) -> io::Result<Option<Self>> {
         options.stream.check().map_err(error)?;
         let core = stack.here()?;
+        core.check_protocol::<Tcp>()?;
         let remote = canonical(address);
         if remote.port() == 0 {
             return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
@@ -311,7 +315,7 @@ impl TcpStream {
     }
 
     fn begin_in_kernel(
-        stack: &Stack,
+        stack: &StackHandle,
         remote: SocketAddr,
         wait: Option<Option<Instant>>,
         options: &ConnectOptions,

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use tidewall_protocol::tcp::SendFlags;
 
 use super::{Inner, Sending, TcpStream};
-use crate::kernel_calls;
+use tidewall_stack::kernel_calls;
 
 /// # Errors
 /// EAGAIN when nonblocking or at the timeout, ECONNRESET, ETIMEDOUT, EINTR, and
@@ -23,11 +23,7 @@ impl Read for &TcpStream {
 impl TcpStream {
     /// Receives into several buffers (a frame, where such are carried), with flags of `recvmsg`:
     /// MSG_DONTWAIT, MSG_PEEK and MSG_TRUNC (bytes are dropped). Others are the kernel's business.
-    pub(crate) fn receive_pieces(
-        &self,
-        buffers: &mut [IoSliceMut<'_>],
-        flags: i32,
-    ) -> io::Result<usize> {
+    pub fn receive_pieces(&self, buffers: &mut [IoSliceMut<'_>], flags: i32) -> io::Result<usize> {
         let connection = match &self.inner {
             Inner::Kernel(kernel) => {
                 let received = kernel_calls::receive(&kernel.stream, buffers, flags);
@@ -73,7 +69,7 @@ impl TcpStream {
 
     /// Sends several buffers, with flags of `sendmsg`: MSG_DONTWAIT, MSG_MORE,
     /// MSG_EOR and MSG_ZEROCOPY; others are the kernel's business.
-    pub(crate) fn send_pieces(&self, buffers: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
+    pub fn send_pieces(&self, buffers: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel_calls::send(&kernel.stream, buffers, None, flags),
             Inner::Own(connection) => {

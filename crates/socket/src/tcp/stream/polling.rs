@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::{Inner, TcpStream};
-use crate::core::Core;
-use crate::readiness::Events;
-use crate::readiness::registration::{File, Pollable};
-use crate::stack::Stack;
 use crate::tcp::kernel_stream::KernelStream;
-use crate::wait_queue::WaitQueue;
+use tidewall_readiness::Events;
+use tidewall_readiness::registration::{File, Pollable};
+use tidewall_readiness::wait_queue::WaitQueue;
+use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
 
 impl TcpStream {
     /// What it is ready for, once its protocol has seen the frames that wait; `None`
@@ -41,7 +41,7 @@ impl File for TcpStream {
         self.kernels().map_or(-1, KernelStream::descriptor)
     }
 
-    fn is_of(&self, stack: &Stack) -> bool {
+    fn is_of(&self, stack: &StackHandle) -> bool {
         Arc::ptr_eq(&self.stack.inner, &stack.inner)
     }
 }

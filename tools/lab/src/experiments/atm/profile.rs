@@ -157,7 +157,7 @@ mod tests {
     fn each_function_is_of_one_part() {
         let names = [
             ("tidewall_atm::sscop::Sscop::send", 10),
-            ("tidewall_socket::lock::Mutex<T>::lock", 20),
+            ("tidewall::lock::Mutex<T>::lock", 20),
             ("futex_wake", 30),
             ("malloc", 15),
             ("veth_xmit", 25),

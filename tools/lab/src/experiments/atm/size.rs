@@ -31,7 +31,7 @@ const KEPT: [u32; 2] = [1500, 3000];
 const PARTS: [(&str, &[&str]); 4] = [
     ("formats", &["tidewall_wire::atm"]),
     ("protocols", &["tidewall_atm"]),
-    ("sockets", &["tidewall_socket::atm"]),
+    ("sockets", &["tidewall::atm"]),
     (
         "programs",
         &[

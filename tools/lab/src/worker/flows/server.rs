@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::net::sockopt::set_tcp_congestion;
+use tidewall::{EmbeddedConfig, Stack, TapConfig};
 use tidewall_service::linux_stream::{self, LinuxStream, LinuxStreams};
 use tidewall_service::tidewall_stream::{TidewallStream, TidewallStreams};
 use tidewall_service::{Event, Interest, Stream, StreamHost};
-use tidewall_socket::{EmbeddedConfig, Stack, TapConfig};
 
 use super::super::service::until_input_ends;
 use super::{CHUNK, Figures, FlowHost, FlowServer, REQUEST, Request, Transfer};

@@ -1,5 +1,5 @@
+use tidewall::snapshot::DeviceSnapshot;
 use tidewall_device::afxdp::Segmentation;
-use tidewall_socket::snapshot::DeviceSnapshot;
 
 use super::super::Severity;
 use super::super::firewall::tests::stack;

@@ -1,4 +1,4 @@
-use tidewall_socket::snapshot::{DeviceLosses, DeviceSnapshot, SocketSnapshot};
+use tidewall::snapshot::{DeviceLosses, DeviceSnapshot, SocketSnapshot};
 
 use super::super::control::tests::control;
 use super::*;

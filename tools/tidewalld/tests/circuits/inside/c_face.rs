@@ -1,10 +1,10 @@
 //! AF_ATMSVC and AF_ATMPVC as a C program has them, in applications of a manager.
 
 use libc::{AF_ATMPVC, AF_ATMSVC, SOCK_DGRAM, SOCK_NONBLOCK, SOL_ATM};
+use tidewall::readiness::Events;
 use tidewall_posix::{
     Errno, PollFd, Posix, PosixConfig, PvcAddress, SO_ATMPVC, SO_ATMQOS, SvcAddress,
 };
-use tidewall_socket::readiness::Events;
 
 use crate::ends::*;
 use crate::support::*;

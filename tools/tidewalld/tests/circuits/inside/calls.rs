@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use tidewall::{AtmSocket, Circuit};
 use tidewall_manager::protocol::Answer;
-use tidewall_socket::{AtmSocket, Circuit};
 
 use crate::ends::*;
 use crate::killed_callers;

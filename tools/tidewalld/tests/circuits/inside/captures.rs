@@ -1,7 +1,7 @@
 //! Two managers' signalling as tshark reads it.
 
 use rustix::io::Errno;
-use tidewall_socket::AtmSocket;
+use tidewall::AtmSocket;
 use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::q2931::{
     ConnectionIdentifier, Elements, MESSAGE_MAX, Message, MessageType,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use tidewall_socket::{AtmListener, AtmSocket, CallOptions, Stack};
+use tidewall::{AtmListener, AtmSocket, CallOptions, Stack};
 use tidewall_wire::atm::q2931::MessageType;
 
 use crate::ends::*;

@@ -1,0 +1,461 @@
+//! Forwarding TCP segments between interfaces, where they lie.
+//!
+//! A [`Forwarder`] has a stack on each of several interfaces, all over one frame memory,
+//! and on each stack a channel, to which the driver program gives everything that
+//! comes to the ports that the forwarder has claimed. One thread takes segments out of
+//! these channels ([`Forwarder::receive`]), says for each where it goes and with which
+//! headers ([`Output`]), and waits on all interfaces at once ([`Forwarder::wait`]). A
+//! segment whose payload goes to one place stays in its frame: new headers are written
+//! before the payload, the checksum is that of the old one with the header's words
+//! exchanged (RFC 1624), and the frame goes into the transmit ring of whichever
+//! interface leads there. Sent, it goes back to the queue that received it.
+//!
+//! Connections that are known to be some are admitted to a channel of their own
+//! ([`Output::admit`]), so that a flood of SYNs at a port keeps none of their segments out.
+//! They are served first, and looked for again after every few segments of strangers.
+//!
+//! Frames of virtual circuits come here, too, where their labels were claimed
+//! ([`Forwarder::claim_label`], [`Arrived::labelled`]), and leave with another label where
+//! they lie, or anew (`labelled`).
+//!
+//! Bounds: a channel holds so many frames as its limit says, and its credit is back as
+//! soon as the segment was handed on; what is on its way fills at most one transmit
+//! ring. No connection is known here, and nothing is acknowledged or repeated.
+
+mod arrived;
+mod claims;
+mod input;
+mod labelled;
+mod output;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tidewall_device::afxdp::SharedUmem;
+use tidewall_device::demux::layout;
+use tidewall_device::queue::{BURST, KernelDelivered};
+use tidewall_receive::poller::Origins;
+use tidewall_sys::netlink::Rtnetlink;
+use tidewall_wire::atm::pseudowire::Label;
+
+pub use arrived::Arrived;
+use arrived::Content;
+use input::{Input, Part};
+pub use labelled::Labelled;
+pub use output::{Heading, Output, OutputCounters};
+use status::{Answer, Status};
+use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::protocol::Protocol;
+use tidewall_stack::receiver::{Spin, Wait, wait_for_frames};
+use tidewall_stack::snapshot::{CellSwitchSnapshot, StackSnapshot, SwitchSnapshot};
+use tidewall_stack::stack::{EmbeddedConfig, Start};
+
+/// Frames that may wait in a port's channel of a queue: what four whole polls bring.
+const CHANNEL_LIMIT: u32 = 512;
+/// Of the frames of a queue's memory that may wait in the channel of admitted
+/// connections. Several windows can come at once, and each frame dropped there costs a
+/// sender without SACK a round trip; half of the memory is left to the device.
+const ADMITTED_PART: u32 = 4;
+/// A wait polls for as long as so many wake-ups take, or what was configured if that is
+/// longer. More than one, since a sleep costs more than the wake-up: until it is polled
+/// again the device interrupts the sender's processor, for each frame.
+const WAKE_UPS: u32 = 4;
+/// Segments that came through the kernel, while polls were unknown, and wait.
+const KERNEL_DELIVERED: usize = 64;
+
+/// How often it is looked whether an interface that was no more is there again.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// The protocols of a stack whose frames are forwarded: no socket is opened on it.
+fn protocols(_start: Start<'_>) -> io::Result<Vec<Arc<dyn Protocol>>> {
+    Ok(vec![Arc::new(Forwarding::default())])
+}
+
+/// See the module's documentation.
+pub struct Forwarder {
+    inputs: Vec<Input>,
+    output: Output,
+    /// What was sent on may be answered soon.
+    spin: Spin,
+    /// How each interface was opened, where it can be opened again.
+    configs: Vec<EmbeddedConfig>,
+    /// Limits of channels.
+    limits: [u32; 2],
+    /// Interfaces that are opened again, each by a thread.
+    opening: Vec<(usize, JoinHandle<io::Result<StackHandle>>)>,
+    looked: Instant,
+}
+
+impl Forwarder {
+    /// Takes over the queues of these interfaces, as [`StackHandle::embedded`] does of one.
+    /// The largest [`EmbeddedConfig::frames`] counts for all. Frames are copied by the
+    /// kernel, also where a driver has zero-copy mode.
+    ///
+    /// # Errors
+    /// As [`StackHandle::embedded`], with the interface's name; EINVAL also for an architecture
+    /// with threads of its own.
+    pub fn open(configs: Vec<EmbeddedConfig>) -> io::Result<Self> {
+        let names: Vec<&str> = configs.iter().map(EmbeddedConfig::interface).collect();
+        let frames = configs.iter().map(EmbeddedConfig::frames_of_queue).max();
+        let frames = frames.unwrap_or(0);
+        let mut umem = SharedUmem::new(&names, frames)?;
+        let named = |config: EmbeddedConfig| {
+            let name = config.interface().to_owned();
+            StackHandle::embedded_on(config, Some(&mut umem), protocols).map_err(|error| {
+                let text = error.to_string();
+                match text.contains(&name) {
+                    true => error,
+                    false => io::Error::new(error.kind(), format!("{name}: {text}")),
+                }
+            })
+        };
+        let stacks = configs.iter().cloned().map(named);
+        let forwarder = Self::over(stacks.collect::<io::Result<_>>()?, frames)?;
+        Ok(Forwarder {
+            configs,
+            ..forwarder
+        })
+    }
+
+    /// Over stacks whose queues have parts of one frame memory, of so many frames each.
+    pub(crate) fn over(stacks: Vec<StackHandle>, frames: u32) -> io::Result<Self> {
+        let cores = || stacks.iter().map(StackHandle::core);
+        if cores().any(|core| core.receiver.architecture.has_threads()) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "who forwards polls by itself: an architecture without threads is needed",
+            ));
+        }
+        let queues = cores().flat_map(|core| &core.receiver.queues);
+        let origins = Arc::new(Origins::new(queues.map(|it| it.shared.clone()).collect()));
+        for queue in cores().flat_map(|core| &core.receiver.queues) {
+            lock(&queue.transmitter).set_origins(origins.clone());
+        }
+        let polls = |core: &Core| match core.receiver.spin_time() {
+            Duration::ZERO => Duration::ZERO,
+            set => set.max(core.receiver.wake_up_time() * WAKE_UPS),
+        };
+        let spin = cores().map(|core| polls(core)).min();
+        let limits = [CHANNEL_LIMIT, CHANNEL_LIMIT.max(frames / ADMITTED_PART)];
+        let inputs = stacks.into_iter().map(|stack| Input::open(stack, limits));
+        let inputs = inputs.collect::<io::Result<Vec<_>>>()?;
+        Ok(Forwarder {
+            output: Output::new(inputs.iter().map(|it| (&it.stack, it.admitted()))),
+            inputs,
+            spin: Spin::new(spin.unwrap_or_default()),
+            configs: Vec::new(),
+            limits,
+            opening: Vec::new(),
+            looked: Instant::now(),
+        })
+    }
+
+    /// Whether an interface is no more. Nothing comes from it then, and what is to leave by
+    /// it is counted as unreachable.
+    pub fn is_gone(&self, interface: usize) -> bool {
+        let input = self.inputs.get(interface);
+        input.is_none_or(|input| input.stack.core().netdev.check().is_err())
+    }
+
+    /// Looks for interfaces that were no more and are there again under their name, opens
+    /// them in threads of their own, and returns those that were opened since the last
+    /// call. An interface that was opened again has claimed nothing, and its frames are in
+    /// a memory of their own: what goes from or to it is copied.
+    pub fn look_again(&mut self) -> Vec<usize> {
+        let mut opened = Vec::new();
+        if self.looked.elapsed() < LOOK_AGAIN {
+            return opened;
+        }
+        self.looked = Instant::now();
+        for interface in 0..self.configs.len() {
+            if !self.is_gone(interface) {
+                continue;
+            }
+            let place = self.opening.iter().position(|(it, _)| *it == interface);
+            match place {
+                Some(place) if self.opening.get(place).is_some_and(|it| it.1.is_finished()) => {
+                    let (_, thread) = self.opening.swap_remove(place);
+                    // It may go again meanwhile, or be down: it is looked for again.
+                    if let Ok(Ok(stack)) = thread.join()
+                        && let Ok(input) = Input::open(stack, self.limits)
+                    {
+                        self.output
+                            .replace(interface, &input.stack, input.admitted());
+                        if let Some(old) = self.inputs.get_mut(interface) {
+                            *old = input;
+                        }
+                        opened.push(interface);
+                    }
+                }
+                Some(_) => {}
+                None => self.open_again(interface),
+            }
+        }
+        opened
+    }
+
+    fn open_again(&mut self, interface: usize) {
+        let Some(config) = self.configs.get(interface).cloned() else {
+            return;
+        };
+        let link = Rtnetlink::open().and_then(|mut it| it.link_named(config.interface()));
+        if !link.is_ok_and(|link| link.up && link.carrier) {
+            return;
+        }
+        let thread = std::thread::Builder::new().name("tidewall-open".to_owned());
+        if let Ok(thread) = thread.spawn(move || StackHandle::embedded(config, protocols)) {
+            self.opening.push((interface, thread));
+        }
+    }
+
+    /// The stack of each interface, in the order in which they were named: what `stat`
+    /// shows of it, [`StackHandle::snapshot`] has.
+    pub fn stacks(&self) -> impl Iterator<Item = &StackHandle> {
+        self.inputs.iter().map(|input| &input.stack)
+    }
+
+    /// Has everything that comes to a TCP port of this address by an interface come here.
+    /// A socket of the kernel holds the port, so that no other program has it.
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not; EADDRINUSE; EADDRNOTAVAIL where the
+    /// address is not this host's; what the driver's tables report.
+    pub fn claim(&mut self, interface: usize, address: SocketAddr) -> io::Result<()> {
+        self.input(interface)?.claim(address)
+    }
+
+    /// Has everything that comes to these TCP ports, at any address of the host, by an
+    /// interface come here: the ports from which connections are made. They must be
+    /// none that the kernel gives to sockets without one.
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not, for port 0, and, in words, for ports of
+    /// the kernel's range.
+    pub fn claim_ports(&mut self, interface: usize, ports: RangeInclusive<u16>) -> io::Result<()> {
+        self.input(interface)?.claim_ports(ports)
+    }
+
+    /// Has the frames of a virtual circuit that come by an interface come here
+    /// ([`Arrived::labelled`]): those to its link address behind this label (RFC 4717).
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not; EADDRINUSE for a label that is somebody's;
+    /// ENOBUFS when the driver's tables are full.
+    pub fn claim_label(&mut self, interface: usize, label: Label) -> io::Result<()> {
+        self.input(interface)?.claim_label(label)
+    }
+
+    /// Takes back what [`Forwarder::claim_label`] gave. Nothing happens where it gave nothing.
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not; EOWNERDEAD in a forked child.
+    pub fn release_label(&mut self, interface: usize, label: Label) -> io::Result<()> {
+        self.input(interface)?.release_label(label)
+    }
+
+    /// Makes an address one of the interface's, so that the kernel answers ARP and
+    /// neighbour discovery for it, until the forwarder is dropped or the process ends,
+    /// however it does. One that the host has already stays.
+    ///
+    /// # Errors
+    /// EINVAL for an interface that there is not; what `ip address add` says.
+    pub fn add_address(&mut self, interface: usize, address: IpAddr) -> io::Result<()> {
+        self.input(interface)?.add_address(address)
+    }
+
+    fn input(&mut self, interface: usize) -> io::Result<&mut Input> {
+        let input = self.inputs.get_mut(interface);
+        input.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// Gives `each` every segment that has come, in order of its queue and connection, and
+    /// sends what that has put out. Segments of admitted connections go before those of
+    /// strangers. Segments that are damaged, and frames that are none, are dropped
+    /// and counted by cause. Returns how many segments there were; never waits.
+    pub fn receive(&mut self, mut each: impl FnMut(&mut Output, &mut Arrived<'_>)) -> usize {
+        self.receive_batch(|output, arrived| {
+            if let Some(arrived) = arrived {
+                each(output, arrived);
+            }
+        })
+    }
+
+    /// As [`Forwarder::receive`]; with `None` before each time that devices send: what it
+    /// puts out then shares the call with what it has put out for each.
+    pub fn receive_batch(
+        &mut self,
+        mut each: impl FnMut(&mut Output, Option<&mut Arrived<'_>>),
+    ) -> usize {
+        let mut count = 0;
+        self.output.begin(Instant::now());
+        loop {
+            let before = count;
+            count += self.take(Part::Connections, &mut each);
+            if self.inputs.iter().any(Input::has_strangers) {
+                // The output of connections leaves before a stranger's frame is looked at.
+                if count > before {
+                    each(&mut self.output, None);
+                    self.output.flush();
+                }
+                count += self.take(Part::Strangers, &mut each);
+            }
+            // What has come meanwhile shares the call that has a device send.
+            let more = count > before && count < BURST as usize;
+            let come = |any, input: &Input| input.has_come() || any;
+            if !(more && self.inputs.iter().fold(false, come)) {
+                break;
+            }
+        }
+        if count > 0 {
+            each(&mut self.output, None);
+        }
+        self.output.flush();
+        count
+    }
+
+    /// Takes part of what each interface has, and returns how much that was.
+    fn take(
+        &mut self,
+        part: Part,
+        each: &mut impl FnMut(&mut Output, Option<&mut Arrived<'_>>),
+    ) -> usize {
+        let mut one = |output: &mut Output, arrived: &mut Arrived<'_>| each(output, Some(arrived));
+        let inputs = self.inputs.iter_mut().enumerate();
+        inputs
+            .map(|(number, input)| input.receive(number, &mut self.output, part, &mut one))
+            .sum()
+    }
+
+    /// Polls every interface and sorts what has come; when that is nothing, sleeps until
+    /// something does, no longer than `most`. An interface that is down, or that is no more
+    /// ([`Forwarder::is_gone`]), keeps nobody from the others.
+    ///
+    /// # Errors
+    /// ENODEV when no interface is left; what a device reports; EINTR.
+    pub fn wait(&mut self, most: Option<Duration>) -> io::Result<()> {
+        let has_input = || self.inputs.iter().any(Input::has_waiting);
+        let most = if has_input() {
+            Some(Duration::ZERO)
+        } else {
+            most
+        };
+        let counters = self.output.counters();
+        let sent = counters.in_place + counters.copied;
+        let cores: Vec<&Core> = self.stacks().map(|stack| &**stack.core()).collect();
+        let wait = Wait {
+            most,
+            spin: self.spin.begins(sent).then_some(&self.spin),
+            sending: self.output.is_sending(),
+        };
+        wait_for_frames(&cores, wait, has_input)
+    }
+
+    /// Has [`Forwarder::wait`] poll for so long before it sleeps, where something was sent
+    /// since the last wait; zero: not at all. At first it is the time of some wake-ups, and
+    /// no less than any of the stacks was configured with, unless that is zero.
+    pub fn set_spin(&mut self, spin: Duration) {
+        self.spin = Spin::new(spin);
+    }
+
+    /// Has the kernel look for the next hop to an address by an interface, so that it is
+    /// known when something is to go there.
+    pub fn resolve(&mut self, interface: usize, remote: IpAddr, local: IpAddr) {
+        self.output.resolve(interface, remote, local);
+    }
+
+    /// From now on `stat` of the first interface's stack waits for
+    /// [`Forwarder::answer_stat`], two seconds at most.
+    pub fn begin_stat(&self) {
+        if let Some(input) = self.inputs.first() {
+            input.endpoint.status.set_answers(true);
+        }
+    }
+
+    /// Has `make` say what `stat` shows of the switch, if somebody asks; to be called now
+    /// and then, which costs next to nothing while nobody does.
+    pub fn answer_stat(&self, make: impl FnOnce() -> SwitchSnapshot) {
+        if let Some(input) = self.inputs.first() {
+            input.endpoint.status.answer(|| Answer::Segments(make()));
+        }
+    }
+
+    /// As [`Forwarder::answer_stat`], of a switch of cells.
+    pub fn answer_stat_of_cells(&self, make: impl FnOnce() -> CellSwitchSnapshot) {
+        if let Some(input) = self.inputs.first() {
+            input.endpoint.status.answer(|| Answer::Cells(make()));
+        }
+    }
+
+    /// What sends, for what no segment has caused.
+    pub fn output(&mut self) -> &mut Output {
+        &mut self.output
+    }
+}
+
+/// Owns the channel; what is in it waits for [`Forwarder::receive`].
+#[derive(Default)]
+pub(crate) struct ForwardEndpoint {
+    /// Segments that came through the kernel while polls were unknown.
+    kernel_delivered: Mutex<Vec<(KernelDelivered, Vec<u8>)>, rank::Leaf>,
+    status: Status,
+}
+
+impl ForwardEndpoint {
+    /// What the switch says of itself; none where there is none.
+    fn status(&self) -> Option<Answer> {
+        self.status.ask()
+    }
+
+    /// Takes a segment that came through the kernel. False: it is another's.
+    fn take(&self, from: KernelDelivered, bytes: &[u8]) -> bool {
+        if from.protocol != layout::Protocol::Tcp {
+            return false;
+        }
+        let mut waiting = lock(&self.kernel_delivered);
+        // Its sender repeats what is too many.
+        if waiting.len() < KERNEL_DELIVERED {
+            waiting.push((from, bytes.to_vec()));
+        }
+        true
+    }
+
+    fn has_waiting(&self) -> bool {
+        !lock(&self.kernel_delivered).is_empty()
+    }
+
+    fn take_all(&self) -> Vec<(KernelDelivered, Vec<u8>)> {
+        std::mem::take(&mut lock(&self.kernel_delivered))
+    }
+}
+
+impl Endpoint for ForwardEndpoint {
+    fn on_frames(self: Arc<Self>, _core: &Core, _channel: u16) {}
+}
+
+/// What forwards the frames of a stack, if anything does.
+#[derive(Default)]
+pub struct Forwarding(OnceLock<Arc<ForwardEndpoint>>);
+
+impl Protocol for Forwarding {
+    fn take_kernel_delivered(&self, _core: &Core, from: KernelDelivered, payload: &[u8]) -> bool {
+        self.0.get().is_some_and(|it| it.take(from, payload))
+    }
+
+    fn describe(&self, _core: &Core, snapshot: &mut StackSnapshot) {
+        match self.0.get().and_then(|it| it.status()) {
+            Some(Answer::Segments(switch)) => snapshot.switch = Some(switch),
+            Some(Answer::Cells(switch)) => snapshot.cell_switch = Some(switch),
+            None => {}
+        }
+    }
+}

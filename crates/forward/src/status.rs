@@ -1,0 +1,111 @@
+//! What an operator sees of who forwards: asked for by the control thread, answered by
+//! the thread that forwards, between two rounds. Nothing is gathered while nobody asks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::snapshot::{CellSwitchSnapshot, SwitchSnapshot};
+
+/// How long an answer may take: many of the longest waits of a switch.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// What a question is answered with.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Answer {
+    /// By the transport switch.
+    Segments(SwitchSnapshot),
+    /// By a switch of cells.
+    Cells(CellSwitchSnapshot),
+}
+
+/// Where a question waits for its answer.
+#[derive(Default)]
+pub(super) struct Status {
+    /// There is a question: all that is looked at in each round.
+    wanted: AtomicBool,
+    asked: Mutex<Asked, rank::Leaf>,
+}
+
+#[derive(Default)]
+struct Asked {
+    /// Somebody answers.
+    answers: bool,
+    by: Option<SyncSender<Answer>>,
+}
+
+impl Status {
+    /// From now on questions wait for [`Status::answer`], or, if not `answers`, none does.
+    pub(super) fn set_answers(&self, answers: bool) {
+        *lock(&self.asked) = Asked { answers, by: None };
+    }
+
+    /// Asks, and waits; none where nobody answers.
+    pub(super) fn ask(&self) -> Option<Answer> {
+        let answer = {
+            let mut asked = lock(&self.asked);
+            if !asked.answers {
+                return None;
+            }
+            let (sender, answer) = sync_channel(1);
+            asked.by = Some(sender);
+            answer
+        };
+        self.wanted.store(true, Ordering::Release);
+        answer.recv_timeout(LIMIT).ok()
+    }
+
+    /// Answers who has asked, if anybody has.
+    pub(super) fn answer(&self, make: impl FnOnce() -> Answer) {
+        if !self.wanted.load(Ordering::Relaxed) {
+            return;
+        }
+        self.wanted.store(false, Ordering::Relaxed);
+        let by = lock(&self.asked).by.take();
+        if let Some(by) = by {
+            // Who no longer waits needs none.
+            let _ = by.try_send(make());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_question_is_answered_by_the_thread_that_forwards() {
+        let status = Arc::new(Status::default());
+        assert_eq!(status.ask(), None);
+        status.set_answers(true);
+        status.answer(|| unreachable!("nobody has asked"));
+        let asking = status.clone();
+        let asking = std::thread::spawn(move || asking.ask());
+        let mut snapshot = SwitchSnapshot::default();
+        snapshot.connections = 3;
+        let snapshot = Answer::Segments(snapshot);
+        while !asking.is_finished() {
+            status.answer(|| snapshot.clone());
+            std::thread::yield_now();
+        }
+        assert_eq!(asking.join().unwrap(), Some(snapshot));
+    }
+
+    /// Who ends keeps nobody waiting.
+    #[test]
+    fn a_question_ends_with_who_would_answer() {
+        let status = Arc::new(Status::default());
+        status.set_answers(true);
+        let asking = status.clone();
+        let asking = std::thread::spawn(move || asking.ask());
+        while !status.wanted.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        status.set_answers(false);
+        assert_eq!(asking.join().unwrap(), None);
+        assert_eq!(status.ask(), None);
+    }
+}

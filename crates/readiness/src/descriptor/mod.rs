@@ -1,0 +1,76 @@
+//! Descriptors: small numbers for open files.
+//!
+//! ```text
+//!  number ──► Table ──► Entries: chunk ──► slot ──► Arc<File> ◄── a call
+//!                │
+//!                └────► Numbers in use: Bitmap (64-way tree)
+//! ```
+//!
+//! A number is always the lowest that is free, as POSIX has it, which rules out a
+//! free list. The bitmap finds it by one word a level; the walk of the kernels that
+//! the paper measured is kept to compare with (`comparators::linear`). The table ties
+//! numbers to entries: looking one up takes no lock that another descriptor's calls
+//! take. [`Descriptors`] is the table of one application, with the calls.
+//!
+//! These are the numbers of the native API, not the kernel's: 5 here and 5 there
+//! are two things.
+
+use std::io;
+
+mod bitmap;
+mod calls;
+mod entries;
+mod numbers;
+mod table;
+
+#[cfg(not(loom))]
+use tidewall_stack::lock as sync;
+
+/// The locks of a table where loom follows them.
+#[cfg(loom)]
+mod sync {
+    use std::marker::PhantomData;
+    use std::sync::PoisonError;
+
+    use loom::sync::MutexGuard;
+
+    #[derive(Debug)]
+    pub(super) struct Mutex<T, R> {
+        inner: loom::sync::Mutex<T>,
+        rank: PhantomData<fn() -> R>,
+    }
+
+    impl<T, R> Mutex<T, R> {
+        pub(super) fn new(value: T) -> Self {
+            Mutex {
+                inner: loom::sync::Mutex::new(value),
+                rank: PhantomData,
+            }
+        }
+    }
+
+    pub(super) fn lock<T, R>(mutex: &Mutex<T, R>) -> MutexGuard<'_, T> {
+        mutex.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub use calls::{Descriptors, FileTable, Flags, Identity, TableFile};
+pub use table::CLOSE_RANGE_CLOEXEC;
+pub use table::Closing;
+// For the benches and tests that compare tables.
+#[doc(hidden)]
+pub use table::Table;
+
+pub(crate) fn error(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+/// How a table finds the lowest free number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Allocator {
+    /// A tree of bitmaps: one word a level.
+    #[default]
+    Bitmap,
+    /// One look for each number in use. A comparator, slow on purpose.
+    Linear,
+}

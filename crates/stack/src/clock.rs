@@ -1,0 +1,153 @@
+//! Stacks on a clock that is not the machine's.
+//!
+//! On virtual time nothing happens by itself: who owns the clock moves it, has
+//! [`Stack::attend`] do what the helper thread would, and lets threads that sleep
+//! in a call go on when [`Sleep::is_ready`] says so or their timeout has passed.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidewall_sys::SignalSet;
+
+/// The clock of a stack on virtual time, and how its threads sleep.
+pub trait VirtualTime: Send + Sync {
+    /// Time since any fixed moment.
+    fn now(&self) -> Duration;
+
+    /// The calling thread has nothing to do until `sleep` is ready or its timeout
+    /// has passed on this clock; it may return earlier.
+    ///
+    /// # Errors
+    /// Any ends the call that sleeps with it; EINTR for a clock that moves no more.
+    fn sleep(&self, sleep: &Sleep<'_>) -> io::Result<()>;
+}
+
+/// What a thread sleeps on.
+#[derive(Debug)]
+pub struct Sleep<'a> {
+    descriptors: &'a [i32],
+    timeout: Option<Duration>,
+}
+
+impl Sleep<'_> {
+    /// True when something has woken the thread. Any thread may ask; nothing waits.
+    pub fn is_ready(&self) -> bool {
+        let mut fired = Vec::new();
+        let zero = Some(Duration::ZERO);
+        tidewall_sys::poll_readable(self.descriptors, zero, None, &mut fired).is_ok()
+            && !fired.is_empty()
+    }
+
+    /// How long it sleeps at most; `None`: until it is woken.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+}
+
+/// What time it is for a stack.
+pub struct Clock {
+    source: Source,
+    /// When it was at zero.
+    origin: Instant,
+}
+
+enum Source {
+    /// The machine's, since then.
+    Real(Instant),
+    /// Time since any fixed moment; threads sleep in real time.
+    #[cfg_attr(not(any(test, feature = "testutil")), allow(dead_code))]
+    Given(Box<dyn Fn() -> Duration + Send + Sync>),
+    #[cfg_attr(not(any(test, feature = "testutil")), allow(dead_code))]
+    Virtual(Arc<dyn VirtualTime>),
+}
+
+impl Source {
+    fn now(&self) -> Duration {
+        match self {
+            Source::Real(start) => start.elapsed(),
+            Source::Given(clock) => clock(),
+            Source::Virtual(time) => time.now(),
+        }
+    }
+}
+
+impl Clock {
+    fn new(source: Source) -> Self {
+        let now = Instant::now();
+        let origin = now.checked_sub(source.now()).unwrap_or(now);
+        Clock { source, origin }
+    }
+
+    /// The machine's, from zero on.
+    pub fn real() -> Self {
+        Self::new(Source::Real(Instant::now()))
+    }
+
+    /// `clock`: time since any fixed moment.
+    #[cfg(any(test, feature = "testutil"))]
+    pub fn given(clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self::new(Source::Given(Box::new(clock)))
+    }
+
+    /// Virtual time.
+    #[cfg(any(test, feature = "testutil"))]
+    pub fn of(time: Arc<dyn VirtualTime>) -> Self {
+        Self::new(Source::Virtual(time))
+    }
+
+    pub fn now(&self) -> Duration {
+        self.source.now()
+    }
+}
+
+impl Clock {
+    /// Now, for deadlines of calls that wait.
+    pub fn instant_now(&self) -> Instant {
+        match &self.source {
+            Source::Real(_) | Source::Given(_) => Instant::now(),
+            Source::Virtual(time) => self.instant(time.now()),
+        }
+    }
+
+    /// As [`Clock::instant_now`], where the stack's clock has just been read: a clock of
+    /// the caller's alone does not say what time it is for who sleeps in real time.
+    pub fn instant_at(&self, now: Duration) -> Instant {
+        match &self.source {
+            Source::Given(_) => Instant::now(),
+            Source::Real(_) | Source::Virtual(_) => self.instant(now),
+        }
+    }
+
+    /// A time of the stack's clock.
+    pub fn instant(&self, at: Duration) -> Instant {
+        let origin = self.origin;
+        origin.checked_add(at).unwrap_or(origin)
+    }
+
+    /// Sleeps as [`tidewall_sys::poll_readable`] does, on the stack's time.
+    pub fn sleep_on(
+        &self,
+        descriptors: &[i32],
+        timeout: Option<Duration>,
+        signals: Option<&SignalSet>,
+        fired: &mut Vec<usize>,
+    ) -> io::Result<()> {
+        let Source::Virtual(time) = &self.source else {
+            return tidewall_sys::poll_readable(descriptors, timeout, signals, fired);
+        };
+        let sleep = Sleep {
+            descriptors,
+            timeout,
+        };
+        if timeout != Some(Duration::ZERO) && !sleep.is_ready() {
+            time.sleep(&sleep)?;
+        }
+        tidewall_sys::poll_readable(descriptors, Some(Duration::ZERO), signals, fired)
+    }
+
+    /// When it was at zero.
+    pub fn origin(&self) -> Instant {
+        self.origin
+    }
+}

@@ -1,0 +1,39 @@
+//! What owns a channel.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use tidewall_device::demux::ChannelId;
+use tidewall_protocol::ip::reassembly::Reassembled;
+
+use crate::core::Core;
+
+/// The owner of a channel, and of at most one timer: a UDP socket, a circuit, a TCP
+/// listener, a TCP connection, the channels that connections share.
+pub trait Endpoint: Any + Send + Sync {
+    /// Frames came to `channel`: one call for a run of them. Nothing is locked.
+    fn on_frames(self: Arc<Self>, core: &Core, channel: u16);
+
+    /// Frames came to `channel` that need wake no thread. Nothing is locked.
+    fn on_waited_frames(self: Arc<Self>, core: &Core, channel: u16) {
+        self.on_frames(core, channel);
+    }
+
+    /// Its timer has expired.
+    fn on_timer(self: Arc<Self>, _core: &Core) {}
+
+    /// The last fragment of a datagram came whose first one was in channel `id`. The
+    /// caller may hold a queue. By default the datagram is dropped and counted.
+    fn on_reassembled(&self, core: &Core, _id: ChannelId, _datagram: Reassembled) {
+        core.causes.no_socket();
+    }
+
+    /// Frame memory is short: what waits in frames moves to buffers of its own size.
+    /// An endpoint that a thread is busy with is left alone: it is not slow.
+    fn copy_out(self: Arc<Self>, _core: &Core) {}
+
+    /// Those of low priority are copied out first.
+    fn priority(&self) -> u8 {
+        u8::MAX
+    }
+}

@@ -1,0 +1,153 @@
+//! The thread that sees to connections while the application is elsewhere.
+//!
+//! The protocol runs when the application calls. One that computes for long, or
+//! never calls again, would leave its peers without acknowledgments, and data
+//! unsent. So when no thread of the application has been here for a tick, this
+//! one does what is due: at the application's own priority, on its bill. It inherits the
+//! priority of the thread that starts it, and follows its changes ([`owner`]).
+//!
+//! While the application calls, the thread looks a hundred times a second; while
+//! nothing happens it sleeps. An application thread that sleeps in the stack
+//! does everything itself. Each thread that leaves the stack wakes the helper if that
+//! sleeps; where threads leave it several times per look the helper does not sleep, as
+//! looking costs less than being woken.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidewall_sys::WakeFd;
+
+use crate::core::Core;
+use crate::lock::{Mutex, lock, rank};
+
+mod owner;
+mod thread;
+
+/// How long the application may stay away before its connections are seen to.
+const TICK: Duration = Duration::from_millis(8);
+/// Ticks without anything to do after which the thread sleeps.
+const QUIET_TICKS: u32 = 3;
+/// Threads that leave the stack between two looks, from which on the helper goes on
+/// looking although one sleeps there.
+const BUSY_LEAVES: u32 = 2;
+/// A sleeping thread looks after this long all the same, where nobody sleeps on
+/// the device.
+const LONGEST: Duration = Duration::from_millis(250);
+
+/// What threads wait on: an epoll set, a selector, a thread's `select`.
+pub trait Context: Send + Sync {
+    /// Returns true while a thread waits here, or is about to.
+    fn has_thread_inside(&self) -> bool;
+
+    /// Returns true when frames wait that the protocol has not processed.
+    fn has_unprocessed_frames(&self) -> bool;
+
+    /// Runs the protocol on the frames that wait.
+    fn process(&self, core: &Core);
+}
+
+/// The thread, and how it is woken.
+pub struct Helper {
+    allowed: bool,
+    wake_fd: WakeFd,
+    /// It sleeps, and must be woken to see anything.
+    asleep: AtomicBool,
+    ended: AtomicBool,
+    /// Calls of the application.
+    calls: AtomicU32,
+    /// How often a thread that slept in the stack has left it.
+    leaves: AtomicU32,
+    /// How often the helper was woken.
+    #[cfg(test)]
+    woken: AtomicU32,
+    thread: Mutex<Option<JoinHandle<()>>, rank::Leaf>,
+    /// Selectors, epoll sets and the like.
+    contexts: Mutex<Vec<Weak<dyn Context>>, rank::Helper>,
+}
+
+impl std::fmt::Debug for Helper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Helper").finish_non_exhaustive()
+    }
+}
+
+impl Helper {
+    pub fn new(allowed: bool) -> io::Result<Self> {
+        Ok(Helper {
+            allowed,
+            wake_fd: WakeFd::new()?,
+            asleep: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            calls: AtomicU32::new(0),
+            leaves: AtomicU32::new(0),
+            #[cfg(test)]
+            woken: AtomicU32::new(0),
+            thread: Mutex::default(),
+            contexts: Mutex::default(),
+        })
+    }
+
+    pub fn is_running(&self) -> bool {
+        lock(&self.thread).is_some()
+    }
+
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Ends the thread, and waits for it.
+    pub fn stop(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.wake_fd.signal();
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    /// The application calls: it does what is due itself.
+    pub fn application_is_here(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Calls of the application so far.
+    pub fn calls(&self) -> u32 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Something waits that the application may not see to soon.
+    pub fn wake(&self) {
+        if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
+            #[cfg(test)]
+            self.woken.fetch_add(1, Ordering::Relaxed);
+            self.wake_fd.signal();
+        }
+    }
+
+    /// A thread that slept in the stack leaves it: from now on nobody may be there who
+    /// sees to connections.
+    pub fn thread_leaves(&self) {
+        self.leaves.fetch_add(1, Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Has the thread see to a context while no thread waits in it.
+    pub fn add_context(&self, context: &Arc<dyn Context>) {
+        lock(&self.contexts).push(Arc::downgrade(context));
+    }
+
+    /// Undoes [`Helper::add_context`].
+    pub fn remove_context(&self, context: &Arc<dyn Context>) {
+        let is =
+            |other: &Weak<dyn Context>| std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(context));
+        lock(&self.contexts).retain(|other| !is(other));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! What it costs to fall asleep and to be woken, on this machine.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::ClockId;
+use tidewall_receive::control::WAKE_UP_USUAL;
+
+/// How often it is measured, for a median.
+const TIMES: usize = 9;
+/// How long each of these sleeps is: long enough for the processor to halt.
+const SLEEP: Duration = Duration::from_micros(100);
+/// What a sleep that is disturbed each time is taken for at most.
+const MOST: Duration = Duration::from_micros(200);
+
+/// How often two threads wake each other, for the processor time of it.
+const TURNS: u32 = 32;
+
+/// What a sleep takes.
+#[derive(Clone, Copy, Debug)]
+pub struct WakeUp {
+    late: Duration,
+    work: Duration,
+}
+
+impl Default for WakeUp {
+    /// What it may be, where there is no machine to measure.
+    fn default() -> Self {
+        WakeUp {
+            late: WAKE_UP_USUAL,
+            work: WAKE_UP_USUAL / 4,
+        }
+    }
+}
+
+impl WakeUp {
+    /// Measures it, in about a millisecond.
+    pub fn measure() -> Self {
+        // A thread of its own, since a thread's timer slack stays with it.
+        let measured = std::thread::spawn(|| {
+            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+            let mut late = [Duration::ZERO; TIMES];
+            for late in &mut late {
+                let began = Instant::now();
+                std::thread::sleep(SLEEP);
+                *late = began.elapsed().saturating_sub(SLEEP);
+            }
+            late.sort_unstable();
+            (late[TIMES / 2], work())
+        });
+        let (late, work) = measured.join().unwrap_or((MOST, None));
+        let late = late.min(MOST);
+        let work = work.unwrap_or(late).min(late);
+        WakeUp { late, work }
+    }
+
+    /// How much longer than asked for a sleep is. The measure for what waits: who would be
+    /// answered sooner had better not sleep.
+    pub fn time(self) -> Duration {
+        self.late
+    }
+
+    /// The processor time that a sleep takes. The measure for polling in its place: who
+    /// polls for longer pays for what the sleep would have given to others.
+    pub fn work(self) -> Duration {
+        self.work
+    }
+}
+
+/// The processor time for which two threads wake each other, once each: as a sleep ends with
+/// an interrupt and a wake-up, and begins and ends with a change of threads. `None` where no
+/// thread can be had.
+fn work() -> Option<Duration> {
+    let turn = Arc::new(AtomicU32::new(0));
+    let (first, its) = (std::thread::current(), turn.clone());
+    let second = std::thread::Builder::new()
+        .spawn(move || take_turns(&its, 1, &first))
+        .ok()?;
+    let own = take_turns(&turn, 0, second.thread());
+    let total = own + second.join().ok()?;
+    Some(total / TURNS)
+}
+
+/// The processor time of the calling thread's turns: every other one of all, from `first`.
+fn take_turns(turn: &AtomicU32, first: u32, other: &Thread) -> Duration {
+    let used = || {
+        let used = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
+        Duration::try_from(used).unwrap_or_default()
+    };
+    let before = used();
+    for own in (first..).step_by(2).take(TURNS as usize) {
+        while turn.load(Ordering::Acquire) != own {
+            std::thread::park();
+        }
+        turn.store(own + 1, Ordering::Release);
+        other.unpark();
+    }
+    used().saturating_sub(before)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleep_takes_no_more_work_than_time() {
+        let wake_up = WakeUp::measure();
+        println!("{wake_up:?}");
+        assert!(!wake_up.work().is_zero() && wake_up.work() <= wake_up.time());
+    }
+}
